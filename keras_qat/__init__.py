@@ -1,0 +1,29 @@
+"""Quantization-aware training for Keras 2, down to the int8 file that runs."""
+
+from keras_qat import callbacks, layers, recipes, specs
+from keras_qat.export import export_saved_model, export_tflite
+from keras_qat.quantize import (
+    freeze_batch_norm,
+    plan,
+    quantize_model,
+    quantizers,
+    set_quantization,
+)
+from keras_qat.verify import verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "callbacks",
+    "export_saved_model",
+    "export_tflite",
+    "freeze_batch_norm",
+    "layers",
+    "plan",
+    "quantize_model",
+    "quantizers",
+    "recipes",
+    "set_quantization",
+    "specs",
+    "verify",
+]

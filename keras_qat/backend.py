@@ -1,0 +1,74 @@
+"""Which Keras 2 this is, and the Keras behaviour that layers lean on.
+
+This module and `graph` are the only ones that know Keras' internals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["cond", "keras", "refuse_keras_3", "register", "resolve_training", "swapped"]
+
+
+def _find_keras_2() -> Any:
+    major, minor = (int(part) for part in tf.__version__.split(".")[:2])
+    if (major, minor) < (2, 16):
+        return tf.keras
+    try:
+        import tf_keras
+    except ImportError as error:
+        raise ImportError(
+            f"keras_qat works on Keras 2, which is the package tf-keras since TensorFlow 2.16. "
+            f"Install the one that matches: pip install 'tf-keras~={major}.{minor}.0'"
+        ) from error
+    return tf_keras
+
+
+keras = _find_keras_2()
+
+register = keras.utils.register_keras_serializable(package="keras_qat")
+"""Class decorator: `load_model` finds the class without a scope or custom objects."""
+
+
+def refuse_keras_3(model: Any) -> None:
+    """Raises a `ValueError` that names `tf_keras` if `model` was made with Keras 3."""
+    roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
+    if "keras" in roots and not isinstance(model, keras.layers.Layer):
+        raise ValueError(
+            f"{type(model).__name__} is a Keras 3 model; keras_qat works on Keras 2. Build it with "
+            f"the package tf_keras (`import tf_keras as keras`), or set TF_USE_LEGACY_KERAS=1 "
+            f"before TensorFlow is imported so that tf.keras is Keras 2."
+        )
+
+
+def resolve_training(training: Any) -> Any:
+    """The `training` argument of a `call` as Keras' own layers read it: a bool or a tensor."""
+    if training is None:
+        training = keras.backend.learning_phase()
+    return bool(training) if isinstance(training, int) else training
+
+
+def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """`tf.cond` that takes the branch at once if `predicate` is known while tracing."""
+    if isinstance(predicate, bool):
+        return true_fn() if predicate else false_fn()
+    return tf.cond(predicate, true_fn, false_fn)
+
+
+@contextlib.contextmanager
+def swapped(layer: Any, **attributes: Any) -> Iterator[None]:
+    """Runs a block with attributes of `layer` replaced, e.g. its kernel by a quantized one.
+
+    Goes past Keras' attribute tracking, so that the layer keeps owning its weights. The layer's
+    own `call` then computes with the replacement: every option it has is honoured.
+    """
+    before = {name: layer.__dict__[name] for name in attributes}
+    layer.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        layer.__dict__.update(before)

@@ -1,0 +1,70 @@
+"""Keras callbacks that decide when a model quantizes and when its BatchNormalization freezes.
+
+Both only set thresholds that the layers compare their own training step with. So they are exact
+to the step with any `steps_per_execution`, and training that is saved and resumed goes on in the
+middle of a delay: the layers' steps are saved with the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_qat import quantize
+from keras_qat.backend import keras
+
+__all__ = ["FreezeBatchNorm", "QuantDelay"]
+
+
+class _Threshold(keras.callbacks.Callback):
+    threshold: str
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"steps={steps!r}: give a whole number of training steps, 0 or more.")
+        self.steps = steps
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        quantize.schedule(self.model, **{self.threshold: self.steps})
+
+
+class QuantDelay(_Threshold):
+    """Trains in float first: fake quantization begins at step `steps`.
+
+    Ranges are observed from the first step on. The model's steps count, over all calls of `fit`
+    and across saving and loading, from 1: with 2_000, the 2 000th is the first quantized step.
+
+    Args:
+        steps: the first step that is quantized, in training steps (batches). 0 and 1 mean all.
+
+    Raises:
+        ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
+
+    Example:
+        >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.QuantDelay(2_000)])
+
+    Source: `quant_delay` of `tf.contrib.quantize`.
+    """
+
+    threshold = "quantize_from"
+
+
+class FreezeBatchNorm(_Threshold):
+    """Freezes BatchNormalization at step `steps`: moving statistics from then on.
+
+    They are used in place of the batch's and no longer change; gamma and beta go on training.
+    Only BatchNormalization that is folded into a layer is meant: it is what inference folds.
+
+    Args:
+        steps: the first step that is frozen, in training steps (batches), counted from 1.
+
+    Raises:
+        ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
+
+    Example:
+        >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])
+
+    Source: `freeze_bn_delay` of `tf.contrib.quantize`.
+    """
+
+    threshold = "freeze_from"

@@ -1,0 +1,45 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["check_writable", "replacing"]
+
+
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """Raises an `OSError` that says what to do if nothing can be written at `path`."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"Cannot write {path}: the directory {path.parent} does not exist. Create it first."
+        )
+    read_only = path.exists() and not path.stat().st_mode & 0o222
+    if read_only or not os.access(path.parent, os.W_OK):
+        raise PermissionError(
+            f"Cannot write {path}: {path if read_only else path.parent} is read-only. Choose "
+            f"another path, or make it writable (chmod u+w)."
+        )
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`, and moves it there once the block has succeeded.
+
+    If the block fails, or the disk fills, what was at `path` before is untouched.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        new, old = scratch / "new", scratch / "old"
+        yield new
+        if path.is_dir() and not path.is_symlink():
+            path.rename(old)
+        new.replace(path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""How a layer's computation is spelled in an exported function.
+
+For servers the layer computes itself, with folded weights. TFLite's converter quantizes some
+spellings of an operation and not others; which ones was found by trying and is written down here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.backend import keras, swapped
+from keras_qat.export.folded import Folded
+
+__all__ = ["as_keras", "as_tflite"]
+
+_layers = keras.layers
+
+
+def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
+    """The layer's own `call`, with the folded kernel and bias."""
+    weights = {folded.name: tf.constant(folded.kernel)}
+    if folded.bias is not None:
+        weights |= {"bias": tf.constant(folded.bias), "use_bias": True}
+    with swapped(layer, **weights):
+        return layer.call(x)
+
+
+def as_tflite(layer: Any, x: Any, folded: Folded) -> Any:
+    """The form that the TFLite converter turns into one int8 operation."""
+    x = SPELLINGS[type(layer)](layer, x, folded)
+    return x if folded.bias is None else tf.nn.bias_add(x, folded.bias)
+
+
+def _conv2d(layer: Any, x: Any, folded: Folded) -> Any:
+    # Keras spells dilation as SpaceToBatch, conv, BatchToSpace, which stays in float.
+    return tf.nn.conv2d(
+        x,
+        _per_channel(folded),
+        strides=layer.strides,
+        padding=layer.padding.upper(),
+        dilations=layer.dilation_rate,
+    )
+
+
+def _depthwise_conv2d(layer: Any, x: Any, folded: Folded) -> Any:
+    # The converter knows per-channel ranges on the last axis only: quantize [h, w, 1, c * m].
+    height, width, channels, multiplier = folded.kernel.shape
+    kernel = _per_channel(folded, (height, width, 1, channels * multiplier))
+    # The raw operation, as tf.nn.depthwise_conv2d spells dilation like Keras does.
+    return tf.raw_ops.DepthwiseConv2dNative(
+        input=x,
+        filter=tf.reshape(kernel, folded.kernel.shape),
+        strides=[1, *layer.strides, 1],
+        padding=layer.padding.upper(),
+        dilations=[1, *layer.dilation_rate, 1],
+    )
+
+
+def _dense(layer: Any, x: Any, folded: Folded) -> Any:
+    # A MatMul with per-channel weights does not convert; the same as a 1x1 convolution does.
+    channels, units = folded.kernel.shape
+    kernel = _per_channel(folded, (1, 1, channels, units))
+    y = tf.nn.conv2d(tf.reshape(x, [-1, 1, 1, channels]), kernel, strides=1, padding="VALID")
+    if folded.bias is not None:
+        y = tf.nn.bias_add(y, folded.bias)
+    return tf.reshape(y, [-1, *x.shape[1:-1], units])
+
+
+def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
+    shape = folded.kernel.shape if shape is None else shape
+    limits = folded.limits.reshape([-1])  # type: ignore[union-attr]
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        folded.kernel.reshape(shape), -limits, limits, num_bits=8, narrow_range=True
+    )
+
+
+SPELLINGS = {
+    _layers.Conv2D: _conv2d,
+    _layers.DepthwiseConv2D: _depthwise_conv2d,
+    _layers.Dense: _dense,
+}

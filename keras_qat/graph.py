@@ -1,0 +1,279 @@
+"""A Keras model as a flat list of layer calls, and back again.
+
+`read` turns a Sequential or functional model into a `Graph`: one `Call` for each time a layer is
+called, with the `Value`s that flow between them. Models inside the model are opened up, shared
+layers appear once per call. `rebuild` makes a model from a graph, call by call.
+
+The only module that touches Keras' nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import backend
+from keras_qat.backend import keras
+
+__all__ = ["Call", "Graph", "Value", "clone", "read", "rebuild"]
+
+_Model = keras.Model
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A tensor of the graph: the output of a call, or an input of the model (no producer)."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    producer: Call | None = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds real numbers, i.e. can be quantized."""
+        return tf.as_dtype(self.dtype).is_floating
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.shape}>"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """One call of a layer.
+
+    Args:
+        layer: the layer, of the model that was read (or made by `lower`).
+        args: positional arguments, a structure with `Value`s for the tensors.
+        kwargs: keyword arguments, likewise.
+        outputs: structure of `Value`s.
+        name: the layer's name; with the names of the models around it, if it was nested.
+    """
+
+    layer: Any
+    args: Any
+    kwargs: dict[str, Any]
+    outputs: Any
+    name: str
+
+    def __post_init__(self) -> None:
+        for value in values_in(self.outputs):
+            value.producer = self
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values it reads, in order."""
+        return values_in((self.args, self.kwargs))
+
+    @property
+    def output(self) -> Value:
+        """The value of a call with one output."""
+        return values_in(self.outputs)[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self.layer).__name__} {self.name}>"
+
+
+@dataclasses.dataclass
+class Graph:
+    """A model as calls in the order in which they compute.
+
+    Args:
+        name: the model's name.
+        inputs: structure of `Value`s, that of the model's inputs.
+        outputs: structure of `Value`s.
+        output_names: the model's names of its outputs.
+        calls: the calls.
+        weights: the weights that a layer made by `lower` starts from, where they are not its own.
+    """
+
+    name: str
+    inputs: Any
+    outputs: Any
+    output_names: list[str]
+    calls: list[Call]
+    weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
+
+    def consumers(self) -> dict[Value, list[Call]]:
+        """For each value the calls that read it."""
+        found: dict[Value, list[Call]] = {value: [] for value in self.values()}
+        for call in self.calls:
+            for value in dict.fromkeys(call.inputs):
+                found[value].append(call)
+        return found
+
+    def values(self) -> list[Value]:
+        """All values: the model's inputs, then the outputs of each call."""
+        return values_in(self.inputs) + [v for call in self.calls for v in values_in(call.outputs)]
+
+    def call_counts(self) -> dict[Any, int]:
+        """For each layer how often it is called."""
+        counts: dict[Any, int] = {}
+        for call in self.calls:
+            counts[call.layer] = counts.get(call.layer, 0) + 1
+        return counts
+
+
+def values_in(structure: Any) -> list[Value]:
+    """The `Value`s in a structure, in order."""
+    return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Value)]
+
+
+def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
+    """The structure with each `Value` replaced by what `function` makes of it."""
+    return tf.nest.map_structure(
+        lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf, structure
+    )
+
+
+def read(model: Any) -> Graph:
+    """Reads a built Sequential or functional model.
+
+    Raises:
+        ValueError: if the model cannot be read; the message says what to do.
+    """
+    _check_readable(model)
+    tensors: dict[int, Value] = {}
+
+    def new_value(tensor: Any, name: str) -> Value:
+        return Value(name, tuple(tensor.shape), tensor.dtype.name)
+
+    inputs = tf.nest.map_structure(
+        lambda tensor: new_value(tensor, _producer(tensor).name), _nested_inputs(model)
+    )
+    calls: list[Call] = []
+
+    def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
+        for tensor, value in zip(model.inputs, inputs, strict=True):
+            tensors[id(tensor)] = value
+        lookup = lambda leaf: tensors.get(id(leaf), leaf) if _is_tensor(leaf) else leaf  # noqa: E731
+        for node in _nodes(model):
+            args, kwargs = tf.nest.map_structure(lookup, (node.call_args, dict(node.call_kwargs)))
+            layer, name = node.layer, path + node.layer.name
+            if _is_graph_model(layer):
+                inner_training = kwargs.get("training")
+                inner_training = training if inner_training is None else inner_training
+                inner_inputs = _inputs_in_order(layer, args[0] if args else kwargs["inputs"])
+                outputs = trace(layer, inner_inputs, f"{name}/", inner_training)
+                for tensor, value in zip(
+                    tf.nest.flatten(node.outputs), values_in(outputs), strict=True
+                ):
+                    tensors[id(tensor)] = value
+                continue
+            if training is not None and kwargs.get("training") is None and _takes_training(layer):
+                kwargs["training"] = training
+            earlier = sum(call.layer is layer for call in calls)
+            label = f"{name}#{earlier + 1}" if earlier else name
+            several = len(tf.nest.flatten(node.outputs)) > 1
+            labels = (f"{label}:{i}" if several else label for i in itertools.count())
+            outputs = tf.nest.map_structure(
+                lambda tensor, labels=labels: new_value(tensor, next(labels)), node.outputs
+            )
+            tf.nest.map_structure(
+                lambda tensor, value: tensors.update({id(tensor): value}), node.outputs, outputs
+            )
+            calls.append(Call(layer, args, kwargs, outputs, name))
+        return tf.nest.map_structure(lambda tensor: tensors[id(tensor)], _nested_outputs(model))
+
+    outputs = trace(model, values_in(inputs), "", None)
+    return Graph(model.name, inputs, outputs, list(model.output_names), calls)
+
+
+def rebuild(graph: Graph, model_class: Any = _Model) -> Any:
+    """Makes a model from a graph, with the layers of its calls."""
+    inputs = map_values(
+        lambda value: keras.Input(batch_shape=value.shape, dtype=value.dtype, name=value.name),
+        graph.inputs,
+    )
+    outputs = evaluate(graph, tf.nest.flatten(inputs))
+    return model_class(inputs=inputs, outputs=outputs, name=graph.name)
+
+
+def evaluate(
+    graph: Graph,
+    inputs: list[Any],
+    apply: Callable[[Call, Any, dict[str, Any]], Any] = lambda call, args, kwargs: call.layer(
+        *args, **kwargs
+    ),
+) -> Any:
+    """Computes a graph: the structure of its outputs from a flat list of inputs.
+
+    Args:
+        graph: the graph.
+        inputs: one tensor (or Keras tensor) for each input.
+        apply: computes the outputs of a call from its arguments; calls the layer by default.
+    """
+    tensors = dict(zip(values_in(graph.inputs), inputs, strict=True))
+    for call in graph.calls:
+        args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
+        tf.nest.map_structure(
+            lambda value, tensor: tensors.update({value: tensor}),
+            call.outputs,
+            apply(call, args, kwargs),
+        )
+    return map_values(tensors.__getitem__, graph.outputs)
+
+
+def clone(layer: Any, **changes: Any) -> Any:
+    """An unbuilt copy of a layer, from its configuration with some entries changed."""
+    return type(layer).from_config({**layer.get_config(), **changes})
+
+
+def _check_readable(model: Any) -> None:
+    backend.refuse_keras_3(model)
+    if not isinstance(model, _Model):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__}. Pass a tf_keras Sequential or "
+            f"functional model; a single layer goes into keras.Sequential([keras.Input(shape), "
+            f"layer])."
+        )
+    if _is_graph_model(model):
+        return
+    if isinstance(model, keras.Sequential):
+        raise ValueError(
+            f"The Sequential model '{model.name}' has no input shape yet. Put keras.Input(shape) "
+            f"first in it, or call model.build((None, ...)) with its input shape."
+        )
+    raise ValueError(
+        f"{type(model).__name__} '{model.name}' is a subclassed model: what its call() does "
+        f"cannot be read as layers. Express it in the functional style, "
+        f"keras.Model(inputs, outputs), or quantize the functional models inside it one by one."
+    )
+
+
+def _is_graph_model(layer: Any) -> bool:
+    return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return hasattr(leaf, "_keras_history")
+
+
+def _producer(tensor: Any) -> Any:
+    return tensor._keras_history.layer
+
+
+def _nested_inputs(model: Any) -> Any:
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
+
+
+def _nested_outputs(model: Any) -> Any:
+    return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
+
+
+def _nodes(model: Any) -> list[Any]:
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [node for node in nodes if not node.is_input]
+
+
+def _inputs_in_order(model: Any, argument: Any) -> list[Value]:
+    return values_in(model._flatten_to_reference_inputs(argument))
+
+
+def _takes_training(layer: Any) -> bool:
+    return bool(layer._call_spec.expects_training_arg)

@@ -1,0 +1,7 @@
+"""The layers that a quantization-aware model is made of."""
+
+from keras_qat.layers.quantize import Quantize
+from keras_qat.layers.scheduled import ScheduledLayer
+from keras_qat.layers.wrapper import QuantizeWrapper
+
+__all__ = ["Quantize", "QuantizeWrapper", "ScheduledLayer"]

@@ -1,0 +1,120 @@
+"""Activation quantizers: the part that wrappers hold, and the layer that stands by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import backend, fake_quant, observers, specs
+from keras_qat.layers.scheduled import Phase, ScheduledLayer
+
+__all__ = ["ActivationQuantizer", "Quantize"]
+
+
+class ActivationQuantizer:
+    """Observes and fake-quantizes activations, per tensor.
+
+    Args:
+        spec: `QuantSpec` or `FixedSpec`.
+        host: the layer that owns the variables; called while that layer is built.
+        name: prefix of the variables' names.
+        slots: how many tensors share the range. Each is observed by itself; the range holds them
+            all. Tensors that a concatenation joins share one.
+    """
+
+    def __init__(
+        self, spec: specs.QuantSpec | specs.FixedSpec, host: Any, name: str, slots: int = 1
+    ) -> None:
+        self.spec = spec
+        self.observers = []
+        if isinstance(spec, specs.QuantSpec):
+            names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
+            self.observers = [observers.make(spec, host, each) for each in names]
+
+    def __call__(self, x: Any, phase: Phase, slot: int | None = 0) -> Any:
+        """Fake-quantizes `x`, which is observed in `slot` if this is training (None: not)."""
+        minimum, maximum = self.observe(x, phase.training, slot)
+        return backend.cond(
+            self.applies(phase.quantizing, minimum, maximum),
+            lambda: fake_quant.fake_quantize(x, minimum, maximum, self.spec.bits),
+            lambda: tf.identity(x),
+        )
+
+    def observe(self, x: Any, training: Any, slot: int | None = 0) -> tuple[Any, Any]:
+        """The range, with `x` taken in if `training`."""
+        if isinstance(self.spec, specs.FixedSpec):
+            return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
+        ranges = []
+        for index, observer in enumerate(self.observers):
+            update = training if index == slot else False
+            ranges.append(
+                backend.cond(
+                    update,
+                    lambda observer=observer: observer.update(x),
+                    lambda observer=observer: observer.range(x),
+                )
+            )
+        if len(ranges) == 1:
+            return ranges[0]
+        minima, maxima = zip(*ranges, strict=True)
+        return tf.reduce_min(tf.stack(minima)), tf.reduce_max(tf.stack(maxima))
+
+    def applies(self, quantizing: Any, minimum: Any, maximum: Any) -> Any:
+        """Whether this call quantizes: not before its delay, nor before it has seen data."""
+        if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
+            return quantizing
+        return tf.logical_and(quantizing, maximum > minimum)
+
+    def current_range(self) -> tuple[float, float]:
+        """The range as numbers: (0, 0) before any data."""
+        with tf.init_scope():  # The numbers, also while a function is being traced.
+            minimum, maximum = self.observe(None, training=False)
+            return float(minimum), float(maximum)
+
+
+@backend.register
+class Quantize(ScheduledLayer):
+    """Fake-quantizes activations: at merges, at the model's inputs, wherever no wrapper does.
+
+    One layer may be called on several tensors that share a range, each in its own `slot`.
+
+    Args:
+        spec: `QuantSpec` or `FixedSpec`.
+        slots: how many tensors are observed for the range.
+        tensors: names of those tensors in the float model, for reports.
+
+    Shapes: any; the output has the input's shape.
+    """
+
+    def __init__(
+        self,
+        spec: specs.QuantSpec | specs.FixedSpec | dict[str, Any],
+        slots: int = 1,
+        tensors: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spec = specs.from_config(spec)
+        self.slots = slots
+        self.tensors = tuple(tensors)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
+        super().build(input_shape)
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, inputs: Any, training: Any = None, slot: int | None = 0) -> Any:
+        return self.quantizer(inputs, self.advance(training), slot)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "spec": specs.to_config(self.spec),
+            "slots": self.slots,
+            "tensors": list(self.tensors),
+        }

@@ -1,0 +1,59 @@
+"""When a layer quantizes and when its BatchNormalization is frozen.
+
+Every quantize-aware layer counts its own training steps and compares them with two thresholds,
+all three being weights: the change happens inside the training graph, exact to the step however
+many steps Keras runs per execution, and a reloaded model goes on where it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat import backend
+
+__all__ = ["NEVER", "Phase", "ScheduledLayer"]
+
+NEVER = 2**62
+"""A threshold that no training reaches."""
+
+
+class Phase(NamedTuple):
+    """What one call of a layer does. Each is a bool, or a scalar tensor known at run time."""
+
+    training: Any
+    quantizing: Any
+    frozen: Any
+
+
+class ScheduledLayer(backend.keras.layers.Layer):
+    """A layer that knows the training step.
+
+    Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
+    step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
+    """
+
+    def build(self, input_shape: Any) -> None:
+        self.step = self._counter("step", 0)
+        self.quantize_from = self._counter("quantize_from", 0)
+        self.freeze_from = self._counter("freeze_from", NEVER)
+        super().build(input_shape)
+
+    def _counter(self, name: str, value: int) -> Any:
+        return self.add_weight(
+            name=name,
+            shape=(),
+            dtype="int64",
+            initializer=tf.constant_initializer(value),
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    def advance(self, training: Any) -> Phase:
+        """Counts the step if it is a training step, and says what this call does."""
+        training = backend.resolve_training(training)
+        step = backend.cond(
+            training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value
+        )
+        return Phase(training, step >= self.quantize_from, step >= self.freeze_from)

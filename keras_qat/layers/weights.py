@@ -1,0 +1,64 @@
+"""Weight quantizers: the part of a wrapper that fake-quantizes one weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import backend, fake_quant, observers
+from keras_qat.layers.scheduled import Phase
+from keras_qat.specs import QuantSpec
+
+__all__ = ["WeightQuantizer"]
+
+
+class WeightQuantizer:
+    """Fake-quantizes one weight of a layer, per tensor or per output channel.
+
+    Args:
+        spec: how. Per channel is symmetric with a narrow range and takes the current values.
+        host: the layer that owns the variables; called while that layer is built.
+        name: the weight's attribute name, prefix of the variables' names.
+        channel_axes: axes of the output channels, counted from the end.
+    """
+
+    def __init__(
+        self, spec: QuantSpec, host: Any, name: str, channel_axes: tuple[int, ...]
+    ) -> None:
+        self.spec = spec
+        self.channel_axes = channel_axes
+        self.observer = None if spec.per_channel else observers.make(spec, host, name)
+
+    def __call__(self, weights: Any, phase: Phase) -> Any:
+        """Fake-quantizes `weights`, which are observed if this is training."""
+        if self.observer is None:
+            quantized = self._quantize_channels
+        else:
+            limits = backend.cond(
+                phase.training,
+                lambda: self.observer.update(weights),
+                lambda: self.observer.range(weights),
+            )
+
+            def quantized(weights: Any) -> Any:
+                return fake_quant.fake_quantize(
+                    weights, *limits, self.spec.bits, self.spec.narrow_range
+                )
+
+        weights = tf.convert_to_tensor(weights)
+        return backend.cond(
+            phase.quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
+        )
+
+    def _quantize_channels(self, weights: Any) -> Any:
+        limits = tf.stop_gradient(fake_quant.channel_limits(weights, self.channel_axes))
+        return fake_quant.fake_quantize_channels(weights, limits, self.spec.bits)
+
+    def current_range(self, weights: Any) -> tuple[Any, Any]:
+        """The range as numpy values: scalars, or one for each channel."""
+        if self.observer is not None:
+            minimum, maximum = self.observer.range(weights)
+            return minimum.numpy(), maximum.numpy()
+        limits = tf.reshape(fake_quant.channel_limits(weights, self.channel_axes), [-1]).numpy()
+        return -limits, limits

@@ -1,0 +1,119 @@
+"""The wrapper that stands for a layer with a kernel, its BatchNormalization and its activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import backend, specs
+from keras_qat.layers import folding
+from keras_qat.layers.quantize import ActivationQuantizer
+from keras_qat.layers.scheduled import ScheduledLayer
+from keras_qat.layers.weights import WeightQuantizer
+
+__all__ = ["QuantizeWrapper"]
+
+
+@backend.register
+class QuantizeWrapper(ScheduledLayer):
+    """Computes a layer with fake-quantized weights and a fake-quantized output.
+
+    Args:
+        layer: the layer; its own `call` is used, so it keeps every option it has.
+        weights: attribute of `layer` that holds a weight -> axes of its output channels, counted
+            from the end, e.g. `{"kernel": (-1,)}`.
+        weight_spec: how the weights are quantized, or None: not at all.
+        batch_norm: the BatchNormalization behind the layer, or None. Exports fold it.
+        batch_norm_frozen: whether it always uses its moving statistics.
+        fold: how `batch_norm` and weight quantization go together, a name in `folding.FOLDS`.
+        activation: the activation layer behind that, or None.
+        output_spec: how the output is quantized, or None if another layer does it or nobody.
+        tensor: name of the output in the float model, for reports.
+
+    Shapes: those of `layer`.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        weights: dict[str, Any],
+        weight_spec: Any = None,
+        batch_norm: Any = None,
+        batch_norm_frozen: bool = False,
+        fold: str = "per_channel",
+        activation: Any = None,
+        output_spec: Any = None,
+        tensor: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.layer = _layer(layer)
+        self.weight_axes = {name: tuple(axes) for name, axes in weights.items()}
+        self.weight_spec = specs.from_config(weight_spec)
+        self.batch_norm = _layer(batch_norm)
+        self.batch_norm_frozen = batch_norm_frozen
+        self.fold = fold
+        self.activation = _layer(activation)
+        self.output_spec = specs.from_config(output_spec)
+        self.tensor = tensor
+
+    @property
+    def sublayers(self) -> list[Any]:
+        """The float layers inside, in the order in which they compute."""
+        return [each for each in (self.layer, self.batch_norm, self.activation) if each is not None]
+
+    def build(self, input_shape: Any) -> None:
+        shape = input_shape
+        for sublayer in self.sublayers:
+            if not sublayer.built:
+                with tf.name_scope(sublayer.name):
+                    sublayer.build(shape)
+            shape = sublayer.compute_output_shape(shape)
+        self.weight_quantizers = {}
+        if self.weight_spec is not None:
+            self.weight_quantizers = {
+                name: WeightQuantizer(self.weight_spec, self, name, axes)
+                for name, axes in self.weight_axes.items()
+            }
+        self.output_quantizer = None
+        if self.output_spec is not None:
+            self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
+        super().build(input_shape)
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        phase = self.advance(training)
+        if self.batch_norm_frozen:
+            phase = phase._replace(frozen=True)
+        x = folding.FOLDS[self.fold](self, inputs, phase)
+        if self.activation is not None:
+            x = self.activation(x)
+        return x if self.output_quantizer is None else self.output_quantizer(x, phase)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        for sublayer in self.sublayers:
+            input_shape = sublayer.compute_output_shape(input_shape)
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        serialize = backend.keras.layers.serialize
+        return {
+            **super().get_config(),
+            "layer": serialize(self.layer),
+            "weights": {name: list(axes) for name, axes in self.weight_axes.items()},
+            "weight_spec": specs.to_config(self.weight_spec),
+            "batch_norm": self.batch_norm and serialize(self.batch_norm),
+            "batch_norm_frozen": self.batch_norm_frozen,
+            "fold": self.fold,
+            "activation": self.activation and serialize(self.activation),
+            "output_spec": specs.to_config(self.output_spec),
+            "tensor": self.tensor,
+        }
+
+
+def _layer(layer: Any) -> Any:
+    """A layer from its config; a layer or None as it is."""
+    if isinstance(layer, dict):
+        return backend.keras.layers.deserialize(layer)
+    return layer

@@ -1,0 +1,169 @@
+"""Placement: which tensors get which quantizer. Graph and recipe in, `Plan` out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from keras_qat import patterns
+from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.plan import Plan, Range
+from keras_qat.recipes import Recipe
+from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
+
+__all__ = ["RULES", "place"]
+
+Scope = Callable[[Call], bool]
+
+
+def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
+    """Decides for each tensor of a lowered graph how it is quantized.
+
+    Args:
+        graph: the graph, lowered.
+        recipe: the recipe.
+        scope: says whether a call is to be quantized; all are by default.
+    """
+    return RULES[recipe.placement](graph, recipe, scope).plan()
+
+
+class Int8Placement:
+    """The placement that TFLite's int8 kernels ask for.
+
+    Every float tensor that an int8 kernel reads or writes has a quantizer, unless it never exists
+    at run time (the kernel takes a ReLU or a BatchNormalization in) or keeps its input's range.
+    The model's inputs and outputs are quantized too, so that they can be integers.
+    """
+
+    def __init__(self, graph: Graph, recipe: Recipe, scope: Scope | None) -> None:
+        self.graph, self.recipe, self.scope = graph, recipe, scope
+        self.consumers = graph.consumers()
+        self.outputs = set(values_in(graph.outputs))
+        self.groups = [
+            group
+            for group in patterns.groups(graph)
+            if scope is None or all(scope(call) for call in group.calls)
+        ]
+        self.group_of = {call: group for group in self.groups for call in group.calls}
+        self.float_layers: dict[str, str] = {}
+        self.specs: dict[Value, Spec] = {}
+        self.reasons: dict[Value, str] = {}
+
+    def plan(self) -> Plan:
+        """Goes through the tensors in the order of computation."""
+        for value in self.graph.values():
+            spec, self.reasons[value] = self.decide(value)
+            if spec is not None:
+                self.specs[value] = spec
+        return Plan(
+            recipe=self.recipe,
+            graph=self.graph,
+            groups=self.groups,
+            specs=self.specs,
+            reasons=self.reasons,
+            ranges=self.ranges(),
+            weights=dict.fromkeys(self.groups, self.recipe.weights),
+            float_layers=self.float_layers,
+        )
+
+    def kind(self, call: Call) -> str | None:
+        """The kind of an int8 computation, or None for one in float."""
+        kind = patterns.kind_of(call)
+        in_group = call in self.group_of
+        if kind in ("kernel", "batch_norm"):
+            return kind if in_group else None
+        return kind if in_group or self.scope is None or self.scope(call) else None
+
+    def why_float(self, call: Call) -> str:
+        """The reason why a call computes in float."""
+        if self.scope is not None and not self.scope(call):
+            return "outside the scope"
+        if patterns.kind_of(call) == "batch_norm":
+            return "no layer in front that it folds into"
+        return f"no int8 rule for {type(call.layer).__name__}"
+
+    def decide(self, value: Value) -> tuple[Spec | None, str]:
+        """The specification of a tensor, and why."""
+        own, call = self.recipe.activations, value.producer
+        kind = self.kind(call) if call else None
+        if call and kind is None:
+            self.float_layers[call.name] = self.why_float(call)
+        if not value.is_float:
+            return None, f"holds {value.dtype}"
+        if call is None or kind is None:
+            reason = self.float_layers[call.name] if call else "input of the model"
+            return (own if self.is_read_by_int8(value) else None), reason
+        group = self.group_of.get(call)
+        if group and value is not group.output:
+            return None, f"inside {group.kernel.name}"
+        if self.merges_into_activation(value, kind):
+            return None, f"merged into {self.consumers[value][0].name}"
+        if kind in patterns.FIXED_RANGES:
+            return FixedSpec(*patterns.FIXED_RANGES[kind], own.bits), f"{kind} has a fixed range"
+        if kind in patterns.RANGE_KEEPING:
+            sources = [each for each in call.inputs if each in self.specs]
+            if not sources:
+                return None, "its input is in float"
+            if len(sources) == 1 or all(self.has_own_range(each) for each in sources):
+                return SharedSpec(sources[0].name, kind in patterns.ROUNDING), f"{kind} keeps it"
+        if kind in patterns.NON_NEGATIVE:
+            own = dataclasses.replace(own, lower_bound=0.0)
+        return own, f"output of {kind}"
+
+    def is_read_by_int8(self, value: Value) -> bool:
+        """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""
+        at_the_ends = value in self.outputs or value.producer is None
+        return any(self.kind(call) for call in self.consumers[value]) or (
+            at_the_ends and self.scope is None
+        )
+
+    def merges_into_activation(self, value: Value, kind: str) -> bool:
+        """Whether the runtime computes the activation behind this tensor together with it."""
+        readers = self.consumers[value]
+        return (
+            kind in patterns.MERGES_CLIP
+            and value not in self.outputs
+            and len(readers) == 1
+            and self.kind(readers[0]) in patterns.CLIPS
+        )
+
+    def has_own_range(self, value: Value) -> bool:
+        """Whether the range of a tensor can grow to hold another one's values."""
+        spec = self.specs.get(value)
+        if isinstance(spec, SharedSpec):
+            assert value.producer is not None
+            return all(self.has_own_range(each) for each in value.producer.inputs)
+        return isinstance(spec, QuantSpec)
+
+    def ranges(self) -> list[Range]:
+        """One range for each set of tensors that `SharedSpec`s join, in order of computation."""
+        range_of: dict[Value, Range] = {}
+        for value, spec in self.specs.items():
+            if not isinstance(spec, SharedSpec):
+                range_of[value] = Range(spec, [value])  # type: ignore[arg-type]
+                continue
+            assert value.producer is not None
+            sources = [range_of[each] for each in value.producer.inputs if each in range_of]
+            joined = _join(list(dict.fromkeys(sources)))
+            joined.rounded += [value] if spec.rounds else []
+            range_of.update({each: joined for each, r in range_of.items() if r in sources})
+            range_of[value] = joined
+        return list(dict.fromkeys(range_of.values()))
+
+
+def _join(ranges: list[Range]) -> Range:
+    """One range for the tensors of several. Its lower bound holds for all of them."""
+    first, *others = ranges
+    if not others:
+        return first
+    bounds = [getattr(each.spec, "lower_bound", None) for each in ranges]
+    bound = None if None in bounds else min(bounds)
+    return Range(
+        dataclasses.replace(first.spec, lower_bound=bound),  # type: ignore[call-arg]
+        [value for each in ranges for value in each.observed],
+        [value for each in ranges for value in each.rounded],
+    )
+
+
+RULES = {"int8": Int8Placement}
+"""Name of a placement, as recipes give it -> what carries it out."""

@@ -1,0 +1,137 @@
+"""The plan: what happens to each tensor of a model and why, decided before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_qat.graph import Graph, Value, values_in
+from keras_qat.patterns import Group
+from keras_qat.recipes import Recipe
+from keras_qat.specs import FixedSpec, QuantSpec, Spec
+
+__all__ = ["Plan", "Range", "Row"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a plan.
+
+    Args:
+        tensor: the tensor's name: that of the layer that makes it, or `layer/weight`.
+        layer: class name of that layer.
+        role: "input", "weight" or "activation".
+        spec: how it is quantized, or None.
+        reason: why, in a few words.
+    """
+
+    tensor: str
+    layer: str
+    role: str
+    spec: Spec | None
+    reason: str
+
+
+@dataclasses.dataclass(eq=False)
+class Range:
+    """A range and the tensors that have it.
+
+    Args:
+        spec: the specification.
+        observed: the tensors whose values make the range.
+        rounded: further tensors that are rounded to it, without being observed.
+    """
+
+    spec: QuantSpec | FixedSpec
+    observed: list[Value]
+    rounded: list[Value] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Plan:
+    """What happens to each tensor of a model.
+
+    Args:
+        recipe: the recipe it follows.
+        graph: the model, lowered.
+        groups: the calls that become one wrapper.
+        specs: how each value is quantized; a value that is missing stays as it is computed.
+        reasons: why, for every value.
+        ranges: the quantizers of the values: one for all values that share a range.
+        weights: how the weights of each group are quantized, None for not at all.
+        float_layers: name of each layer that computes in float -> why.
+    """
+
+    recipe: Recipe
+    graph: Graph
+    groups: list[Group]
+    specs: dict[Value, Spec]
+    reasons: dict[Value, str]
+    ranges: list[Range]
+    weights: dict[Group, QuantSpec | None]
+    float_layers: dict[str, str]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each tensor, in the order of computation."""
+        inputs = set(values_in(self.graph.inputs))
+        groups = {group.kernel: group for group in self.groups}
+        rows = []
+        for value in self.graph.values():
+            if value in inputs:
+                role, layer = "input", "InputLayer"
+            else:
+                assert value.producer is not None
+                role, layer = "activation", type(value.producer.layer).__name__
+                group = groups.get(value.producer)
+                if group is not None:
+                    rows += self._weight_rows(group)
+            rows.append(Row(value.name, layer, role, self.specs.get(value), self.reasons[value]))
+        return rows
+
+    def _weight_rows(self, group: Group) -> list[Row]:
+        spec = self.weights[group]
+        reason = "kernel" if spec else self.reasons[group.output]
+        if spec and group.batch_norm:
+            reason = f"kernel, folded with {group.batch_norm.name}"
+        return [
+            Row(
+                f"{group.kernel.name}/{weight}",
+                type(group.kernel.layer).__name__,
+                "weight",
+                spec,
+                reason,
+            )
+            for weight in group.weights
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON data."""
+        return {
+            "recipe": self.recipe.to_config(),
+            "tensors": [
+                {**dataclasses.asdict(row), "spec": str(row.spec) if row.spec else None}
+                for row in self.rows
+            ],
+            "float_layers": self.float_layers,
+        }
+
+    def __str__(self) -> str:
+        table = [("tensor", "layer", "quantized to", "why")]
+        table += [
+            (row.tensor, row.layer, str(row.spec) if row.spec else "-", row.reason)
+            for row in self.rows
+        ]
+        widths = [max(len(line[column]) for line in table) for column in range(3)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True))
+            for line in table
+        ]
+        lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
+        counts = f"{len(self.groups)} kernels, {len(self.ranges)} ranges"
+        if self.float_layers:
+            counts += f"; {len(self.float_layers)} layers stay in float: " + ", ".join(
+                self.float_layers
+            )
+        return "\n".join([*lines, f"recipe {self.recipe.name}: {counts}"])
+

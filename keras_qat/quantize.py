@@ -1,0 +1,237 @@
+"""The verbs that users call on models."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_qat import graph as graph_lib
+from keras_qat.graph import Call
+from keras_qat.layers import Quantize, QuantizeWrapper, ScheduledLayer
+from keras_qat.layers.scheduled import NEVER
+from keras_qat.lower import lower
+from keras_qat.placement import place
+from keras_qat.plan import Plan
+from keras_qat.recipes import Recipe
+from keras_qat.recipes import get as get_recipe
+from keras_qat.rewrite import QuantizedModel, rewrite
+from keras_qat.specs import FixedSpec, QuantSpec
+
+__all__ = [
+    "Quantizer",
+    "Scope",
+    "freeze_batch_norm",
+    "plan",
+    "quantize_model",
+    "quantizers",
+    "set_quantization",
+]
+
+Scope = str | Iterable[str] | Callable[[Any], bool]
+
+
+def quantize_model(
+    model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None, strict: bool = False
+) -> QuantizedModel:
+    """Makes a quantization-aware copy of a float model.
+
+    The copy has the float model's weights, layer names (with the prefix `quant_`), `trainable`
+    flags, input and output names; compile it anew. A quantizer that has seen no data passes
+    values through, so before training only the weights are quantized.
+
+    Args:
+        model: a built Sequential or functional Keras 2 model. It is not changed. A model that
+            was quantized with the same recipe gives an equal copy.
+        recipe: a recipe or its name.
+        scope: the layers to quantize: a name (which also stands for all names that continue it
+            after a `_`, `/`, `.` or `-`), a pattern with `*`, a list of those, or a function that
+            takes a layer. All layers by default.
+        strict: whether a layer that would stay in float is an error.
+
+    Returns:
+        The quantization-aware model, not compiled.
+
+    Raises:
+        ValueError: if the model cannot be read (subclassed, unbuilt, Keras 3), is quantized with
+            another recipe, the scope matches no layer, or `strict` and a layer stays in float.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
+        >>> [layer.name for layer in keras_qat.quantize_model(model).layers]
+        ['input_1', 'input_1_quant', 'quant_logits']
+    """
+    recipe = get_recipe(recipe)
+    if is_quantized(model):
+        return _copy_quantized(model, recipe)
+    found = plan(model, recipe, scope=scope)
+    if strict and found.float_layers:
+        lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
+        raise ValueError(
+            f"{len(lines)} layers of '{model.name}' would stay in float:\n"
+            + "\n".join(lines)
+            + "\nLeave strict=False to let them compute in float."
+        )
+    return rewrite(found)
+
+
+def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None) -> Plan:
+    """Says what `quantize_model` would do to each tensor and why, without building anything.
+
+    Args and errors: as for `quantize_model`.
+
+    Example:
+        >>> print(keras_qat.plan(model))
+    """
+    if is_quantized(model):
+        raise ValueError(
+            f"'{model.name}' is quantized already. Plan the float model, or look at "
+            f"keras_qat.quantizers(model)."
+        )
+    graph = graph_lib.read(model)
+    matches = None if scope is None else _scope(scope, graph.calls)
+    return place(lower(graph), get_recipe(recipe), matches)
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a model holds quantize-aware layers."""
+    return any(True for _ in _scheduled_layers(model))
+
+
+def set_quantization(model: Any, enabled: bool = True) -> None:
+    """Switches fake quantization on or off, at once. Ranges are observed in both cases.
+
+    What `callbacks.QuantDelay` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        enabled: on or off.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    schedule(model, quantize_from=0 if enabled else NEVER)
+
+
+def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
+    """Makes BatchNormalization use its moving statistics in training too, or the batch's again.
+
+    Frozen statistics do not change; scale and offset (gamma, beta) go on training. What
+    `callbacks.FreezeBatchNorm` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        frozen: frozen or not.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    schedule(model, freeze_from=0 if frozen else NEVER)
+
+
+def schedule(model: Any, **thresholds: int) -> None:
+    """Sets the training step, counted from 1, at which every layer of a model changes over.
+
+    Args:
+        model: a quantization-aware model.
+        thresholds: `quantize_from` and/or `freeze_from`, in steps of the model.
+    """
+    if not is_quantized(model):
+        raise ValueError(
+            f"'{model.name}' is not quantization-aware: call keras_qat.quantize_model(model) first."
+        )
+    calls = graph_lib.read(model).call_counts()
+    for layer in _scheduled_layers(model):
+        # A layer that is called k times per step counts k, so the n-th step begins at this count.
+        per_step = calls.get(layer, 1)
+        for name, step in thresholds.items():
+            count = (step - 1) * per_step + 1 if 0 < step < NEVER else step
+            getattr(layer, name).assign(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantizer:
+    """A quantizer of a model and what it is set to.
+
+    Args:
+        name: unique in the model: the layer's name and `output` or the weight's.
+        quantizes: the tensors of the float model it quantizes.
+        spec: how.
+        minimum: lower end of its range; an array for one range per channel.
+        maximum: upper end.
+    """
+
+    name: str
+    quantizes: tuple[str, ...]
+    spec: QuantSpec | FixedSpec
+    minimum: Any
+    maximum: Any
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it has a range: without one it passes values through."""
+        return bool(np.all(np.isfinite(self.minimum)) and np.any(self.maximum > self.minimum))
+
+
+def quantizers(model: Any) -> list[Quantizer]:
+    """Lists every quantizer of a quantization-aware model, in the order of the layers.
+
+    Example:
+        >>> for quantizer in keras_qat.quantizers(qat):
+        ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
+    """
+    found = []
+    for layer in _scheduled_layers(model):
+        if isinstance(layer, QuantizeWrapper):
+            for name, weight in layer.weight_quantizers.items():
+                limits = weight.current_range(getattr(layer.layer, name))
+                label = f"{layer.name.removeprefix('quant_')}/{name}"
+                found.append(Quantizer(f"{layer.name}/{name}", (label,), weight.spec, *limits))
+            quantizer, tensors = layer.output_quantizer, (layer.tensor,)
+        else:
+            quantizer, tensors = layer.quantizer, layer.tensors
+        if quantizer is not None:
+            limits = quantizer.current_range()
+            found.append(Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits))
+    return found
+
+
+def _scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
+    layers = getattr(model, "_flatten_layers", lambda: ())()
+    return (layer for layer in layers if isinstance(layer, (Quantize, QuantizeWrapper)))
+
+
+def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
+    if getattr(model, "recipe", None) != recipe:
+        name = getattr(getattr(model, "recipe", None), "name", "unknown")
+        raise ValueError(
+            f"'{model.name}' is already quantized, with recipe '{name}' and other settings. "
+            f"Quantize the float model it was made from instead."
+        )
+    copy = type(model).from_config(model.get_config())
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _scope(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
+    """The scope as a function of calls. Raises a `ValueError` if it matches none of them."""
+    if callable(scope):
+        matches = lambda call: bool(scope(call.layer))  # noqa: E731
+    else:
+        names = [scope] if isinstance(scope, str) else list(scope)
+        matches = lambda call: any(_in_scope(call.name, name) for name in names)  # noqa: E731
+    if not any(matches(call) for call in calls):
+        names = [call.name for call in calls]
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(f"scope={scope!r} matches no layer. The layers are: {shown}")
+    return matches
+
+
+def _in_scope(name: str, scope: str) -> bool:
+    if any(character in scope for character in "*?["):
+        return fnmatch.fnmatchcase(name, scope)
+    rest = name.removeprefix(scope)
+    return name.startswith(scope) and (not rest or scope[-1] in "_/.-" or rest[0] in "_/.-")

@@ -1,0 +1,174 @@
+"""The visitor that clones a model along its plan, with wrappers and quantizers in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_qat import specs
+from keras_qat.backend import keras, register
+from keras_qat.graph import Call, Graph, Value, clone, map_values, rebuild, values_in
+from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.patterns import Group
+from keras_qat.plan import Plan, Range
+from keras_qat.recipes import Recipe
+
+__all__ = ["PREFIX", "QuantizedModel", "rewrite"]
+
+PREFIX = "quant_"
+"""Goes in front of the name of every layer but the inputs."""
+
+
+@register
+class QuantizedModel(keras.Model):
+    """A functional model that knows the recipe it was quantized with."""
+
+    recipe: Recipe
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "recipe": self.recipe.to_config(),
+            "output_names": list(self.output_names),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        recipe, output_names = config.pop("recipe"), config.pop("output_names")
+        model = super().from_config(config, custom_objects)
+        model.recipe = Recipe.from_config(recipe)
+        model.output_names = output_names
+        return model
+
+
+# Keras' .h5 files name a model's class without the package it was registered in.
+keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
+
+
+def rewrite(plan: Plan) -> QuantizedModel:
+    """Builds the quantization-aware model of a plan, with the float model's weights."""
+    visitor = _Visitor(plan)
+    graph = visitor.visit()
+    model = rebuild(graph, QuantizedModel)
+    model.recipe = plan.recipe
+    model.output_names = graph.output_names
+    for layer, weights in visitor.sources.items():
+        for new, old in zip(layer.weights, weights, strict=True):
+            new.assign(old)
+    return model
+
+
+class _Visitor:
+    """Makes the calls of the quantization-aware model from those of the float model."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.counts = plan.graph.call_counts()
+        self.group_of = {call: group for group in plan.groups for call in group.calls}
+        self.range_of = {
+            value: each for each in plan.ranges for value in each.observed + each.rounded
+        }
+        self.layers: dict[Any, Any] = {}
+        self.quantizers: dict[Range, Quantize] = {}
+        self.sources: dict[Any, list[Any]] = {}
+        """New layer -> the weights that it starts from."""
+        self.calls: list[Call] = []
+        self.current: dict[Value, Value] = {}
+        """Value of the plan -> the value that takes its place."""
+
+    def visit(self) -> Graph:
+        graph = self.plan.graph
+        inputs = map_values(self._copy, graph.inputs)
+        for value in values_in(graph.inputs):
+            self._quantize(value)
+        for call in graph.calls:
+            group = self.group_of.get(call)
+            if group is None:
+                self._emit(self._clone(call), call, call)
+            elif call is group.calls[-1]:
+                self._emit(self._wrap(group), group.kernel, call)
+        outputs = map_values(self.current.__getitem__, graph.outputs)
+        return Graph(graph.name, inputs, outputs, graph.output_names, self.calls)
+
+    def _copy(self, value: Value) -> Value:
+        self.current[value] = Value(value.name, value.shape, value.dtype)
+        return self.current[value]
+
+    def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
+        """`layer` on what `reads` reads, in place of what `writes` computes."""
+        args, kwargs = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
+        self.calls.append(
+            Call(layer, args, kwargs, map_values(self._copy, writes.outputs), layer.name)
+        )
+        for value in values_in(writes.outputs):
+            self._quantize(value)
+
+    def _clone(self, call: Call) -> Any:
+        """A copy of a layer that is not wrapped: one for all of its calls."""
+        if call.layer not in self.layers:
+            layer = clone(call.layer, name=PREFIX + call.name)
+            self.layers[call.layer] = layer
+            self._start_from(layer, call.layer)
+        return self.layers[call.layer]
+
+    def _wrap(self, group: Group) -> QuantizeWrapper:
+        """The wrapper of a group: one for all calls of its kernel layer."""
+        layer = group.kernel.layer
+        if layer not in self.layers:
+            inner = [each and clone(each.layer) for each in (group.kernel, group.batch_norm)]
+            self.layers[layer] = QuantizeWrapper(
+                inner[0],
+                group.weights,
+                self.plan.weights[group],
+                batch_norm=inner[1],
+                batch_norm_frozen=bool(
+                    group.batch_norm and group.batch_norm.kwargs.get("training") is False
+                ),
+                fold=self.plan.recipe.fold,
+                activation=group.activation and clone(group.activation.layer),
+                output_spec=self._spec_inside(group.output),
+                tensor=group.output.name,
+                name=PREFIX + group.kernel.name,
+            )
+            for call, new in zip((group.kernel, group.batch_norm), inner, strict=True):
+                if call is not None:
+                    self._start_from(new, call.layer)
+        return self.layers[layer]
+
+    def _start_from(self, new: Any, old: Any) -> None:
+        self.sources[new] = self.plan.graph.weights.get(old, old.weights)
+
+    def _spec_inside(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
+        """The specification of a wrapper's own output quantizer.
+
+        None if the range is shared, by several tensors or by several calls of the layer: then a
+        layer of its own quantizes.
+        """
+        found = self.range_of.get(value)
+        if found is None or len(found.observed + found.rounded) > 1:
+            return None
+        group = self.group_of.get(value.producer) if value.producer else None
+        if group is None or self.counts[group.kernel.layer] > 1:
+            return None
+        return found.spec
+
+    def _quantize(self, value: Value) -> None:
+        """Puts a `Quantize` layer behind a value, if it has a range that no wrapper holds."""
+        found = self.range_of.get(value)
+        if found is None or self._spec_inside(value) is not None:
+            return
+        if found not in self.quantizers:
+            self.quantizers[found] = Quantize(
+                found.spec,
+                slots=len(found.observed),
+                tensors=tuple(each.name for each in found.observed),
+                name=f"{value.name}_quant",
+            )
+        slot = found.observed.index(value) if value in found.observed else None
+        unquantized = self.current[value]
+        outputs = self._copy(value)
+        self.calls.append(
+            Call(
+                self.quantizers[found], (unquantized,), {"slot": slot}, outputs, f"{value.name}_quant"
+            )
+        )

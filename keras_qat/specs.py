@@ -1,0 +1,141 @@
+"""How one tensor is quantized: the four kinds of specification, as plain data.
+
+The kinds and their names are those of PyTorch's pt2e: a tensor has a range of its own
+(`QuantSpec`), the range of another tensor (`SharedSpec`), a range that the runtime fixes
+(`FixedSpec`), or a scale that follows from others (`DerivedSpec`, for biases).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+__all__ = ["DerivedSpec", "FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
+
+Observer = Literal["moving_average", "last_value", "current_value"]
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantSpec:
+    """A tensor with a range of its own.
+
+    Args:
+        bits: 2 to 8.
+        symmetric: whether zero lies in the middle of the range.
+        narrow_range: whether the lowest code is left out, so that there are 2^bits - 1 of them.
+            The runtimes want it for weights.
+        per_channel: one range for each output channel instead of one for the tensor.
+        observer: what the range is made of. `moving_average` of the batches' extremes, corrected
+            for its start at zero; `last_value`, the extremes of the last training batch;
+            `current_value`, those of the tensor at hand, with nothing stored (for weights).
+        ema_decay: decay per step of `moving_average`.
+        lower_bound: what the tensor cannot fall below (0 behind a ReLU), if known. The minimum
+            is then not observed.
+        initial_range: range before any data. By default a quantizer that has seen no data
+            passes values through.
+
+    Raises:
+        ValueError: on bits outside 2 to 8, an unknown observer, or a decay outside 0 to 1.
+    """
+
+    bits: int = 8
+    symmetric: bool = False
+    narrow_range: bool = False
+    per_channel: bool = False
+    observer: Observer = "moving_average"
+    ema_decay: float = 0.999
+    lower_bound: float | None = None
+    initial_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits)
+        if self.observer not in ("moving_average", "last_value", "current_value"):
+            raise ValueError(
+                f"observer={self.observer!r}: use 'moving_average', 'last_value' or "
+                f"'current_value'."
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay={self.ema_decay}: it has to be at least 0 and below 1.")
+
+    def __str__(self) -> str:
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        return f"{self.bits}-bit {symmetry} per {'channel' if self.per_channel else 'tensor'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSpec:
+    """A range that the runtime fixes, e.g. 0 to 255/256 for a softmax.
+
+    Args:
+        minimum: real value of the lowest code.
+        maximum: real value of the highest code.
+        bits: 2 to 8.
+
+    Raises:
+        ValueError: on bits outside 2 to 8 or an empty range.
+    """
+
+    minimum: float
+    maximum: float
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits)
+        if not self.minimum < self.maximum:
+            raise ValueError(f"The range {self.minimum} to {self.maximum} is empty.")
+
+    def __str__(self) -> str:
+        return f"{self.bits}-bit fixed {self.minimum:g} to {self.maximum:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedSpec:
+    """The same range as another tensor, named by `source`.
+
+    Args:
+        source: name of the tensor whose range it is.
+        rounds: whether the layer computes values between the codes (average pooling), so that
+            they are rounded again, or only moves values (max pooling, reshaping).
+    """
+
+    source: str
+    rounds: bool = False
+
+    def __str__(self) -> str:
+        return f"range of {self.source}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DerivedSpec:
+    """A scale that is the product of other scales: a bias, at input scale x weight scale."""
+
+    sources: tuple[str, ...]
+    bits: int = 32
+
+    def __str__(self) -> str:
+        return f"{self.bits}-bit at scale " + " x ".join(self.sources)
+
+
+Spec = QuantSpec | FixedSpec | SharedSpec | DerivedSpec
+
+
+def check_bits(bits: int) -> None:
+    """Raises a `ValueError` if `bits` is not one of 2 to 8."""
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
+        raise ValueError(f"bits={bits!r}: quantization takes a whole number of bits from 2 to 8.")
+
+
+def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
+    """`spec` as JSON data."""
+    return None if spec is None else {"kind": type(spec).__name__, **dataclasses.asdict(spec)}
+
+
+def from_config(config: Any) -> Any:
+    """The inverse of `to_config`. A specification or None is returned as it is."""
+    if config is None or isinstance(config, (QuantSpec, FixedSpec)):
+        return config
+    config = dict(config)
+    kind = {"QuantSpec": QuantSpec, "FixedSpec": FixedSpec}[config.pop("kind")]
+    if config.get("initial_range") is not None:
+        config["initial_range"] = tuple(config["initial_range"])
+    return kind(**config)
