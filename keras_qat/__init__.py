@@ -2,13 +2,8 @@
 
 from keras_qat import callbacks, layers, recipes, specs
 from keras_qat.export import export_saved_model, export_tflite
-from keras_qat.quantize import (
-    freeze_batch_norm,
-    plan,
-    quantize_model,
-    quantizers,
-    set_quantization,
-)
+from keras_qat.quantize import plan, quantize_model, quantizers
+from keras_qat.schedule import freeze_batch_norm, set_quantization
 from keras_qat.verify import verify
 
 __version__ = "0.1.0"

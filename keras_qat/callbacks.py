@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat import quantize
 from keras_qat.backend import keras
+from keras_qat.schedule import schedule
 
 __all__ = ["FreezeBatchNorm", "QuantDelay"]
 
@@ -25,7 +25,7 @@ class _Threshold(keras.callbacks.Callback):
         self.steps = steps
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        quantize.schedule(self.model, **{self.threshold: self.steps})
+        schedule(self.model, **{self.threshold: self.steps})
 
 
 class QuantDelay(_Threshold):

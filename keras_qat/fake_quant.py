@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["channel_limits", "fake_quantize", "fake_quantize_channels", "range_of", "scale_of"]
+__all__ = ["channel_limits", "fake_quantize", "fake_quantize_average", "fake_quantize_channels", "range_of", "scale_of"]
 
 
 def range_of(
@@ -40,14 +40,23 @@ def range_of(
 def fake_quantize(
     x: Any, minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
 ) -> Any:
-    """Rounds `x` to the levels of the range `minimum` to `maximum` (scalars).
+    """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
     The range is nudged so that zero is a level. The gradient passes inside the nudged range and
-    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it.
+    is zero outside it. TensorFlow's own ops, as `tf.contrib.quantize` used them.
+
+    Args:
+        x: the tensor; with ranges per channel it has one, two or four axes.
+        minimum, maximum: scalars, or one for each entry of the last axis.
+        bits, narrow_range: as in `QuantSpec`.
     """
-    return tf.quantization.fake_quant_with_min_max_vars(
-        x, minimum, maximum, num_bits=bits, narrow_range=narrow_range
+    per_channel = len(minimum.shape) > 0
+    op = (
+        tf.quantization.fake_quant_with_min_max_vars_per_channel
+        if per_channel
+        else tf.quantization.fake_quant_with_min_max_vars
     )
+    return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
 
 def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
@@ -78,6 +87,27 @@ def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
         return tf.floor(steps - levels + 0.5) * scale, lambda upstream: upstream
 
     return straight_through(weights)
+
+
+def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> Any:
+    """Rounds averages of quantized values to the levels of their own range, as kernels do.
+
+    Averages of codes often lie halfway between two codes. TFLite rounds those away from code
+    zero of the signed type, which `fake_quantize` does not. The gradient passes everywhere, as
+    averages do not leave the range.
+    """
+
+    @tf.custom_gradient
+    def straight_through(x: Any) -> Any:
+        levels = float(2**bits - 1)
+        scale = (maximum - minimum) / levels
+        zero_point = tf.clip_by_value(tf.round(-minimum / scale), 0.0, levels) - 2 ** (bits - 1)
+        codes = x / scale + zero_point
+        # Halves are off by float rounding: far less than this for any window up to 16x16.
+        codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)
+        return (codes - zero_point) * scale, lambda upstream: upstream
+
+    return straight_through(x)
 
 
 def scale_of(minimum: float, maximum: float, bits: int = 8) -> tuple[float, int]:

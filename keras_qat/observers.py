@@ -17,19 +17,29 @@ __all__ = ["CurrentValue", "LastValue", "MovingAverage", "make"]
 
 
 class LastValue:
-    """The extremes of the last training batch (contrib's `LastValueQuantize`)."""
+    """The extremes of the last training batch (contrib's `LastValueQuantize`).
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    Args:
+        spec: the specification; a range per channel is one for each entry of the last axis.
+        host: the layer that owns the variables.
+        name: prefix of their names.
+        channels: how many channels, for a range per channel.
+    """
+
+    def __init__(
+        self, spec: QuantSpec, host: Any, name: str, channels: int | None = None
+    ) -> None:
         self.spec = spec
+        self.shape = (channels,) if spec.per_channel else ()
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
-        self.minimum = self._variable(host, f"{name}_min", initial_min)
-        self.maximum = self._variable(host, f"{name}_max", initial_max)
+        self.minimum = self._variable(host, f"{name}_min", initial_min, self.shape)
+        self.maximum = self._variable(host, f"{name}_max", initial_max, self.shape)
 
     @staticmethod
-    def _variable(host: Any, name: str, value: float) -> Any:
+    def _variable(host: Any, name: str, value: float, shape: tuple[int | None, ...]) -> Any:
         return host.add_weight(
             name=name,
-            shape=(),
+            shape=shape,
             dtype="float32",
             initializer=tf.constant_initializer(value),
             trainable=False,
@@ -40,9 +50,10 @@ class LastValue:
     def batch_range(self, x: Any) -> tuple[Any, Any]:
         """Range of one batch, zero included; below a known lower bound nothing is looked at."""
         spec = self.spec
+        axes = list(range(len(x.shape) - 1)) if spec.per_channel else None
         if spec.lower_bound == 0.0 and not spec.symmetric:
-            return tf.zeros(()), tf.maximum(tf.reduce_max(x), 0.0)
-        return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+            return tf.zeros(self.shape), tf.maximum(tf.reduce_max(x, axes), 0.0)
+        return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range, axes)
 
     def update(self, x: Any) -> tuple[Any, Any]:
         """Takes in a batch and returns the new range."""
@@ -62,20 +73,23 @@ class MovingAverage(LastValue):
     (`assign_moving_average` with its default `zero_debias`), shadow variables included.
     """
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
-        super().__init__(spec, host, name)
-        self.shadows = [
-            (self._variable(host, f"{name}_{end}_{part}", 0.0))
+    def __init__(
+        self, spec: QuantSpec, host: Any, name: str, channels: int | None = None
+    ) -> None:
+        super().__init__(spec, host, name, channels)
+        self.shadows = {
+            end: (
+                self._variable(host, f"{name}_{end}_biased", 0.0, self.shape),
+                self._variable(host, f"{name}_{end}_local_step", 0.0, ()),
+            )
             for end in ("min", "max")
-            for part in ("biased", "local_step")
-        ]
+        }
 
     def update(self, x: Any) -> tuple[Any, Any]:
         low, high = self.batch_range(tf.stop_gradient(x))
-        min_biased, min_step, max_biased, max_step = self.shadows
         return (
-            self._average(self.minimum, min_biased, min_step, low),
-            self._average(self.maximum, max_biased, max_step, high),
+            self._average(self.minimum, *self.shadows["min"], low),
+            self._average(self.maximum, *self.shadows["max"], high),
         )
 
     def _average(self, variable: Any, biased: Any, local_step: Any, value: Any) -> Any:
@@ -89,7 +103,9 @@ class MovingAverage(LastValue):
 class CurrentValue:
     """The extremes of the tensor at hand: nothing is stored, so it is never out of date."""
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    def __init__(
+        self, spec: QuantSpec, host: Any, name: str, channels: int | None = None
+    ) -> None:
         self.spec = spec
 
     def range(self, x: Any) -> tuple[Any, Any]:
@@ -102,11 +118,11 @@ class CurrentValue:
     update = range
 
 
-def make(spec: QuantSpec, host: Any, name: str) -> Any:
+def make(spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> Any:
     """The observer that `spec` names, with its variables added to the layer `host`."""
     kinds = {
         "moving_average": MovingAverage,
         "last_value": LastValue,
         "current_value": CurrentValue,
     }
-    return kinds[spec.observer](spec, host, name)
+    return kinds[spec.observer](spec, host, name, channels)

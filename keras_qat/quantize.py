@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from keras_qat import graph as graph_lib
 from keras_qat.graph import Call
-from keras_qat.layers import Quantize, QuantizeWrapper, ScheduledLayer
-from keras_qat.layers.scheduled import NEVER
+from keras_qat.layers import QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.rewrite import QuantizedModel, rewrite
+from keras_qat.schedule import is_quantized, scheduled_layers
 from keras_qat.specs import FixedSpec, QuantSpec
 
 __all__ = [
     "Quantizer",
     "Scope",
-    "freeze_batch_norm",
     "plan",
     "quantize_model",
     "quantizers",
-    "set_quantization",
 ]
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
@@ -96,62 +94,6 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
     return place(lower(graph), get_recipe(recipe), matches)
 
 
-def is_quantized(model: Any) -> bool:
-    """Whether a model holds quantize-aware layers."""
-    return any(True for _ in _scheduled_layers(model))
-
-
-def set_quantization(model: Any, enabled: bool = True) -> None:
-    """Switches fake quantization on or off, at once. Ranges are observed in both cases.
-
-    What `callbacks.QuantDelay` does at its step, for custom training loops.
-
-    Args:
-        model: a quantization-aware model.
-        enabled: on or off.
-
-    Raises:
-        ValueError: if the model is not quantized.
-    """
-    schedule(model, quantize_from=0 if enabled else NEVER)
-
-
-def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
-    """Makes BatchNormalization use its moving statistics in training too, or the batch's again.
-
-    Frozen statistics do not change; scale and offset (gamma, beta) go on training. What
-    `callbacks.FreezeBatchNorm` does at its step, for custom training loops.
-
-    Args:
-        model: a quantization-aware model.
-        frozen: frozen or not.
-
-    Raises:
-        ValueError: if the model is not quantized.
-    """
-    schedule(model, freeze_from=0 if frozen else NEVER)
-
-
-def schedule(model: Any, **thresholds: int) -> None:
-    """Sets the training step, counted from 1, at which every layer of a model changes over.
-
-    Args:
-        model: a quantization-aware model.
-        thresholds: `quantize_from` and/or `freeze_from`, in steps of the model.
-    """
-    if not is_quantized(model):
-        raise ValueError(
-            f"'{model.name}' is not quantization-aware: call keras_qat.quantize_model(model) first."
-        )
-    calls = graph_lib.read(model).call_counts()
-    for layer in _scheduled_layers(model):
-        # A layer that is called k times per step counts k, so the n-th step begins at this count.
-        per_step = calls.get(layer, 1)
-        for name, step in thresholds.items():
-            count = (step - 1) * per_step + 1 if 0 < step < NEVER else step
-            getattr(layer, name).assign(count)
-
-
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
     """A quantizer of a model and what it is set to.
@@ -184,7 +126,7 @@ def quantizers(model: Any) -> list[Quantizer]:
         ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
     """
     found = []
-    for layer in _scheduled_layers(model):
+    for layer in scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper):
             for name, weight in layer.weight_quantizers.items():
                 limits = weight.current_range(getattr(layer.layer, name))
@@ -197,11 +139,6 @@ def quantizers(model: Any) -> list[Quantizer]:
             limits = quantizer.current_range()
             found.append(Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits))
     return found
-
-
-def _scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
-    layers = getattr(model, "_flatten_layers", lambda: ())()
-    return (layer for layer in layers if isinstance(layer, (Quantize, QuantizeWrapper)))
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

@@ -12,7 +12,7 @@ from typing import Any
 from keras_qat import specs
 from keras_qat.specs import QuantSpec
 
-__all__ = ["Recipe", "get", "int8"]
+__all__ = ["Recipe", "contrib", "get", "int8"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,12 @@ class Recipe:
         weights: specification of kernels.
         activations: specification of activations.
         fold: how BatchNormalization and weight quantization go together, in `folding.FOLDS`.
+        folded_weights: specification of kernels that a BatchNormalization is folded into, where
+            it differs.
+        quant_delay: first training step, counted from 1, that quantizes; `callbacks.QuantDelay`
+            overrides it.
+        freeze_bn_delay: first training step that freezes BatchNormalization, None for never;
+            `callbacks.FreezeBatchNorm` overrides it.
     """
 
     name: str
@@ -32,24 +38,22 @@ class Recipe:
     weights: QuantSpec
     activations: QuantSpec
     fold: str
+    folded_weights: QuantSpec | None = None
+    quant_delay: int = 0
+    freeze_bn_delay: int | None = None
 
     def to_config(self) -> dict[str, Any]:
         """The recipe as JSON data."""
-        return {
-            "name": self.name,
-            "placement": self.placement,
-            "weights": specs.to_config(self.weights),
-            "activations": specs.to_config(self.activations),
-            "fold": self.fold,
-        }
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return config | {part: specs.to_config(config[part]) for part in _SPECS}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
         """The inverse of `to_config`."""
-        weights, activations = (
-            specs.from_config(config[part]) for part in ("weights", "activations")
-        )
-        return cls(**{**config, "weights": weights, "activations": activations})
+        return cls(**{**config, **{part: specs.from_config(config[part]) for part in _SPECS}})
+
+
+_SPECS = ("weights", "activations", "folded_weights")
 
 
 def int8(weight_bits: int = 8, activation_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
@@ -85,7 +89,72 @@ def int8(weight_bits: int = 8, activation_bits: int = 8, ema_decay: float = 0.99
     )
 
 
-NAMED = {"int8": int8}
+def contrib(
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    symmetric: bool = False,
+    ema_decay: float = 0.999,
+    quant_delay: int | None = None,
+    freeze_bn_delay: int | None = None,
+    *,
+    weight_narrow_range: bool = True,
+    quantize_folded_weights_use_ema: bool = False,
+    delay_weights: bool = True,
+) -> Recipe:
+    """What `tf.contrib.quantize` of TensorFlow 1.15 did, number by number.
+
+    Weights have one range per tensor, that of the kernel folded with its BatchNormalization,
+    from the last batch. Activations are quantized where the original placed quantizers; the
+    model's input is not.
+
+    Args:
+        weight_bits: 2 to 8.
+        activation_bits: 2 to 8.
+        symmetric: whether ranges are symmetric. Those behind Add and Multiply layers never are.
+        ema_decay: decay per step of the activations' moving averages.
+        quant_delay: first training step, counted from 1, that quantizes. Ranges are observed
+            from the start.
+        freeze_bn_delay: first training step that takes BatchNormalization's moving statistics;
+            None for never.
+        weight_narrow_range: whether weights leave out the lowest code. False in the first version
+            of the rewriter.
+        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average,
+            an option of the first version. They are then delayed like activations.
+        delay_weights: whether `quant_delay` holds for weights too. In the first version it did
+            not, except for folded weights with a moving average.
+
+    Raises:
+        ValueError: on bits outside 2 to 8 or a decay outside 0 to 1.
+    """
+    weights = QuantSpec(
+        weight_bits,
+        symmetric=symmetric,
+        narrow_range=weight_narrow_range,
+        observer="last_value",
+        delayed=delay_weights,
+        initial_range=(-6.0, 6.0),
+    )
+    folded_weights = dataclasses.replace(
+        weights, observer="moving_average", ema_decay=ema_decay, delayed=True
+    )
+    return Recipe(
+        name="contrib",
+        placement="contrib",
+        weights=weights,
+        activations=QuantSpec(
+            activation_bits,
+            symmetric=symmetric,
+            ema_decay=ema_decay,
+            initial_range=(0.0, 6.0),
+        ),
+        fold="correction",
+        folded_weights=folded_weights if quantize_folded_weights_use_ema else None,
+        quant_delay=quant_delay or 0,
+        freeze_bn_delay=freeze_bn_delay,
+    )
+
+
+NAMED = {"int8": int8, "contrib": contrib}
 
 
 def get(recipe: str | Recipe) -> Recipe:

@@ -8,9 +8,11 @@ from keras_qat import specs
 from keras_qat.backend import keras, register
 from keras_qat.graph import Call, Graph, Value, clone, map_values, rebuild, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.layers.scheduled import NEVER
 from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
+from keras_qat.schedule import schedule
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
@@ -55,6 +57,10 @@ def rewrite(plan: Plan) -> QuantizedModel:
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(old)
+    recipe = plan.recipe
+    if recipe.quant_delay or recipe.freeze_bn_delay is not None:
+        frozen_from = NEVER if recipe.freeze_bn_delay is None else recipe.freeze_bn_delay
+        schedule(model, quantize_from=recipe.quant_delay, freeze_from=frozen_from)
     return model
 
 

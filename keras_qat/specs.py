@@ -31,6 +31,7 @@ class QuantSpec:
         ema_decay: decay per step of `moving_average`.
         lower_bound: what the tensor cannot fall below (0 behind a ReLU), if known. The minimum
             is then not observed.
+        delayed: whether quantization waits for the layer's `quantize_from` step.
         initial_range: range before any data. By default a quantizer that has seen no data
             passes values through.
 
@@ -45,6 +46,7 @@ class QuantSpec:
     observer: Observer = "moving_average"
     ema_decay: float = 0.999
     lower_bound: float | None = None
+    delayed: bool = True
     initial_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from keras_qat.graph import values_in
 from keras_qat.interpreter import TFLiteModel, to_values
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.patterns import kind_of
-from keras_qat.quantize import is_quantized
+from keras_qat.schedule import is_quantized
 
 __all__ = ["OutputReport", "Report", "verify"]
 

@@ -17,7 +17,8 @@ from keras_qat import graph as graph_lib
 from keras_qat.export import folded, spelling
 from keras_qat.graph import Call, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.quantize import is_quantized, quantizers
+from keras_qat.quantize import quantizers
+from keras_qat.schedule import is_quantized
 
 __all__ = ["check_exportable", "inference_module"]
 

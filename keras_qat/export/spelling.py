@@ -29,19 +29,19 @@ def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
 
 def as_tflite(layer: Any, x: Any, folded: Folded) -> Any:
     """The form that the TFLite converter turns into one int8 operation."""
-    x = SPELLINGS[type(layer)](layer, x, folded)
-    return x if folded.bias is None else tf.nn.bias_add(x, folded.bias)
+    return SPELLINGS[type(layer)](layer, x, folded)
 
 
 def _conv2d(layer: Any, x: Any, folded: Folded) -> Any:
     # Keras spells dilation as SpaceToBatch, conv, BatchToSpace, which stays in float.
-    return tf.nn.conv2d(
+    y = tf.nn.conv2d(
         x,
         _per_channel(folded),
         strides=layer.strides,
         padding=layer.padding.upper(),
         dilations=layer.dilation_rate,
     )
+    return _add_bias(y, folded)
 
 
 def _depthwise_conv2d(layer: Any, x: Any, folded: Folded) -> Any:
@@ -49,13 +49,14 @@ def _depthwise_conv2d(layer: Any, x: Any, folded: Folded) -> Any:
     height, width, channels, multiplier = folded.kernel.shape
     kernel = _per_channel(folded, (height, width, 1, channels * multiplier))
     # The raw operation, as tf.nn.depthwise_conv2d spells dilation like Keras does.
-    return tf.raw_ops.DepthwiseConv2dNative(
+    y = tf.raw_ops.DepthwiseConv2dNative(
         input=x,
         filter=tf.reshape(kernel, folded.kernel.shape),
         strides=[1, *layer.strides, 1],
         padding=layer.padding.upper(),
         dilations=[1, *layer.dilation_rate, 1],
     )
+    return _add_bias(y, folded)
 
 
 def _dense(layer: Any, x: Any, folded: Folded) -> Any:
@@ -63,9 +64,11 @@ def _dense(layer: Any, x: Any, folded: Folded) -> Any:
     channels, units = folded.kernel.shape
     kernel = _per_channel(folded, (1, 1, channels, units))
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, 1, channels]), kernel, strides=1, padding="VALID")
-    if folded.bias is not None:
-        y = tf.nn.bias_add(y, folded.bias)
-    return tf.reshape(y, [-1, *x.shape[1:-1], units])
+    return tf.reshape(_add_bias(y, folded), [-1, *x.shape[1:-1], units])
+
+
+def _add_bias(y: Any, folded: Folded) -> Any:
+    return y if folded.bias is None else tf.nn.bias_add(y, folded.bias)
 
 
 def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:

@@ -33,11 +33,17 @@ class ActivationQuantizer:
             self.observers = [observers.make(spec, host, each) for each in names]
 
     def __call__(self, x: Any, phase: Phase, slot: int | None = 0) -> Any:
-        """Fake-quantizes `x`, which is observed in `slot` if this is training (None: not)."""
+        """Fake-quantizes `x`, which is observed in `slot` if this is training.
+
+        Without a slot, `x` is an average of values that this quantizer has been applied to.
+        """
         minimum, maximum = self.observe(x, phase.training, slot)
+        round_to_levels = (
+            fake_quant.fake_quantize_average if slot is None else fake_quant.fake_quantize
+        )
         return backend.cond(
             self.applies(phase.quantizing, minimum, maximum),
-            lambda: fake_quant.fake_quantize(x, minimum, maximum, self.spec.bits),
+            lambda: round_to_levels(x, minimum, maximum, self.spec.bits),
             lambda: tf.identity(x),
         )
 

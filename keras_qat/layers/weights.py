@@ -47,8 +47,9 @@ class WeightQuantizer:
                 )
 
         weights = tf.convert_to_tensor(weights)
+        quantizing = phase.quantizing if self.spec.delayed else True
         return backend.cond(
-            phase.quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
+            quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
         )
 
     def _quantize_channels(self, weights: Any) -> Any:

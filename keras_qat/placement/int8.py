@@ -1,4 +1,4 @@
-"""Placement: which tensors get which quantizer. Graph and recipe in, `Plan` out."""
+"""The placement that TFLite's int8 kernels ask for."""
 
 from __future__ import annotations
 
@@ -11,24 +11,13 @@ from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 
-__all__ = ["RULES", "place"]
+__all__ = ["Int8Placement"]
 
 Scope = Callable[[Call], bool]
 
 
-def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
-    """Decides for each tensor of a lowered graph how it is quantized.
-
-    Args:
-        graph: the graph, lowered.
-        recipe: the recipe.
-        scope: says whether a call is to be quantized; all are by default.
-    """
-    return RULES[recipe.placement](graph, recipe, scope).plan()
-
-
 class Int8Placement:
-    """The placement that TFLite's int8 kernels ask for.
+    """Decides tensor by tensor, in the order of computation.
 
     Every float tensor that an int8 kernel reads or writes has a quantizer, unless it never exists
     at run time (the kernel takes a ReLU or a BatchNormalization in) or keeps its input's range.
@@ -164,6 +153,3 @@ def _join(ranges: list[Range]) -> Range:
         [value for each in ranges for value in each.rounded],
     )
 
-
-RULES = {"int8": Int8Placement}
-"""Name of a placement, as recipes give it -> what carries it out."""

@@ -1,0 +1,270 @@
+"""The placement of `tf.contrib.quantize`, rule by rule and in its order.
+
+The original matches operations; here a *layer* is a kernel with its bias or its folded
+BatchNormalization, and `biased` is the tensor behind that. Each layer is matched once, by the
+first rule that fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from keras_qat import patterns
+from keras_qat.graph import Call, Graph, Value
+from keras_qat.patterns import Group
+from keras_qat.plan import Plan, Range
+from keras_qat.recipes import Recipe
+from keras_qat.specs import QuantSpec, Spec
+
+__all__ = ["ContribPlacement"]
+
+ACTIVATIONS = {"relu", "relu6", "linear"}
+"""Kinds that end a layer."""
+
+MERGES = {"add", "multiply"}
+"""Kinds that are quantized if something quantized flows into them."""
+
+PASSES = {
+    "Reshape",
+    "Flatten",
+    "MaxPooling2D",
+    "GlobalMaxPooling2D",
+}
+"""Layers that a quantized tensor flows through, with `linear` activations."""
+
+
+class ContribPlacement:
+    """Decides layer by layer, then merge by merge."""
+
+    def __init__(
+        self, graph: Graph, recipe: Recipe, scope: Callable[[Call], bool] | None
+    ) -> None:
+        self.graph, self.recipe = graph, recipe
+        self.in_scope = scope or (lambda call: True)
+        self.consumers = graph.consumers()
+        self.groups = patterns.groups(graph, folds_bias=False)
+        self.group_of = {call: group for group in self.groups for call in group.calls}
+        self.matched: set[Call] = set()
+        self.considered: set[Value] = set()
+        self.weights: dict[Group, QuantSpec | None] = dict.fromkeys(self.groups)
+        self.specs: dict[Value, Spec] = {}
+        self.reasons: dict[Value, str] = {}
+
+    def plan(self) -> Plan:
+        """Applies the rules in the original's order."""
+        calls = self.graph.calls
+        for call in calls:
+            self.match_post_activation_bypass(call)
+        for call in calls:
+            self.match_activation(call)
+        for call in calls:
+            self.match_final_layer(call)
+        for call in calls:
+            self.match_stage_of_separable(call)
+        for call in calls:
+            self.match_merge(call)
+        for value in self.graph.values():
+            self.reasons.setdefault(value, "no rule of tf.contrib.quantize")
+        return Plan(
+            recipe=self.recipe,
+            graph=self.graph,
+            groups=[group for group in self.groups if self.weights[group] or group.batch_norm],
+            specs=self.specs,
+            reasons=self.reasons,
+            ranges=[Range(spec, [value]) for value, spec in self.specs.items()],  # type: ignore
+            weights=self.weights,
+            float_layers={},
+        )
+
+    # The rules, in order.
+
+    def match_post_activation_bypass(self, add: Call) -> None:
+        """layer -> activation -> Add: the activation and the Add."""
+        if self.kind(add) != "add":
+            return
+        for value in reversed(add.inputs):  # The original looks at the second input first.
+            activation = value.producer
+            if activation and self.kind(activation) in ACTIVATIONS:
+                layer, bypass = self.layer_before(activation)
+                if layer is not None:
+                    self.quantize_layer(layer, activation, bypass, add)
+                    return
+
+    def match_activation(self, activation: Call) -> None:
+        """layer -> [Add ->] activation: the activation, and the layer before an Add."""
+        if self.kind(activation) not in ACTIVATIONS:
+            return
+        layer, bypass = self.layer_before(activation)
+        readers = self.consumers[activation.output]
+        before_batch_norm = (
+            self.kind(activation) == "linear"
+            and len(readers) == 1
+            and self.kind(readers[0]) == "batch_norm"
+        )
+        if layer is not None and not before_batch_norm:
+            self.quantize_layer(layer, activation, bypass)
+
+    def match_final_layer(self, call: Call) -> None:
+        """A layer with a bias or a folded BatchNormalization, and nothing of the above."""
+        layer = self.layer_of_biased(call.output) if call.outputs is not None else None
+        if layer is not None and self.is_biased(call.output):
+            self.quantize_layer(layer, call)
+
+    def match_stage_of_separable(self, call: Call) -> None:
+        """A layer without bias that feeds a layer directly, like the depthwise stage."""
+        if self.kind(call) != "kernel" or not call.inputs:
+            return
+        before = call.inputs[0].producer
+        if before and self.kind(before) == "kernel" and self.is_raw(before):
+            self.quantize_layer(before, before)
+
+    def match_merge(self, merge: Call) -> None:
+        """An Add or Multiply that something quantized flows into."""
+        if self.flows_in(merge) and self.in_scope(merge):
+            # The original does not hand `symmetric` on to these.
+            spec = dataclasses.replace(
+                self.recipe.activations, symmetric=False, initial_range=(-6.0, 6.0)
+            )
+            self.quantize(merge.output, spec, f"activation_{_OPS[str(self.kind(merge))]}_quant")
+
+    # What the rules are made of.
+
+    def kind(self, call: Call) -> str | None:
+        return patterns.kind_of(call)
+
+    def is_raw(self, kernel: Call) -> bool:
+        """Whether a kernel has neither a bias nor a folded BatchNormalization."""
+        return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
+
+    def layer_of_biased(self, value: Value) -> Call | None:
+        """The layer whose bias or folded BatchNormalization makes this tensor.
+
+        An Add onto a layer without either looks like a bias to the original.
+        """
+        call = value.producer
+        if call is None:
+            return None
+        kind = self.kind(call)
+        if kind == "kernel" and call.layer.use_bias:
+            return call
+        if kind == "batch_norm" and call in self.group_of:
+            return self.group_of[call].kernel
+        if kind == "add":
+            for each in call.inputs:
+                before = each.producer
+                if before and self.kind(before) == "kernel" and self.is_raw(before):
+                    return before
+        return None
+
+    def layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
+        """The layer that an activation ends, and the Add between them if there is one."""
+        value = activation.inputs[0]
+        layer = self.layer_of_biased(value)
+        if layer is not None:
+            return layer, None
+        before = value.producer
+        if before is None:
+            return None, None
+        if self.kind(before) == "add":
+            for each in before.inputs:
+                layer = self.layer_of_biased(each)
+                if layer is not None:
+                    return layer, before
+        if self.kind(before) == "kernel":
+            return before, None
+        return None, None
+
+    def quantize_layer(
+        self,
+        layer: Call,
+        activation: Call,
+        bypass: Call | None = None,
+        post_activation_bypass: Call | None = None,
+    ) -> None:
+        """Quantizes the tensors of one match, unless the layer was matched before."""
+        if layer in self.matched:
+            return
+        self.matched.add(layer)
+        own = self.recipe.activations
+        merged = dataclasses.replace(own, initial_range=(-6.0, 6.0))
+        group = self.group_of[layer]
+        if self.in_scope(layer):
+            folded = self.recipe.folded_weights if group.batch_norm else None
+            self.weights[group] = folded or self.recipe.weights
+        self.quantize(activation.output, own, "act_quant", [activation])
+        if bypass is not None:
+            biased = group.batch_norm.output if group.batch_norm else layer.output
+            scope = [layer, *self.consumers[biased]]
+            self.quantize(biased, merged, "conv_quant", scope)
+            if not self.feeds(bypass, ACTIVATIONS):
+                self.quantize(
+                    bypass.output, merged, "add_quant", [bypass, *self.consumers[bypass.output]]
+                )
+        if post_activation_bypass is not None and not self.feeds(
+            post_activation_bypass, {"relu", "relu6"}
+        ):
+            self.quantize(
+                post_activation_bypass.output,
+                merged,
+                "post_activation_bypass_quant",
+                [post_activation_bypass],
+            )
+
+    def quantize(
+        self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
+    ) -> None:
+        """Gives a tensor a quantizer, if all of `scope` is in the scope and nothing has done so."""
+        self.considered.add(value)
+        if all(self.in_scope(call) for call in scope or []) and not self.is_followed(value):
+            self.specs[value] = spec
+            self.reasons[value] = reason
+
+    def feeds(self, call: Call, kinds: set[str]) -> bool:
+        return any(self.kind(reader) in kinds for reader in self.consumers[call.output])
+
+    def is_followed(self, value: Value) -> bool:
+        """Whether a tensor is quantized, at once or behind reshapes."""
+        return value in self.specs or any(
+            self.is_followed(reader.output)
+            for reader in self.consumers[value]
+            if type(reader.layer).__name__ in ("Reshape", "Flatten")
+            or self.kind(reader) == "linear"
+        )
+
+    def flows_in(self, merge: Call) -> bool:
+        """Whether an Add or Multiply not yet looked at has a quantized input."""
+        if self.kind(merge) not in MERGES or merge.output in self.considered:
+            return False
+        readers = self.consumers[merge.output]
+        if len(readers) == 1 and self.kind(readers[0]) in ("relu", "relu6"):
+            return False
+        for value in merge.inputs:
+            value = self.before_passes(value)
+            if value in self.specs:
+                return True
+            if value.producer and self.kind(value.producer) in MERGES:
+                producers = [each.producer for each in value.producer.inputs]
+                if any(each is not None and self.flows_in(each) for each in producers):
+                    return True
+        return False
+
+    def before_passes(self, value: Value) -> Value:
+        """The tensor that this one is, seen through layers that only move values."""
+        while (
+            value not in self.specs
+            and value.producer
+            and (
+                type(value.producer.layer).__name__ in PASSES
+                or self.kind(value.producer) == "linear"
+            )
+        ):
+            value = value.producer.inputs[0]
+        return value
+
+    def is_biased(self, value: Value) -> bool:
+        return self.layer_of_biased(value) is not None
+
+
+_OPS = {"add": "AddV2", "multiply": "Mul"}
+"""Kind -> the TensorFlow 1 operation, which the original's names carry."""

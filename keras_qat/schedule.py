@@ -1,0 +1,83 @@
+"""When a model quantizes and when its BatchNormalization is frozen: the switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from keras_qat import graph
+from keras_qat.layers import ScheduledLayer
+from keras_qat.layers.scheduled import NEVER
+
+__all__ = [
+    "freeze_batch_norm",
+    "is_quantized",
+    "schedule",
+    "scheduled_layers",
+    "set_quantization",
+]
+
+
+def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
+    """The quantize-aware layers of a model, also of models inside it."""
+    layers = getattr(model, "_flatten_layers", lambda: ())()
+    return (layer for layer in layers if isinstance(layer, ScheduledLayer))
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a model holds quantize-aware layers."""
+    return any(True for _ in scheduled_layers(model))
+
+
+def set_quantization(model: Any, enabled: bool = True) -> None:
+    """Switches fake quantization on or off, at once. Ranges are observed in both cases.
+
+    What `callbacks.QuantDelay` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        enabled: on or off.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    schedule(model, quantize_from=0 if enabled else NEVER)
+
+
+def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
+    """Makes BatchNormalization use its moving statistics in training too, or the batch's again.
+
+    Frozen statistics do not change; scale and offset (gamma, beta) go on training. What
+    `callbacks.FreezeBatchNorm` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        frozen: frozen or not.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    schedule(model, freeze_from=0 if frozen else NEVER)
+
+
+def schedule(model: Any, **thresholds: int) -> None:
+    """Sets the training step, counted from 1, at which every layer of a model changes over.
+
+    Args:
+        model: a quantization-aware model.
+        thresholds: `quantize_from` and/or `freeze_from`, in steps of the model.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    if not is_quantized(model):
+        raise ValueError(
+            f"'{model.name}' is not quantization-aware: call keras_qat.quantize_model(model) first."
+        )
+    calls = graph.read(model).call_counts()
+    for layer in scheduled_layers(model):
+        # A layer that is called k times per step counts k, so the n-th step begins at this count.
+        per_step = calls.get(layer, 1)
+        for name, step in thresholds.items():
+            count = (step - 1) * per_step + 1 if 0 < step < NEVER else step
+            getattr(layer, name).assign(count)
