@@ -1,13 +1,16 @@
 """Lowering: layers that do several things become several layers that do one each.
 
 A layer with a built-in activation becomes the layer and an activation; a separable convolution
-becomes its depthwise and its pointwise convolution. After that, patterns have one form to match.
+becomes its depthwise and its pointwise convolution; a sum of three becomes two sums of two. After
+that, patterns have one form to match.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
@@ -26,6 +29,9 @@ def lower(graph: Graph) -> Graph:
     weights = dict(graph.weights)
     calls: list[Call] = []
     for call in graph.calls:
+        if type(call.layer) in (_layers.Add, _layers.Multiply) and len(call.inputs) > 2:
+            calls += _merge_two_by_two(call)
+            continue
         lowering = LOWERINGS.get(type(call.layer))
         if call.layer not in made:
             made[call.layer] = lowering(call.layer) if lowering else []
@@ -45,6 +51,24 @@ def lower(graph: Graph) -> Graph:
             calls.append(Call(layer, args, kwargs, output, name))
             args, kwargs = (output,), {}
     return Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, weights)
+
+
+def _merge_two_by_two(call: Call) -> list[Call]:
+    """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
+    merge, (first, *others), made = type(call.layer), call.inputs, []
+    for index, other in enumerate(others, start=1):
+        if index == len(others):
+            layer, name, output = call.layer, call.name, call.output
+        else:
+            name = f"{call.name}_part{index}"
+            layer = merge(name=name, dtype=call.layer.dtype_policy)
+            shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
+            output = Value(
+                name + call.output.name.removeprefix(call.name), tuple(shape), first.dtype
+            )
+        made.append(Call(layer, ([first, other],), {}, output, name))
+        first = output
+    return made
 
 
 def _shape(layer: Any, shape: Any) -> tuple[int | None, ...]:

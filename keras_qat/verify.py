@@ -13,8 +13,7 @@ from keras_qat import fake_quant
 from keras_qat import graph as graph_lib
 from keras_qat.graph import values_in
 from keras_qat.interpreter import TFLiteModel, to_values
-from keras_qat.layers import QuantizeWrapper
-from keras_qat.patterns import kind_of
+from keras_qat.patterns import RANGE_KEEPING, kind_of
 from keras_qat.schedule import is_quantized
 
 __all__ = ["OutputReport", "Report", "verify"]
@@ -155,7 +154,7 @@ def _output_steps(model: Any) -> list[float | None]:
         while quantizer is None and value.producer is not None:
             layer = value.producer.layer
             quantizer = getattr(layer, "quantizer", getattr(layer, "output_quantizer", None))
-            if isinstance(layer, QuantizeWrapper) or kind_of(value.producer) != "move":
+            if kind_of(value.producer) not in RANGE_KEEPING:
                 break
             value = value.producer.inputs[0]
         steps.append(
