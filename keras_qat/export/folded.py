@@ -12,54 +12,110 @@ from keras_qat import fake_quant
 __all__ = ["Folded", "fold"]
 
 
+INT8_MAX = 127
+"""Largest code of a weight in TFLite, which leaves out -128."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Folded:
     """The kernel and bias of one layer.
 
     Args:
         name: attribute of the kernel in the layer.
-        kernel: float32, each value a whole number of steps.
-        limits: largest value of each output channel in 127 steps (256 levels, narrow range);
-            shaped to broadcast against `kernel`. None if the kernel is not quantized.
+        kernel: float32, each value a whole number of its channel's steps.
+        limits: 127 steps of each output channel, shaped to broadcast against `kernel`. None if
+            the kernel is not quantized.
         bias: float32, one for each output channel, or None.
+        rounding: the largest change of a weight, in steps of its training, because TFLite's codes
+            end at 127: 0 but for wide asymmetric 8-bit ranges.
     """
 
     name: str
     kernel: np.ndarray
     limits: np.ndarray | None
     bias: np.ndarray | None
+    rounding: float = 0.0
 
 
 def fold(wrapper: Any) -> Folded:
     """Folds the BatchNormalization of a wrapper into its kernel and bias.
 
-    Per channel, BatchNorm(conv(x, Q(W)) + b) = conv(x, a Q(W)) + a (b - mean) + beta with
-    a = gamma / sqrt(variance + epsilon): the integer codes stay, the scales are multiplied.
+    BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
+    a = gamma / sqrt(variance + epsilon).
     """
-    layer, batch_norm = wrapper.layer, wrapper.batch_norm
+    layer = wrapper.layer
     ((name, axes),) = wrapper.weight_axes.items()
-    kernel = getattr(layer, name)
-    limits = fake_quant.channel_limits(kernel, axes)
-    levels = 2 ** (wrapper.weight_spec.bits - 1) - 1
-    codes = np.round(
-        fake_quant.fake_quantize_channels(kernel, limits, wrapper.weight_spec.bits).numpy()
-        / (limits.numpy() / levels)
-    )
-    scale = limits.numpy().astype(np.float64) / levels
+    kernel = getattr(layer, name).numpy()
     bias = layer.bias.numpy().astype(np.float64) if layer.use_bias else None
-    if batch_norm is not None:
-        factor, offset = factor_and_offset(batch_norm)
-        bias = (0.0 if bias is None else bias) * factor + offset
-        factor = factor.reshape([kernel.shape[axis] if axis in axes else 1 for axis in _axes(kernel)])
-        codes *= np.sign(factor)
-        # A channel that BatchNormalization switches off keeps its scale: all its codes are zero.
-        scale *= np.where(factor == 0, 1.0, np.abs(factor))
+    factor = None
+    if wrapper.batch_norm is not None:
+        factor, offset = factor_and_offset(wrapper.batch_norm)
+        bias = offset if bias is None else bias * factor + offset
+        rank = kernel.ndim
+        factor = factor.reshape(
+            [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
+        )
+    quantizer = wrapper.weight_quantizers.get(name)
+    if quantizer is None:
+        scale = codes = None
+        kernel = kernel if factor is None else kernel * factor
+    elif quantizer.spec.per_channel:
+        codes, scale = _codes_per_channel(kernel, axes, quantizer.spec.bits, factor)
+    else:
+        codes, scale = _codes_per_tensor(kernel, quantizer, factor)
+    rounding = 0.0
+    if codes is not None:
+        kernel, scale, rounding = _in_int8(codes, scale, axes)
     return Folded(
         name,
-        (codes * scale).astype(np.float32),
-        (127 * scale).astype(np.float32),
+        kernel.astype(np.float32),
+        None if scale is None else (INT8_MAX * scale).astype(np.float32),
         None if bias is None else bias.astype(np.float32),
+        rounding,
     )
+
+
+def _codes_per_channel(
+    kernel: np.ndarray, axes: tuple[int, ...], bits: int, factor: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Q(a W) = a Q(W): the codes of the kernel as it is; the scales are multiplied by |a|."""
+    limits = fake_quant.channel_limits(kernel, axes)
+    scale = limits.numpy() / np.float32(2 ** (bits - 1) - 1)
+    codes = np.round(fake_quant.fake_quantize_channels(kernel, limits, bits).numpy() / scale)
+    scale = scale.astype(np.float64)
+    if factor is None:
+        return codes, scale
+    # A channel that BatchNormalization switches off keeps its scale: all its codes are zero.
+    return codes * np.sign(factor), scale * np.where(factor == 0, 1.0, np.abs(factor))
+
+
+def _codes_per_tensor(
+    kernel: np.ndarray, quantizer: Any, factor: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of the folded kernel in the range that training stored, zero being code 0."""
+    spec = quantizer.spec
+    folded = kernel if factor is None else kernel * factor.astype(np.float32)
+    minimum, maximum = quantizer.current_range(folded)
+    values = fake_quant.fake_quantize(folded, minimum, maximum, spec.bits, spec.narrow_range)
+    steps = 2**spec.bits - (2 if spec.narrow_range else 1)
+    scale = (float(maximum) - float(minimum)) / steps
+    return np.round(values.numpy() / scale), np.full([1] * kernel.ndim, scale)
+
+
+def _in_int8(
+    codes: np.ndarray, scale: np.ndarray, axes: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Kernel values and scale per channel with codes of at most 127.
+
+    TFLite's int8 kernels have no zero point for weights. A channel of an asymmetric 8-bit kernel
+    that reaches past 127 steps gets wider ones, and its weights are rounded to them.
+    """
+    reduced = tuple(axis for axis in range(-codes.ndim, 0) if axis not in axes)
+    highest = np.max(np.abs(codes), axis=reduced, keepdims=True)
+    widening = np.maximum(highest / INT8_MAX, 1.0)
+    rounded = np.round(codes / widening) * widening
+    rounding = float(np.max(np.abs(rounded - codes)))
+    return rounded * scale, scale * widening, rounding
 
 
 def factor_and_offset(batch_norm: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -76,6 +132,3 @@ def factor_and_offset(batch_norm: Any) -> tuple[np.ndarray, np.ndarray]:
         offset = offset + batch_norm.beta.numpy()
     return factor, offset
 
-
-def _axes(kernel: Any) -> range:
-    return range(-len(kernel.shape), 0)

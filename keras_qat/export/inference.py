@@ -6,7 +6,8 @@ already on their levels, every range a constant. The training graph is never con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,27 @@ import tensorflow as tf
 from keras_qat import fake_quant, specs
 from keras_qat import graph as graph_lib
 from keras_qat.export import folded, spelling
-from keras_qat.graph import Call, values_in
+from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.patterns import FIXED_RANGES, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 
 __all__ = ["check_exportable", "inference_module"]
 
-Spelling = Callable[[Any, Any, folded.Folded], Any]
 
-
-def inference_module(model: Any, spelled: Spelling = spelling.as_keras) -> tf.Module:
+def inference_module(
+    model: Any,
+    for_tflite: bool = False,
+    input_range: tuple[float, float] | None = None,
+) -> tf.Module:
     """A module whose `serve` computes the folded, quantized model.
 
     Args:
         model: a quantization-aware model.
-        spelled: computes a wrapped layer from its input and folded weights.
+        for_tflite: whether operations are spelled the way that TFLite's converter quantizes them.
+        input_range: range of the model's inputs that have no quantizer; they stay in float
+            without one.
 
     Returns:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
@@ -39,53 +45,165 @@ def inference_module(model: Any, spelled: Spelling = spelling.as_keras) -> tf.Mo
     graph = graph_lib.read(model)
     values = values_in(graph.inputs)
     signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in values]
-    fold = {
-        call.layer: folded.fold(call.layer)
-        for call in graph.calls
-        if isinstance(call.layer, QuantizeWrapper)
-    }
-
-    def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-        layer = call.layer
-        if isinstance(layer, Quantize):
-            return quantize(args[0], layer.quantizer)
-        if not isinstance(layer, QuantizeWrapper):
-            if "training" in kwargs:
-                kwargs = {**kwargs, "training": False}
-            return layer(*args, **kwargs)
-        x = spelled(layer.layer, args[0], fold[layer])
-        if layer.activation is not None:
-            x = layer.activation(x)
-        return x if layer.output_quantizer is None else quantize(x, layer.output_quantizer)
+    writer = _Writer(graph, for_tflite)
 
     def serve(*inputs: Any) -> dict[str, Any]:
         with tf.name_scope("keras_qat"):
-            outputs = graph_lib.evaluate(graph, list(inputs), apply)
+            start = [
+                writer.quantize_input(value, tensor, input_range)
+                for value, tensor in zip(values, inputs, strict=True)
+            ]
+            outputs = graph_lib.evaluate(graph, start, writer.apply)
         return dict(zip(model.output_names, tf.nest.flatten(outputs), strict=True))
 
     module = tf.Module()
-    module.model = model  # Keeps the variables of layers that are not folded alive.
+    # What is not folded has to be saved along. Not the layers: Keras would trace each of them.
+    module.weights = [
+        weight
+        for layer in graph.call_counts()
+        if layer not in writer.folded
+        for weight in layer.weights
+    ]
     module.serve = tf.function(serve, input_signature=signature, autograph=False)
     return module
 
 
-def quantize(x: Any, quantizer: Any) -> Any:
-    """Fake quantization to constants, as the converter reads it: always in 256 levels.
+class _Writer:
+    """Computes the calls of a model in their exported form, and keeps track of ranges."""
 
-    With fewer bits the tensor keeps its own step width, holds the lower codes only, and is
-    clipped at the highest of them.
-    """
-    bits = quantizer.spec.bits
-    scale, zero_point = fake_quant.scale_of(*quantizer.current_range(), bits)
-    low = -zero_point * scale
+    def __init__(self, graph: Graph, for_tflite: bool) -> None:
+        self.spelled = spelling.as_tflite if for_tflite else spelling.as_keras
+        self.folded = {
+            layer: folded.fold(layer)
+            for layer in graph.call_counts()
+            if isinstance(layer, QuantizeWrapper)
+        }
+        if for_tflite:
+            self.warn_of_rounding()
+        self.quantized_next = {
+            call.inputs[0] for call in graph.calls if isinstance(call.layer, Quantize)
+        }
+        self.levels: dict[Value, Levels] = {}
 
-    def to_levels(x: Any) -> Any:
-        return tf.quantization.fake_quant_with_min_max_args(x, low, low + 255 * scale)
+    def warn_of_rounding(self) -> None:
+        """Tells which weights TFLite cannot hold as they were trained."""
+        wide = {layer.name: each.rounding for layer, each in self.folded.items() if each.rounding}
+        if wide:
+            warnings.warn(
+                f"The weights of {len(wide)} layers are rounded again, by up to "
+                f"{max(wide.values()):.2g} steps: {_some(list(wide))}. Their 8-bit ranges are not "
+                f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
+                f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "
+                f"most 7 bits for a file that computes what was trained.",
+                stacklevel=5,
+            )
 
-    if bits == 8:
-        return to_levels(x)
-    high = np.float32(low + (2**bits - 1) * scale)
-    return to_levels(tf.minimum(to_levels(x), high))
+    def apply(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The outputs of a call."""
+        layer = call.layer
+        if isinstance(layer, Quantize):
+            return self.quantize(call.output, args[0], Levels.of(layer.quantizer))
+        if isinstance(layer, QuantizeWrapper):
+            x = self.spelled(layer.layer, args[0], self.folded[layer])
+            if layer.activation is not None:
+                x = layer.activation(x)
+            if layer.output_quantizer is not None:
+                x = self.quantize(call.output, x, Levels.of(layer.output_quantizer))
+            return x
+        if "training" in kwargs:
+            kwargs = {**kwargs, "training": False}
+        if kind_of(call) == "concatenate":
+            args = self.in_one_range(call, args)
+        return self.with_implied_range(call, layer(*args, **kwargs))
+
+    def quantize(self, value: Value, x: Any, levels: Levels) -> Any:
+        self.levels[value] = levels
+        return levels.round(x)
+
+    def quantize_input(self, value: Value, x: Any, limits: tuple[float, float] | None) -> Any:
+        """An input of the model, quantized to `limits` if nothing in the model does it."""
+        if limits is None or value in self.quantized_next or not value.is_float:
+            return x
+        return self.quantize(value, x, Levels(*limits))
+
+    def with_implied_range(self, call: Call, x: Any) -> Any:
+        """A tensor that has no quantizer, with the range that follows from its inputs.
+
+        `recipes.contrib` leaves pooling, concatenation and softmax without quantizers, like the
+        original; its converter filled in the same ranges.
+        """
+        kind = kind_of(call)
+        known = [self.levels[value] for value in call.inputs if value in self.levels]
+        if kind is None or len(known) < len(call.inputs) or call.inputs == []:
+            return x
+        if kind in ("move", "linear"):
+            self.levels[call.output] = known[0]
+        elif call.output in self.quantized_next:
+            pass
+        elif kind in FIXED_RANGES:
+            return self.quantize(call.output, x, Levels(*FIXED_RANGES[kind]))
+        elif kind in ("average_pooling", "mean", "concatenate"):
+            return self.quantize(call.output, x, Levels.around(known))
+        return x
+
+    def in_one_range(self, call: Call, args: Any) -> Any:
+        """The tensors of a concatenation, in a range that holds them all.
+
+        TFLite's kernel asks for one. Its converter would give it to the tensors themselves and
+        forget where they were clipped in training.
+        """
+        known = [self.levels.get(value) for value in call.inputs]
+        if None in known or len(set(known)) == 1:
+            return args
+        union = Levels.around(known)
+
+        def clip(x: Any, levels: Levels) -> Any:
+            if levels.maximum < union.maximum:
+                x = tf.minimum(x, levels.maximum)
+            if levels.minimum > union.minimum:
+                x = tf.maximum(x, levels.minimum)
+            return union.round(x)
+
+        clipped = [clip(*pair) for pair in zip(tf.nest.flatten(args), known, strict=True)]
+        return tf.nest.pack_sequence_as(args, clipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Levels:
+    """A range as the exported function has it: constants."""
+
+    minimum: float
+    maximum: float
+    bits: int = 8
+
+    @classmethod
+    def of(cls, quantizer: Any) -> Levels:
+        """The levels of a trained quantizer."""
+        return cls(*quantizer.current_range(), quantizer.spec.bits)
+
+    @classmethod
+    def around(cls, levels: list[Levels]) -> Levels:
+        """Levels for tensors that are joined: theirs, or 256 levels over all of their ranges."""
+        if len(set(levels)) == 1:
+            return levels[0]
+        return cls(min(each.minimum for each in levels), max(each.maximum for each in levels))
+
+    def round(self, x: Any) -> Any:
+        """Fake quantization as the converter reads it: always in 256 levels.
+
+        With fewer bits the tensor keeps its own step width, holds the lower codes only, and is
+        clipped at the highest of them.
+        """
+        scale, zero_point = fake_quant.scale_of(self.minimum, self.maximum, self.bits)
+        low = -zero_point * scale
+
+        def to_levels(x: Any) -> Any:
+            return tf.quantization.fake_quant_with_min_max_args(x, low, low + 255 * scale)
+
+        if self.bits == 8:
+            return to_levels(x)
+        high = np.float32(low + (2**self.bits - 1) * scale)
+        return to_levels(tf.minimum(to_levels(x), high))
 
 
 def check_exportable(model: Any) -> None:

@@ -29,6 +29,8 @@ def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
 
 def as_tflite(layer: Any, x: Any, folded: Folded) -> Any:
     """The form that the TFLite converter turns into one int8 operation."""
+    if folded.limits is None:  # A kernel in float.
+        return as_keras(layer, x, folded)
     return SPELLINGS[type(layer)](layer, x, folded)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from keras_qat.export import spelling
 from keras_qat.export.files import check_writable, replacing
 from keras_qat.export.inference import check_exportable, inference_module
 
@@ -23,6 +22,7 @@ def export_tflite(
     *,
     input_dtype: EndType = "int8",
     output_dtype: EndType = "int8",
+    input_range: tuple[float, float] | None = None,
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
@@ -32,6 +32,8 @@ def export_tflite(
         input_dtype: type of the file's inputs; with integers the caller quantizes, by the scale
             and zero point that the file gives.
         output_dtype: type of its outputs.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`. Without it such inputs and the layers that read them are float.
 
     Returns:
         The file's contents.
@@ -50,7 +52,7 @@ def export_tflite(
             raise ValueError(f"{name}={dtype!r}: use 'int8', 'uint8' or 'float32'.")
     check_exportable(model)
     target = None if path is None else check_writable(path)
-    module = inference_module(model, spelling.as_tflite)
+    module = inference_module(model, for_tflite=True, input_range=input_range)
     contents = convert(module, types[input_dtype], types[output_dtype])
     if target is not None:
         with replacing(target) as scratch:

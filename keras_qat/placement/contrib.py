@@ -74,7 +74,7 @@ class ContribPlacement:
             reasons=self.reasons,
             ranges=[Range(spec, [value]) for value, spec in self.specs.items()],  # type: ignore
             weights=self.weights,
-            float_layers={},
+            float_layers=self.float_layers(),
         )
 
     # The rules, in order.
@@ -127,6 +127,22 @@ class ContribPlacement:
                 self.recipe.activations, symmetric=False, initial_range=(-6.0, 6.0)
             )
             self.quantize(merge.output, spec, f"activation_{_OPS[str(self.kind(merge))]}_quant")
+
+    def float_layers(self) -> dict[str, str]:
+        """Layers that an int8 runtime computes in float, as something has no range."""
+        found = {}
+        for call in self.graph.calls:
+            kind, group = self.kind(call), self.group_of.get(call)
+            if group is not None:
+                if self.weights[group] is None:
+                    found[call.name] = "kernel not quantized"
+            elif kind is None or kind == "batch_norm":
+                found[call.name] = f"no range for {type(call.layer).__name__}"
+            elif kind in MERGES | patterns.CLIPS and call.output not in self.specs:
+                readers = self.consumers[call.output]
+                if not all(each.output in self.specs for each in readers) or not readers:
+                    found[call.name] = "no quantizer behind it"
+        return found
 
     # What the rules are made of.
 
