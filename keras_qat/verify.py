@@ -134,12 +134,20 @@ def _check_match(file: TFLiteModel, model: Any) -> None:
         "outputs": (file.outputs, model.output_names, model.outputs),
     }
     for end, (details, names, tensors) in ends.items():
-        there = {name: tuple(each["shape_signature"][1:]) for name, each in details.items()}
+        there = {
+            name: tuple(int(size) for size in each["shape_signature"][1:])
+            for name, each in details.items()
+        }
         here = {
             name: tuple(-1 if size is None else size for size in tensor.shape[1:])
             for name, tensor in zip(names, tensors, strict=True)
         }
-        if there != here:
+        same = there.keys() == here.keys() and all(
+            len(there[name]) == len(here[name])
+            and all(a == b or -1 in (a, b) for a, b in zip(there[name], here[name], strict=True))
+            for name in here
+        )
+        if not same:
             raise ValueError(
                 f"The TFLite file belongs to another model: its {end} are {there}, the model's "
                 f"are {here}. Verify the model that the file was exported from."

@@ -72,6 +72,7 @@ class _Writer:
     """Computes the calls of a model in their exported form, and keeps track of ranges."""
 
     def __init__(self, graph: Graph, for_tflite: bool) -> None:
+        self.for_tflite = for_tflite
         self.spelled = spelling.as_tflite if for_tflite else spelling.as_keras
         self.folded = {
             layer: folded.fold(layer)
@@ -102,6 +103,8 @@ class _Writer:
         """The outputs of a call."""
         layer = call.layer
         if isinstance(layer, Quantize):
+            if self.for_tflite and kwargs["slot"] is None:
+                return args[0]  # An average: the runtime's kernel rounds it to its input's range.
             return self.quantize(call.output, args[0], Levels.of(layer.quantizer))
         if isinstance(layer, QuantizeWrapper):
             x = self.spelled(layer.layer, args[0], self.folded[layer])
