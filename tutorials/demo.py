@@ -44,7 +44,7 @@ def build(shape: tuple[int, int, int], classes: int = 10) -> keras.Model:
     x = layers.ReLU()(conv(x, 128, 3))
     x = layers.ReLU()(layers.Add()([conv(x, 128, 3), shortcut]))
     x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(image, layers.Dense(classes, activation="softmax", name="classes")(x))
+    return keras.Model(image, layers.Dense(classes, name="logits")(x))
 
 
 def train(
@@ -54,7 +54,9 @@ def train(
     steps = epochs * -(-len(data.x_train) // BATCH)
     schedule = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     model.compile(
-        keras.optimizers.Adam(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"]
+        keras.optimizers.Adam(schedule),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
     )
     model.fit(data.x_train, data.y_train, BATCH, epochs, verbose=2, callbacks=list(callbacks))
 
@@ -100,7 +102,7 @@ def run(data: Data, epochs: int, qat_epochs: int, directory: Path) -> Results:
         qat,
         data,
         qat_epochs,
-        learning_rate=3e-4,
+        learning_rate=3e-5,
         callbacks=[
             # The ranges settle for an epoch before anything is rounded to them.
             keras_qat.callbacks.QuantDelay(steps),
