@@ -249,6 +249,11 @@ def _is_graph_model(layer: Any) -> bool:
     return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
 
 
+def is_operation(layer: Any) -> bool:
+    """Whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
+    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
+
+
 def _is_tensor(leaf: Any) -> bool:
     return hasattr(leaf, "_keras_history")
 

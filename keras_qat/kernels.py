@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from keras_qat.backend import keras
 
-__all__ = ["KERNELS"]
+__all__ = ["AFFINE", "KERNELS"]
 
 _layers = keras.layers
 
 KERNELS: dict[type, dict[str, tuple[int, ...]]] = {
+    _layers.Conv1D: {"kernel": (-1,)},
     _layers.Conv2D: {"kernel": (-1,)},
+    _layers.Conv2DTranspose: {"kernel": (-2,)},
+    _layers.DepthwiseConv1D: {"depthwise_kernel": (-2, -1)},
     _layers.DepthwiseConv2D: {"depthwise_kernel": (-2, -1)},
     _layers.Dense: {"kernel": (-1,)},
 }
 """Layer class -> attribute of each weight that is quantized -> axes of its output channels,
 counted from the end. Biases are not listed: their scale follows from the others."""
+
+AFFINE = {_layers.BatchNormalization, _layers.Rescaling, _layers.Normalization}
+"""Layers that multiply and add per channel: a 1x1 depthwise convolution at run time, whose weights
+are single numbers per channel and so always exact. BatchNormalization only where it is not folded."""

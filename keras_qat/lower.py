@@ -1,8 +1,8 @@
 """Lowering: layers that do several things become several layers that do one each.
 
 A layer with a built-in activation becomes the layer and an activation; a separable convolution
-becomes its depthwise and its pointwise convolution; a sum of three becomes two sums of two. After
-that, patterns have one form to match.
+its depthwise and its pointwise convolution; swish x * sigmoid(x); a sum of three two sums of two.
+After that, patterns have one form to match.
 """
 
 from __future__ import annotations
@@ -15,121 +15,204 @@ import tensorflow as tf
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value
+from keras_qat.hard_swish import recognize_hard_swish
 
 __all__ = ["lower"]
 
 _layers = keras.layers
-_Split = list[tuple[Any, list[Any]]]
-"""Layers that together do what one did, each with the weights it starts from."""
+
+
+class Made:
+    """The layers that lowering made: for a shared layer, the same parts in each of its calls."""
+
+    def __init__(self) -> None:
+        self.weights: dict[Any, list[Any]] = {}
+        self._layers: dict[tuple[Any, str], Any] = {}
+
+    def layer(
+        self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()
+    ) -> Any:
+        """The part of `source` with that name, made once; it starts from `weights`."""
+        if (source, part) not in self._layers:
+            layer = self._layers[source, part] = make()
+            self.weights[layer] = list(weights)
+        return self._layers[source, part]
 
 
 def lower(graph: Graph) -> Graph:
     """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared."""
-    made: dict[Any, _Split] = {}
-    weights = dict(graph.weights)
-    calls: list[Call] = []
-    for call in graph.calls:
-        if type(call.layer) in (_layers.Add, _layers.Multiply) and len(call.inputs) > 2:
-            calls += _merge_two_by_two(call)
-            continue
+    made = Made()
+
+    def expand(call: Call) -> list[Call]:
         lowering = LOWERINGS.get(type(call.layer))
-        if call.layer not in made:
-            made[call.layer] = lowering(call.layer) if lowering else []
-        parts = made[call.layer]
-        if not parts:
-            calls.append(call)
-            continue
-        weights.update(parts)
-        value, args, kwargs = call.output, call.args, call.kwargs
-        for index, (layer, _) in enumerate(parts):
-            last = index == len(parts) - 1
-            shape = value.shape if last else _shape(layer, args[0].shape)
-            name = call.name.removesuffix(call.layer.name) + layer.name
-            label = name if name != call.name else f"{name}_before_activation"
-            label += value.name.removeprefix(call.name)
-            output = value if last else Value(label, shape, value.dtype)
-            calls.append(Call(layer, args, kwargs, output, name))
-            args, kwargs = (output,), {}
-    return Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, weights)
+        parts = lowering(call, made) if lowering else []
+        return [each for part in parts for each in expand(part)] or [call]
 
-
-def _merge_two_by_two(call: Call) -> list[Call]:
-    """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
-    merge, (first, *others), made = type(call.layer), call.inputs, []
-    for index, other in enumerate(others, start=1):
-        if index == len(others):
-            layer, name, output = call.layer, call.name, call.output
-        else:
-            name = f"{call.name}_part{index}"
-            layer = merge(name=name, dtype=call.layer.dtype_policy)
-            shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
-            output = Value(
-                name + call.output.name.removeprefix(call.name), tuple(shape), first.dtype
-            )
-        made.append(Call(layer, ([first, other],), {}, output, name))
-        first = output
-    return made
-
-
-def _shape(layer: Any, shape: Any) -> tuple[int | None, ...]:
-    return tuple(layer.compute_output_shape(shape))
-
-
-def _split_activation(layer: Any) -> _Split:
-    """conv(activation=f) -> conv, f. The layer keeps its name; the activation is named after it."""
-    if layer.activation in (None, keras.activations.linear):
-        return []
-    linear = graph_lib.clone(layer, activation="linear")
-    return [(linear, layer.weights), (_activation(layer), [])]
-
-
-def _activation(layer: Any) -> Any:
-    return _layers.Activation(
-        layer.activation, name=f"{layer.name}_activation", dtype=layer.dtype_policy
+    graph = recognize_hard_swish(graph)
+    calls = [each for call in graph.calls for each in expand(call)]
+    return Graph(
+        graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights
     )
 
 
-def _split_separable(layer: Any) -> _Split:
+def _chain(call: Call, *layers: Any) -> list[Call]:
+    """Calls of layers one after the other, that together compute what `call` did."""
+    calls: list[Call] = []
+    args, kwargs = call.args, call.kwargs
+    for layer in layers:
+        if layer is layers[-1]:
+            output = call.output
+        else:
+            output = _between(call, layer, layer.compute_output_shape(args[0].shape))
+        calls.append(Call(layer, args, kwargs, output, _path(call, layer)))
+        args, kwargs = (output,), {}
+    return calls
+
+
+def _path(call: Call, layer: Any) -> str:
+    return call.name.removesuffix(call.layer.name) + layer.name
+
+
+def _between(call: Call, layer: Any, shape: Any) -> Value:
+    """A tensor inside of what `call` did, made by `layer`."""
+    name = _path(call, layer)
+    label = f"{name}_before_activation" if name == call.name else name
+    return Value(
+        label + call.output.name.removeprefix(call.name), tuple(shape), call.output.dtype
+    )
+
+
+def _split_activation(call: Call, made: Made) -> list[Call]:
+    """conv(activation=f) -> conv, f. The layer keeps its name; the activation is named after it."""
+    layer = call.layer
+    if layer.activation in (None, keras.activations.linear):
+        return []
+    linear = made.layer(
+        layer, "linear", lambda: graph_lib.clone(layer, activation="linear"), layer.weights
+    )
+    return _chain(call, linear, _activation(layer, made))
+
+
+def _activation(layer: Any, made: Made) -> Any:
+    def make() -> Any:
+        name = f"{layer.name}_activation"
+        return _layers.Activation(layer.activation, name=name, dtype=layer.dtype_policy)
+
+    return made.layer(layer, "activation", make)
+
+
+def _split_separable(call: Call, made: Made) -> list[Call]:
     """SeparableConv2D -> DepthwiseConv2D, Conv2D 1x1, and its activation if it has one."""
+    layer = call.layer
+    one_dimension = isinstance(layer, _layers.SeparableConv1D)
+    depthwise_class = _layers.DepthwiseConv1D if one_dimension else _layers.DepthwiseConv2D
+    pointwise_class = _layers.Conv1D if one_dimension else _layers.Conv2D
     shared: dict[str, Any] = {
         "data_format": layer.data_format,
         "dtype": layer.dtype_policy,
         "trainable": layer.trainable,
     }
-    depthwise = _layers.DepthwiseConv2D(
-        layer.kernel_size,
-        strides=layer.strides,
-        padding=layer.padding,
-        dilation_rate=layer.dilation_rate,
-        depth_multiplier=layer.depth_multiplier,
-        use_bias=False,
-        depthwise_regularizer=layer.depthwise_regularizer,
-        depthwise_constraint=layer.depthwise_constraint,
-        name=f"{layer.name}_depthwise",
-        **shared,
-    )
-    pointwise = _layers.Conv2D(
-        layer.filters,
-        1,
-        use_bias=layer.use_bias,
-        kernel_regularizer=layer.pointwise_regularizer,
-        kernel_constraint=layer.pointwise_constraint,
-        bias_regularizer=layer.bias_regularizer,
-        bias_constraint=layer.bias_constraint,
-        activity_regularizer=layer.activity_regularizer,
-        name=layer.name,
-        **shared,
-    )
+
+    def depthwise() -> Any:
+        return depthwise_class(
+            layer.kernel_size,
+            strides=layer.strides,
+            padding=layer.padding,
+            dilation_rate=layer.dilation_rate,
+            depth_multiplier=layer.depth_multiplier,
+            use_bias=False,
+            depthwise_regularizer=layer.depthwise_regularizer,
+            depthwise_constraint=layer.depthwise_constraint,
+            name=f"{layer.name}_depthwise",
+            **shared,
+        )
+
+    def pointwise() -> Any:
+        return pointwise_class(
+            layer.filters,
+            1,
+            use_bias=layer.use_bias,
+            kernel_regularizer=layer.pointwise_regularizer,
+            kernel_constraint=layer.pointwise_constraint,
+            bias_regularizer=layer.bias_regularizer,
+            bias_constraint=layer.bias_constraint,
+            activity_regularizer=layer.activity_regularizer,
+            name=layer.name,
+            **shared,
+        )
+
     bias = [layer.bias] if layer.use_bias else []
-    parts = [(depthwise, [layer.depthwise_kernel]), (pointwise, [layer.pointwise_kernel, *bias])]
+    parts = [
+        made.layer(layer, "depthwise", depthwise, [layer.depthwise_kernel]),
+        made.layer(layer, "pointwise", pointwise, [layer.pointwise_kernel, *bias]),
+    ]
     if layer.activation not in (None, keras.activations.linear):
-        parts.append((_activation(layer), []))
-    return parts
+        parts.append(_activation(layer, made))
+    return _chain(call, *parts)
 
 
-LOWERINGS: dict[type, Callable[[Any], _Split]] = {
-    _layers.Conv2D: _split_activation,
-    _layers.DepthwiseConv2D: _split_activation,
-    _layers.Dense: _split_activation,
+def _merge_two_by_two(call: Call, made: Made) -> list[Call]:
+    """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
+    if len(call.inputs) <= 2:
+        return []
+    merge, (first, *others) = type(call.layer), call.inputs
+    calls: list[Call] = []
+    for index, other in enumerate(others, start=1):
+        layer, output = call.layer, call.output
+        if index < len(others):
+            name = f"{call.layer.name}_part{index}"
+            layer = made.layer(
+                call.layer, name, lambda name=name: merge(name=name, dtype=call.layer.dtype_policy)
+            )
+            shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
+            output = _between(call, layer, shape)
+        calls.append(Call(layer, ([first, other],), {}, output, _path(call, layer)))
+        first = output
+    return calls
+
+
+def _split_average(call: Call, made: Made) -> list[Call]:
+    """Average -> Add, Rescaling."""
+    layer, count = call.layer, len(call.inputs)
+    return _chain(
+        call,
+        made.layer(layer, "add", lambda: _layers.Add(name=f"{layer.name}_add")),
+        made.layer(layer, "scale", lambda: _layers.Rescaling(1.0 / count, name=layer.name)),
+    )
+
+
+def _split_swish(call: Call, made: Made) -> list[Call]:
+    """swish -> sigmoid, Multiply: TFLite has no kernel for it, but for its parts."""
+    layer = call.layer
+    if layer.activation not in (keras.activations.swish, tf.nn.silu):
+        return []
+    name = f"{layer.name}_sigmoid"
+    sigmoid = made.layer(layer, "sigmoid", lambda: _layers.Activation("sigmoid", name=name))
+    multiply = made.layer(layer, "multiply", lambda: _layers.Multiply(name=layer.name))
+    gate = _between(call, sigmoid, call.output.shape)
+    return [
+        Call(sigmoid, call.args, call.kwargs, gate, _path(call, sigmoid)),
+        Call(multiply, ([call.inputs[0], gate],), {}, call.output, call.name),
+    ]
+
+
+LOWERINGS: dict[type, Callable[[Call, Made], list[Call]]] = {
+    **dict.fromkeys(
+        (
+            _layers.Conv1D,
+            _layers.Conv2D,
+            _layers.Conv2DTranspose,
+            _layers.DepthwiseConv1D,
+            _layers.DepthwiseConv2D,
+            _layers.Dense,
+        ),
+        _split_activation,
+    ),
+    _layers.SeparableConv1D: _split_separable,
     _layers.SeparableConv2D: _split_separable,
+    _layers.Add: _merge_two_by_two,
+    _layers.Multiply: _merge_two_by_two,
+    _layers.Average: _split_average,
+    _layers.Activation: _split_swish,
 }
+"""Layer class -> the calls that a call becomes, or none if it stays as it is."""

@@ -12,8 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, values_in
-from keras_qat.kernels import KERNELS
+from keras_qat.graph import Call, Graph, Value, is_operation, values_in
+from keras_qat.hard_swish import HardSwish
+from keras_qat.kernels import AFFINE, KERNELS
 
 __all__ = ["Group", "groups", "kind_of"]
 
@@ -21,22 +22,38 @@ _layers = keras.layers
 
 KINDS: dict[type, str] = {
     **dict.fromkeys(KERNELS, "kernel"),
-    _layers.BatchNormalization: "batch_norm",
+    **dict.fromkeys(AFFINE, "affine"),
     _layers.Add: "add",
+    _layers.Subtract: "subtract",
     _layers.Multiply: "multiply",
+    _layers.Maximum: "maximum",
+    _layers.Minimum: "maximum",
     _layers.Concatenate: "concatenate",
+    _layers.AveragePooling1D: "average_pooling",
     _layers.AveragePooling2D: "average_pooling",
+    _layers.GlobalAveragePooling1D: "mean",
     _layers.GlobalAveragePooling2D: "mean",
+    _layers.LeakyReLU: "leaky_relu",
+    _layers.PReLU: "prelu",
+    _layers.ELU: "elu",
+    _layers.Softmax: "softmax",
+    HardSwish: "hard_swish",
     **dict.fromkeys(
         (
+            _layers.MaxPooling1D,
             _layers.MaxPooling2D,
+            _layers.GlobalMaxPooling1D,
             _layers.GlobalMaxPooling2D,
             _layers.Flatten,
             _layers.Reshape,
             _layers.Permute,
+            _layers.RepeatVector,
+            _layers.ZeroPadding1D,
             _layers.ZeroPadding2D,
+            _layers.Cropping1D,
             _layers.Cropping2D,
             _layers.Dropout,
+            _layers.SpatialDropout1D,
             _layers.SpatialDropout2D,
             _layers.GaussianNoise,
             _layers.GaussianDropout,
@@ -46,9 +63,39 @@ KINDS: dict[type, str] = {
         ),
         "move",
     ),
-    _layers.Softmax: "softmax",
 }
-"""Layer class -> kind. Activation layers are told by `_activation_kind`."""
+"""Layer class -> kind. Activation layers are told by `_activation_kind`, UpSampling2D by its mode,
+operations on symbolic tensors by `OPERATIONS`."""
+
+OPERATIONS: dict[str, str] = {
+    "__operators__.add": "add",
+    "math.add": "add",
+    "math.subtract": "subtract",
+    "math.multiply": "multiply",
+    "math.maximum": "maximum",
+    "math.minimum": "maximum",
+    "concat": "concatenate",
+    "math.reduce_mean": "mean",
+    "nn.relu": "relu",
+    "nn.relu6": "relu6",
+    "nn.softmax": "softmax",
+    "math.sigmoid": "sigmoid",
+    "math.tanh": "tanh",
+    "nn.leaky_relu": "leaky_relu",
+    "nn.elu": "elu",
+    "__operators__.getitem": "move",
+    "slice": "move",
+    "reshape": "move",
+    "transpose": "move",
+    "squeeze": "move",
+    "expand_dims": "move",
+    "identity": "move",
+    "stop_gradient": "move",
+    "math.reduce_max": "move",
+    "nn.max_pool2d": "move",
+    "nn.avg_pool2d": "average_pooling",
+}
+"""TensorFlow's name of an operation on symbolic tensors -> the kind of the layer it stands for."""
 
 ACTIVATIONS: dict[Any, str] = {
     keras.activations.linear: "linear",
@@ -61,20 +108,27 @@ ACTIVATIONS: dict[Any, str] = {
     tf.nn.sigmoid: "sigmoid",
     keras.activations.tanh: "tanh",
     tf.nn.tanh: "tanh",
+    keras.activations.elu: "elu",
+    tf.nn.elu: "elu",
+    tf.nn.leaky_relu: "leaky_relu",
+    keras.activations.gelu: "gelu",
 }
 """Activation function -> kind, for those that have int8 kernels. `relu6` clips to 0..6."""
 
 CLIPS = {"relu", "relu6"}
 """Activations that the runtime merges into the computation before them."""
 
-MERGES_CLIP = {"kernel", "add", "multiply"}
+MERGES_CLIP = {"kernel", "affine", "add", "subtract", "multiply"}
 """Kinds that the runtime merges a clipping activation into."""
 
-RANGE_KEEPING = {"move", "linear", "average_pooling", "concatenate"}
+RANGE_KEEPING = {"move", "linear", "maximum", "average_pooling", "resize", "concatenate"}
 """Kinds whose output has the range of their inputs."""
 
-ROUNDING = {"average_pooling"}
+ROUNDING = {"average_pooling", "resize"}
 """Of these, the kinds whose results lie between the codes and are rounded again."""
+
+POOLING = (_layers.MaxPooling2D, _layers.AveragePooling2D)
+"""Layers that the runtime merges a clipping activation into, in the range of their input."""
 
 FIXED_RANGES: dict[str, tuple[float, float]] = {
     "softmax": (0.0, 255 / 256),
@@ -92,6 +146,10 @@ def kind_of(call: Call) -> str | None:
     layer = call.layer
     if type(layer) in (_layers.Activation, _layers.ReLU):
         return _activation_kind(layer)
+    if type(layer) in (_layers.UpSampling2D, _layers.Resizing):
+        return {"nearest": "move", "bilinear": "resize"}.get(layer.interpolation)
+    if is_operation(layer):
+        return OPERATIONS.get(str(layer.symbol))
     kind = KINDS.get(type(layer))
     if kind == "average_pooling" and layer.data_format == "channels_first":
         return None
@@ -123,7 +181,7 @@ class Group:
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
         """The attributes that hold weights to quantize -> axes of their output channels."""
-        return KERNELS[type(self.kernel.layer)]
+        return KERNELS.get(type(self.kernel.layer), {})
 
     @property
     def output(self) -> Value:
@@ -131,7 +189,7 @@ class Group:
         return self.calls[-1].output
 
 
-def groups(graph: Graph, folds_bias: bool = True) -> list[Group]:
+def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds the kernel -> [BatchNormalization] -> [activation] sequences, longest first.
 
     A sequence ends where somebody else reads its result as well. A layer that is called more
@@ -141,6 +199,7 @@ def groups(graph: Graph, folds_bias: bool = True) -> list[Group]:
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
+        affine: whether layers in `kernels.AFFINE` that are not folded are kernels of their own.
     """
     consumers = graph.consumers()
     counts = graph.call_counts()
@@ -152,22 +211,27 @@ def groups(graph: Graph, folds_bias: bool = True) -> list[Group]:
 
     def batch_norm_behind(call: Call) -> Call | None:
         follower = only_consumer(call.output)
-        if follower is None or kind_of(follower) != "batch_norm":
+        if follower is None or not is_batch_norm(follower):
             return None
         if not folds_bias and call.layer.use_bias:
             return None
-        return follower if _normalizes_channels(follower.layer, call) else None
+        return follower if _is_per_channel(follower, _channel_axis(call)) else None
 
     norms = {call: batch_norm_behind(call) for call in graph.calls if kind_of(call) == "kernel"}
-    found = []
     for call, norm in norms.items():
         if norm is not None:
             partners = {
                 other and other.layer for each, other in norms.items() if each.layer is call.layer
             }
             if partners != {norm.layer} or counts[norm.layer] != counts[call.layer]:
-                norm = None
-        group = Group(call, norm)
+                norms[call] = None
+    folded = set(norms.values())
+    found = []
+    for call in graph.calls:
+        alone = affine and kind_of(call) == "affine" and call not in folded
+        if not (call in norms or alone and _is_per_channel(call, _channel_axis(call))):
+            continue
+        group = Group(call, norms.get(call))
         follower = only_consumer(group.output)
         if follower is not None and kind_of(follower) in CLIPS and counts[call.layer] == 1:
             group.activation = follower
@@ -175,10 +239,19 @@ def groups(graph: Graph, folds_bias: bool = True) -> list[Group]:
     return found
 
 
-def _normalizes_channels(batch_norm: Any, kernel: Call) -> bool:
-    axis = batch_norm.axis
+def is_batch_norm(call: Call) -> bool:
+    """Whether a call is a BatchNormalization."""
+    return isinstance(call.layer, _layers.BatchNormalization)
+
+
+def _channel_axis(call: Call) -> int:
+    channels_first = getattr(call.layer, "data_format", None) == "channels_first"
+    return 1 if channels_first else len(call.output.shape) - 1
+
+
+def _is_per_channel(call: Call, channel_axis: int) -> bool:
+    """Whether an affine layer has one factor and offset for each channel."""
+    axis = getattr(call.layer, "axis", channel_axis)
     axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
-    rank = len(kernel.output.shape)
-    channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
-    channel_axis = 1 if channels_first else rank - 1
-    return [each % rank for each in axes] == [channel_axis]
+    rank = len(call.output.shape)
+    return rank > 1 and [each % rank for each in axes] in ([channel_axis], [])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
+from keras_qat.backend import keras
 
 __all__ = ["Folded", "fold"]
 
@@ -44,6 +45,8 @@ def fold(wrapper: Any) -> Folded:
     a = gamma / sqrt(variance + epsilon).
     """
     layer = wrapper.layer
+    if not wrapper.weight_axes:
+        return _affine(wrapper)
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(layer, name).numpy()
     bias = layer.bias.numpy().astype(np.float64) if layer.use_bias else None
@@ -108,14 +111,42 @@ def _in_int8(
     """Kernel values and scale per channel with codes of at most 127.
 
     TFLite's int8 kernels have no zero point for weights. A channel of an asymmetric 8-bit kernel
-    that reaches past 127 steps gets wider ones, and its weights are rounded to them.
+    that reaches past 127 steps gets wider ones, and its weights are rounded to them. Where codes
+    are small, as with fewer bits, steps become a whole number of times finer: the weights stay,
+    and the bias, which TFLite rounds to input scale times weight scale, is rounded less.
     """
     reduced = tuple(axis for axis in range(-codes.ndim, 0) if axis not in axes)
     highest = np.max(np.abs(codes), axis=reduced, keepdims=True)
     widening = np.maximum(highest / INT8_MAX, 1.0)
     rounded = np.round(codes / widening) * widening
     rounding = float(np.max(np.abs(rounded - codes)))
-    return rounded * scale, scale * widening, rounding
+    finer = np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0)
+    return rounded * scale, scale * widening / finer, rounding
+
+
+def _affine(wrapper: Any) -> Folded:
+    """A layer that multiplies and adds per channel, as a kernel [1, 1, channels, 1] and a bias.
+
+    One weight per channel with a scale of its own is always exact.
+    """
+    channels = wrapper.get_build_config()["input_shape"][-1]
+    layer = wrapper.layer
+    if isinstance(layer, keras.layers.BatchNormalization):
+        factor, offset = factor_and_offset(layer)
+    elif isinstance(layer, keras.layers.Normalization):
+        mean, variance = (np.reshape(each, [-1]) for each in (layer.mean, layer.variance))
+        factor = 1 / np.maximum(np.sqrt(variance), keras.backend.epsilon())
+        offset = -mean * factor
+        if layer.invert:
+            factor, offset = 1 / factor, mean
+    else:
+        factor, offset = np.asarray(layer.scale, float), np.asarray(layer.offset, float)
+    factor, offset = (np.broadcast_to(each, [channels]) for each in (factor, offset))
+    kernel = factor.reshape(1, 1, channels, 1)
+    limits = np.where(kernel == 0, 1.0, np.abs(kernel))
+    return Folded(
+        "", kernel.astype(np.float32), limits.astype(np.float32), offset.astype(np.float32)
+    )
 
 
 def factor_and_offset(batch_norm: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -12,14 +12,18 @@ import tensorflow as tf
 
 from keras_qat.backend import keras, swapped
 from keras_qat.export.folded import Folded
+from keras_qat.kernels import AFFINE
 
 __all__ = ["as_keras", "as_tflite"]
 
 _layers = keras.layers
+_BatchNorm = _layers.BatchNormalization
 
 
 def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
     """The layer's own `call`, with the folded kernel and bias."""
+    if not folded.name:
+        return layer(x, training=False) if isinstance(layer, _BatchNorm) else layer(x)
     weights = {folded.name: tf.constant(folded.kernel)}
     if folded.bias is not None:
         weights |= {"bias": tf.constant(folded.bias), "use_bias": True}
@@ -61,6 +65,46 @@ def _depthwise_conv2d(layer: Any, x: Any, folded: Folded) -> Any:
     return _add_bias(y, folded)
 
 
+def _conv1d(layer: Any, x: Any, folded: Folded) -> Any:
+    # As Conv2D on [batch, 1, steps, channels].
+    if layer.padding == "causal":
+        x = tf.pad(x, [[0, 0], [(layer.kernel_size[0] - 1) * layer.dilation_rate[0], 0], [0, 0]])
+    padding = {"causal": "VALID"}.get(layer.padding, layer.padding.upper())
+    y = tf.nn.conv2d(
+        tf.expand_dims(x, 1),
+        _per_channel(folded, (1, *folded.kernel.shape)),
+        strides=(1, *layer.strides),
+        padding=padding,
+        dilations=(1, *layer.dilation_rate),
+    )
+    return tf.squeeze(_add_bias(y, folded), 1)
+
+
+def _depthwise_conv1d(layer: Any, x: Any, folded: Folded) -> Any:
+    # The kernel's strides have to be equal; along the axis of size 1 they change nothing.
+    steps, channels, multiplier = folded.kernel.shape
+    kernel = _per_channel(folded, (1, steps, 1, channels * multiplier))
+    y = tf.raw_ops.DepthwiseConv2dNative(
+        input=tf.expand_dims(x, 1),
+        filter=tf.reshape(kernel, (1, steps, channels, multiplier)),
+        strides=[1, *layer.strides * 2, 1],
+        padding=layer.padding.upper(),
+        dilations=[1, 1, *layer.dilation_rate, 1],
+    )
+    return tf.squeeze(_add_bias(y, folded), 1)
+
+
+def _affine(layer: Any, x: Any, folded: Folded) -> Any:
+    channels = folded.kernel.shape[2]
+    kernel = _per_channel(folded, (1, 1, 1, channels))
+    image = x if x.shape.rank == 4 else tf.reshape(x, [-1, 1, 1, channels])
+    y = tf.nn.depthwise_conv2d(
+        image, tf.reshape(kernel, [1, 1, channels, 1]), strides=[1, 1, 1, 1], padding="VALID"
+    )
+    y = _add_bias(y, folded)
+    return y if x.shape.rank == 4 else tf.reshape(y, [-1, *x.shape[1:]])
+
+
 def _dense(layer: Any, x: Any, folded: Folded) -> Any:
     # A MatMul with per-channel weights does not convert; the same as a 1x1 convolution does.
     channels, units = folded.kernel.shape
@@ -82,6 +126,9 @@ def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
 
 
 SPELLINGS = {
+    _layers.Conv1D: _conv1d,
+    _layers.DepthwiseConv1D: _depthwise_conv1d,
+    **dict.fromkeys(AFFINE, _affine),
     _layers.Conv2D: _conv2d,
     _layers.DepthwiseConv2D: _depthwise_conv2d,
     _layers.Dense: _dense,

@@ -22,11 +22,14 @@ def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is None:
         return x
+    return wrapper.batch_norm(x, training=is_learning(phase))
+
+
+def is_learning(phase: Phase) -> Any:
+    """Whether BatchNormalization takes the batch's statistics, and learns from them."""
     if phase.training is False or phase.frozen is True:
-        learning = False
-    else:
-        learning = tf.logical_and(phase.training, tf.logical_not(phase.frozen))
-    return wrapper.batch_norm(x, training=learning)
+        return False
+    return tf.logical_and(phase.training, tf.logical_not(phase.frozen))
 
 
 def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
@@ -107,6 +110,8 @@ def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
         name: quantizer(getattr(layer, name), phase)
         for name, quantizer in wrapper.weight_quantizers.items()
     }
+    if isinstance(layer, backend.keras.layers.BatchNormalization):
+        return layer(inputs, training=is_learning(phase))
     with backend.swapped(layer, **quantized):
         return layer(inputs)
 

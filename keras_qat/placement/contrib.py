@@ -30,6 +30,7 @@ PASSES = {
     "Flatten",
     "MaxPooling2D",
     "GlobalMaxPooling2D",
+    "Dropout",
 }
 """Layers that a quantized tensor flows through, with `linear` activations."""
 
@@ -43,7 +44,7 @@ class ContribPlacement:
         self.graph, self.recipe = graph, recipe
         self.in_scope = scope or (lambda call: True)
         self.consumers = graph.consumers()
-        self.groups = patterns.groups(graph, folds_bias=False)
+        self.groups = patterns.groups(graph, folds_bias=False, affine=False)
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.matched: set[Call] = set()
         self.considered: set[Value] = set()
@@ -100,7 +101,7 @@ class ContribPlacement:
         before_batch_norm = (
             self.kind(activation) == "linear"
             and len(readers) == 1
-            and self.kind(readers[0]) == "batch_norm"
+            and patterns.is_batch_norm(readers[0])
         )
         if layer is not None and not before_batch_norm:
             self.quantize_layer(layer, activation, bypass)
@@ -136,7 +137,7 @@ class ContribPlacement:
             if group is not None:
                 if self.weights[group] is None:
                     found[call.name] = "kernel not quantized"
-            elif kind is None or kind == "batch_norm":
+            elif kind is None or kind == "affine":
                 found[call.name] = f"no range for {type(call.layer).__name__}"
             elif kind in MERGES | patterns.CLIPS and call.output not in self.specs:
                 readers = self.consumers[call.output]
@@ -164,7 +165,7 @@ class ContribPlacement:
         kind = self.kind(call)
         if kind == "kernel" and call.layer.use_bias:
             return call
-        if kind == "batch_norm" and call in self.group_of:
+        if patterns.is_batch_norm(call) and call in self.group_of:
             return self.group_of[call].kernel
         if kind == "add":
             for each in call.inputs:

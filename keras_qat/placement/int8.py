@@ -59,7 +59,7 @@ class Int8Placement:
         """The kind of an int8 computation, or None for one in float."""
         kind = patterns.kind_of(call)
         in_group = call in self.group_of
-        if kind in ("kernel", "batch_norm"):
+        if kind in ("kernel", "affine"):
             return kind if in_group else None
         return kind if in_group or self.scope is None or self.scope(call) else None
 
@@ -67,8 +67,8 @@ class Int8Placement:
         """The reason why a call computes in float."""
         if self.scope is not None and not self.scope(call):
             return "outside the scope"
-        if patterns.kind_of(call) == "batch_norm":
-            return "no layer in front that it folds into"
+        if patterns.kind_of(call) == "affine":
+            return "not one factor per channel"
         return f"no int8 rule for {type(call.layer).__name__}"
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
@@ -95,6 +95,10 @@ class Int8Placement:
                 return None, "its input is in float"
             if len(sources) == 1 or all(self.has_own_range(each) for each in sources):
                 return SharedSpec(sources[0].name, kind in patterns.ROUNDING), f"{kind} keeps it"
+        if kind in patterns.CLIPS and self.follows_pooling(call):
+            return SharedSpec(
+                call.inputs[0].name, rounds=True
+            ), "merged into pooling, which keeps it"
         if kind in patterns.NON_NEGATIVE:
             own = dataclasses.replace(own, lower_bound=0.0)
         return own, f"output of {kind}"
@@ -114,6 +118,17 @@ class Int8Placement:
             and value not in self.outputs
             and len(readers) == 1
             and self.kind(readers[0]) in patterns.CLIPS
+        )
+
+    def follows_pooling(self, call: Call) -> bool:
+        """Whether an activation is computed by pooling, whose kernels have one range."""
+        (value,) = call.inputs
+        return (
+            value.producer is not None
+            and type(value.producer.layer) in patterns.POOLING
+            and value in self.specs
+            and value not in self.outputs
+            and len(self.consumers[value]) == 1
         )
 
     def has_own_range(self, value: Value) -> bool:
@@ -152,4 +167,3 @@ def _join(ranges: list[Range]) -> Range:
         [value for each in ranges for value in each.observed],
         [value for each in ranges for value in each.rounded],
     )
-
