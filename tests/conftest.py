@@ -1,0 +1,58 @@
+"""Fixtures that several test modules share: models are built and exported once per session."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_qat
+from tests.models import images, observe, residual_net, scramble, train
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclasses.dataclass
+class Exported:
+    """A trained model, its TFLite file and inputs."""
+
+    float_model: Any
+    model: Any
+    tflite: bytes
+    x: np.ndarray
+
+
+@pytest.fixture(scope="session")
+def exported() -> Exported:
+    """The residual network after a few steps of training. Tests must not change it."""
+    float_model = scramble(residual_net())
+    x = images(96, (8, 8, 1))
+    model = observe(keras_qat.quantize_model(float_model), x)
+    train(model, x, steps=4)
+    return Exported(float_model, model, keras_qat.export_tflite(model), x)
+
+
+@pytest.fixture
+def fresh_process(tmp_path):
+    """Runs Python code in a new process; returns the array that it leaves in `result`."""
+
+    def run(code: str, **arrays: np.ndarray) -> np.ndarray:
+        np.savez(tmp_path / "arrays.npz", **arrays)
+        program = (
+            "import numpy as np\n"
+            f"arrays = np.load({str(tmp_path / 'arrays.npz')!r})\n"
+            f"{code}\n"
+            f"np.save({str(tmp_path / 'result.npy')!r}, result)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return np.load(tmp_path / "result.npy")
+
+    return run

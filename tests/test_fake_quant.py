@@ -1,0 +1,116 @@
+"""The arithmetic, against TensorFlow's own fake-quantization ops and plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat import fake_quant
+from tests.models import rng
+
+pytestmark = pytest.mark.legacy
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize(
+    ("shape", "channel_axes"),
+    [((3, 3, 5, 7), (-1,)), ((3, 3, 6, 2), (-2, -1)), ((11, 4), (-1,)), ((1, 1, 1, 1), (-1,))],
+)
+def test_channels_equal_tensorflows_op(shape, channel_axes, bits):
+    channels = int(np.prod([shape[axis] for axis in channel_axes]))
+    for seed in range(5):
+        numbers = rng(seed)
+        sizes = 10.0 ** numbers.uniform(-4, 3, channels)
+        weights = (numbers.normal(size=shape).reshape(-1, channels) * sizes).astype(np.float32)
+        if channels > 1:
+            weights[:, 1] = 0.0
+        limits = np.abs(weights).max(0)
+        limits[limits == 0] = 1.0
+        expected = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+            weights, -limits, limits, num_bits=bits, narrow_range=True
+        )
+        weights = weights.reshape(shape)
+        found = fake_quant.fake_quantize_channels(
+            weights, fake_quant.channel_limits(weights, channel_axes), bits
+        )
+        np.testing.assert_array_equal(found.numpy().ravel(), expected.numpy().ravel())
+
+
+def test_channels_pass_the_gradient_everywhere():
+    weights = tf.Variable(rng().normal(size=(3, 3, 2, 4)).astype(np.float32))
+    upstream = rng(1).normal(size=(3, 3, 2, 4)).astype(np.float32)
+    with tf.GradientTape() as tape:
+        limits = tf.stop_gradient(fake_quant.channel_limits(weights, (-1,)))
+        loss = tf.reduce_sum(upstream * fake_quant.fake_quantize_channels(weights, limits))
+    np.testing.assert_array_equal(tape.gradient(loss, weights), upstream)
+
+
+def test_channel_limits():
+    weights = np.array([[1.0, 0.0, -3.0], [-2.0, 0.0, 1.0]], np.float32)
+    np.testing.assert_array_equal(fake_quant.channel_limits(weights, (-1,)), [[2.0, 1.0, 3.0]])
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_values_lie_on_the_levels_of_the_range(bits):
+    x = rng().uniform(-2, 4, 20_000).astype(np.float32)
+    minimum, maximum = np.float32(-1.3), np.float32(2.9)
+    scale, zero_point = fake_quant.scale_of(minimum, maximum, bits)
+    found = fake_quant.fake_quantize(x, minimum, maximum, bits).numpy()
+    codes = np.clip(np.round(x / scale) + zero_point, 0, 2**bits - 1)
+    np.testing.assert_allclose(found, (codes - zero_point) * scale, atol=1e-6)
+    assert len(np.unique(found)) == 2**bits
+    assert 0.0 in found
+
+
+def test_gradient_is_zero_outside_the_range():
+    x = tf.Variable([-9.0, -1.0, 0.0, 1.0, 9.0])
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(fake_quant.fake_quantize(x, np.float32(-2.0), np.float32(2.0)))
+    np.testing.assert_array_equal(tape.gradient(y, x), [0, 1, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "expected"),
+    [
+        ([1.0, 3.0], {}, (0.0, 3.0)),
+        ([-2.0, -1.0], {}, (-2.0, 0.0)),
+        ([-1.0, 3.0], {}, (-1.0, 3.0)),
+        ([-1.0, 3.0], {"symmetric": True, "narrow_range": True}, (-3.0, 3.0)),
+        ([-4.0, 3.0], {"symmetric": True, "narrow_range": True}, (-4.0, 4.0)),
+        ([-1.0, 127.0], {"symmetric": True}, (-128.0, 127.0)),
+        ([-256.0, 3.0], {"symmetric": True}, (-256.0, 254.0)),
+        ([0.0], {}, (0.0, 0.0)),
+    ],
+)
+def test_range_holds_the_tensor_and_zero(x, options, expected):
+    found = fake_quant.range_of(np.array(x, np.float32), **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "scale", "zero_point"),
+    [(0.0, 255.0, 1.0, 0), (-128.0, 127.0, 1.0, 128), (-0.4, 254.6, 1.0, 0), (-255.0, 0, 1.0, 255)],
+)
+def test_scale_and_zero_point(minimum, maximum, scale, zero_point):
+    assert fake_quant.scale_of(minimum, maximum) == (scale, zero_point)
+
+
+@pytest.mark.parametrize(("minimum", "maximum"), [(0.0, 6.0), (-1.0, 3.0), (-5.0, 0.0)])
+def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
+    """TFLite adds signed codes and divides, halves away from zero."""
+    scale, zero_point = fake_quant.scale_of(minimum, maximum)
+    zero_point -= 128
+    codes = rng().integers(-128, 128, (500, 4))
+    total = codes.sum(1)
+    expected = np.sign(total) * ((np.abs(total) + 2) // 4)
+    x = ((codes - zero_point) * np.float32(scale)).astype(np.float32).mean(1)
+    found = fake_quant.fake_quantize_average(x, np.float32(minimum), np.float32(maximum)).numpy()
+    np.testing.assert_array_equal(np.round(found / scale) + zero_point, expected)
+
+
+def test_average_passes_the_gradient_everywhere():
+    x = tf.Variable([0.1, 1.0, 2.9])
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(fake_quant.fake_quantize_average(x, 0.0, 3.0))
+    np.testing.assert_array_equal(tape.gradient(y, x), [1, 1, 1])

@@ -1,0 +1,107 @@
+"""Ranges, against a plain computation in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from keras_qat import fake_quant
+from keras_qat.layers import Quantize
+from keras_qat.specs import QuantSpec
+from tests.models import rng
+
+pytestmark = pytest.mark.legacy
+
+
+def observed(spec: QuantSpec, batches) -> list[tuple[float, float]]:
+    """The range of a quantizer after each batch."""
+    layer = Quantize(spec)
+    ranges = []
+    for batch in batches:
+        layer(np.asarray(batch, np.float32), training=True)
+        ranges.append(layer.quantizer.current_range())
+    return ranges
+
+
+def debiased_average(values, decay: float) -> np.ndarray:
+    """Moving average of all values so far over the sum of their weights, in double precision."""
+    results = []
+    for count in range(1, len(values) + 1):
+        weights = decay ** np.arange(count - 1, -1, -1.0)
+        results.append(np.sum(weights * values[:count]) / np.sum(weights))
+    return np.array(results)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
+def test_moving_average_is_that_of_the_batches_so_far(decay):
+    batches = rng().normal(size=(20, 50)) * rng(1).uniform(0.1, 5, (20, 1))
+    ranges = np.array(observed(QuantSpec(ema_decay=decay), batches))
+    for column, extremes in ((0, batches.min(1)), (1, batches.max(1))):
+        expected = debiased_average(extremes, decay)
+        # 1 - decay has few digits in float32 if decay is close to 1: that is the tolerance.
+        np.testing.assert_allclose(ranges[:, column], expected, rtol=2e-4)
+
+
+def test_first_batch_gives_the_range_at_once():
+    # The default decay, 0.999, is off by 1e-5 in float32, and 1 - decay with it.
+    np.testing.assert_allclose(observed(QuantSpec(), [[-0.25, 1.0]]), [(-0.25, 1.0)], rtol=2e-5)
+    assert observed(QuantSpec(ema_decay=0.5), [[-0.25, 1.0]]) == [(-0.25, 1.0)]
+
+
+def test_moving_average_in_single_precision_step_by_step():
+    """The same order of operations in float32 gives the same bits."""
+    batches = rng().normal(size=(30, 10)).astype(np.float32)
+    weight = np.float32(1 - 0.9)
+    biased, step, expected = np.float32(0), np.float32(0), []
+    for value in batches.max(1):
+        biased = biased - (biased - value) * weight
+        step += np.float32(1)
+        expected.append(biased / (np.float32(1) - np.power(np.float32(1) - weight, step)))
+    found = np.array(observed(QuantSpec(ema_decay=0.9), batches), np.float32)[:, 1]
+    np.testing.assert_array_max_ulp(found, np.array(expected), maxulp=2)
+
+
+@pytest.mark.parametrize(("batch", "expected"), [([2.0, 3.0], (0, 3)), ([-3.0, -2.0], (-3, 0))])
+@pytest.mark.parametrize("observer", ["moving_average", "last_value", "current_value"])
+def test_zero_is_in_the_range(observer, batch, expected):
+    layer = Quantize(QuantSpec(observer=observer, ema_decay=0.5))
+    x = np.array(batch, np.float32)
+    y = layer(x, training=True)
+    np.testing.assert_array_equal(y, fake_quant.fake_quantize(x, *np.float32(expected)))
+
+
+def test_last_value_forgets():
+    spec = QuantSpec(observer="last_value")
+    assert observed(spec, [[-5.0, 5.0], [-1.0, 2.0]])[-1] == (-1.0, 2.0)
+
+
+def test_known_lower_bound_is_not_observed():
+    assert observed(QuantSpec(lower_bound=0.0, ema_decay=0.5), [[-5.0, 5.0]]) == [(0.0, 5.0)]
+
+
+def test_inference_does_not_observe():
+    layer = Quantize(QuantSpec())
+    layer(np.array([-1.0, 2.0], np.float32), training=True)
+    before = layer.quantizer.current_range()
+    layer(np.array([-9.0, 9.0], np.float32), training=False)
+    assert layer.quantizer.current_range() == before
+
+
+def test_passes_values_through_before_any_data():
+    x = rng().normal(size=100).astype(np.float32)
+    np.testing.assert_array_equal(Quantize(QuantSpec())(x), x)
+
+
+def test_initial_range_quantizes_before_any_data():
+    x = rng().normal(size=100).astype(np.float32)
+    layer = Quantize(QuantSpec(initial_range=(-1.0, 1.0)))
+    np.testing.assert_array_equal(
+        layer(x), fake_quant.fake_quantize(x, np.float32(-1.0), np.float32(1.0))
+    )
+
+
+def test_shared_range_holds_all_tensors():
+    layer = Quantize(QuantSpec(ema_decay=0.5), slots=2)
+    layer(np.array([-1.0, 1.0], np.float32), training=True, slot=0)
+    layer(np.array([0.5, 4.0], np.float32), training=True, slot=1)
+    assert layer.quantizer.current_range() == (-1.0, 4.0)
