@@ -130,9 +130,6 @@ ROUNDING = {"average_pooling", "resize"}
 POOLING = (_layers.MaxPooling2D, _layers.AveragePooling2D)
 """Layers that the runtime merges a clipping activation into, in the range of their input."""
 
-POOLING = (_layers.MaxPooling2D, _layers.AveragePooling2D)
-"""Layers that the runtime merges a clipping activation into, in the range of their input."""
-
 FIXED_RANGES: dict[str, tuple[float, float]] = {
     "softmax": (0.0, 255 / 256),
     "sigmoid": (0.0, 255 / 256),

@@ -99,8 +99,6 @@ class Int8Placement:
             return SharedSpec(
                 call.inputs[0].name, rounds=True
             ), "merged into pooling, which keeps it"
-        if kind in patterns.CLIPS and self.follows_pooling(call):
-            return SharedSpec(call.inputs[0].name, rounds=True), "merged into pooling, which keeps it"
         if kind in patterns.NON_NEGATIVE:
             own = dataclasses.replace(own, lower_bound=0.0)
         return own, f"output of {kind}"
@@ -120,17 +118,6 @@ class Int8Placement:
             and value not in self.outputs
             and len(readers) == 1
             and self.kind(readers[0]) in patterns.CLIPS
-        )
-
-    def follows_pooling(self, call: Call) -> bool:
-        """Whether an activation is computed by pooling, whose kernels have one range."""
-        (value,) = call.inputs
-        return (
-            value.producer is not None
-            and type(value.producer.layer) in patterns.POOLING
-            and value in self.specs
-            and value not in self.outputs
-            and len(self.consumers[value]) == 1
         )
 
     def follows_pooling(self, call: Call) -> bool:
