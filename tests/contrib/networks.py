@@ -1,0 +1,94 @@
+"""Small networks that the tests of `recipes.contrib` quantize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_qat.backend import keras
+
+layers = keras.layers
+
+SHAPE = (6, 6, 4)
+"""Of the images; dense layers read the last axis."""
+
+ACTIVATIONS = {"relu6": 6.0, "relu": None, "identity": ...}
+"""Name -> upper limit of the ReLU, or no ReLU."""
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "conv": lambda **kwargs: layers.Conv2D(4, 3, padding="same", **kwargs),
+    "fc": lambda **kwargs: layers.Dense(4, **kwargs),
+    "depthwise": lambda **kwargs: layers.DepthwiseConv2D(3, padding="same", **kwargs),
+    "atrous": lambda **kwargs: layers.DepthwiseConv2D(3, padding="same", dilation_rate=2, **kwargs),
+}
+"""The four kinds of layer that the original was tested with."""
+
+
+def image(shape: tuple[int | None, ...] = SHAPE) -> Any:
+    """The input of a network."""
+    return keras.Input(shape, name="image")
+
+
+def conv(x: Any, name: str, **kwargs: Any) -> Any:
+    """A convolution that keeps the shape of 4-channel images."""
+    return layers.Conv2D(4, 3, padding="same", name=name, **kwargs)(x)
+
+
+def relu(x: Any, name: str = "relu", max_value: float | None = None) -> Any:
+    """A ReLU, or a ReLU6."""
+    return layers.ReLU(max_value, name=name)(x)
+
+
+def identity(x: Any, name: str) -> Any:
+    """An activation that does nothing, `tf.identity` in the original's tests."""
+    return layers.Activation("linear", name=name)(x)
+
+
+def single(
+    kind: str = "conv",
+    activation: str = "relu",
+    bypass: bool = False,
+    batch_norm: bool = False,
+    scope: str | None = None,
+    shape: tuple[int | None, ...] | None = None,
+    **norm: Any,
+) -> Any:
+    """One layer with its bias or BatchNormalization, perhaps an Add, and an activation.
+
+    Args:
+        kind: a key of `KERNELS`.
+        activation: a key of `ACTIVATIONS`.
+        bypass: whether the input is added in front of the activation.
+        batch_norm: whether there is a BatchNormalization instead of a bias.
+        scope: name of a model that the layers are put into.
+        shape: of the input, without the batch.
+        norm: arguments of the BatchNormalization.
+    """
+    keras.utils.set_random_seed(11)
+    if shape is None:
+        shape = SHAPE[-1:] if kind == "fc" else SHAPE
+    inputs = x = image(shape)
+    x = KERNELS[kind](use_bias=not batch_norm, name="layer")(x)
+    if batch_norm:
+        x = layers.BatchNormalization(name="bn", **norm)(x)
+    if bypass:
+        x = layers.Add(name="add")([x, inputs])
+    limit = ACTIVATIONS[activation]
+    x = identity(x, "activation") if limit is ... else relu(x, "activation", limit)
+    model = keras.Model(inputs, x, name=scope)
+    if scope is not None:
+        outer = keras.Input(shape, name="image")
+        model = keras.Model(outer, model(outer))
+    return model
+
+
+def two_scopes() -> Any:
+    """The same block twice, inside the models `scope1` and `scope2`."""
+
+    def block(name: str) -> Any:
+        inputs = image()
+        x = relu(conv(inputs, "layer"), "relu")
+        return keras.Model(inputs, layers.Multiply(name="multiply")([x, inputs]), name=name)
+
+    inputs = image()
+    return keras.Model(inputs, block("scope2")(block("scope1")(inputs)))

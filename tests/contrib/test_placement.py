@@ -1,0 +1,271 @@
+"""Which tensors of a network get a quantizer: the original's tests of its graph patterns.
+
+The recorded runs in `tests/conformance` hold further networks, with everything that reads a
+quantized tensor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import graph, patterns
+from keras_qat.backend import keras
+from keras_qat.lower import lower
+from tests.contrib.networks import conv, identity, image, layers, relu
+from tests.models import images
+
+
+def quantized_tensors(inputs, outputs, **kwargs) -> dict[str, str]:
+    """Tensor -> why it is quantized, for those that are."""
+    found = keras_qat.plan(keras.Model(inputs, outputs), "contrib", **kwargs)
+    return {row.tensor: row.reason for row in found.rows if row.spec}
+
+
+@pytest.mark.parametrize("kind", ["conv", "depthwise"])
+def test_add_behind_a_convolution(kind):
+    """The convolution is quantized, the Add is not: it is one operation with its ReLU6."""
+    x = image()
+    if kind == "conv":
+        y, kernel = conv(x, "layer"), "layer/kernel"
+    else:
+        y = layers.DepthwiseConv2D(3, padding="same", name="layer")(x)
+        kernel = "layer/depthwise_kernel"
+    y = relu(layers.Add(name="add")([y, x]), "relu6", 6.0)
+    assert quantized_tensors(x, y) == {
+        kernel: "kernel",
+        "layer": "conv_quant",
+        "relu6": "act_quant",
+    }
+
+
+def test_separable_convolution_is_quantized_between_its_stages():
+    x = image()
+    y = layers.SeparableConv2D(4, 3, padding="same", name="layer")(x)
+    assert quantized_tensors(x, relu(layers.Add(name="add")([y, x]), "relu6", 6.0)) == {
+        "layer_depthwise/depthwise_kernel": "kernel",
+        "layer_depthwise": "act_quant",
+        "layer/kernel": "kernel",
+        "layer": "conv_quant",
+        "relu6": "act_quant",
+    }
+
+
+def test_activation_behind_a_layer_without_bias():
+    x = image()
+    y = relu(conv(x, "layer", use_bias=False), "relu6", 6.0)
+    assert quantized_tensors(x, y) == {"layer/kernel": "kernel", "relu6": "act_quant"}
+
+
+def test_final_layer():
+    """Without an activation it is the sum with the bias that is quantized."""
+    x = image()
+    y = conv(relu(conv(x, "first")), "last")
+    assert quantized_tensors(x, y) == {
+        "first/kernel": "kernel",
+        "relu": "act_quant",
+        "last/kernel": "kernel",
+        "last": "act_quant",
+    }
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_post_activation_bypass(batch_norm, swapped):
+    """Quantized in front of the Add and behind it, whichever of its inputs is which."""
+    x = image()
+    y = conv(x, "layer", use_bias=not batch_norm)
+    if batch_norm:
+        y = layers.BatchNormalization(name="bn")(y)
+    y = relu(y, "relu6", 6.0)
+    y = layers.Add(name="add")([x, y] if swapped else [y, x])
+    y = conv(y, "next")
+    assert quantized_tensors(x, y) == {
+        "layer/kernel": "kernel" + (", folded with bn" if batch_norm else ""),
+        "relu6": "act_quant",
+        "add": "post_activation_bypass_quant",
+        "next/kernel": "kernel",
+        "next": "act_quant",
+    }
+
+
+def test_overlapping_bypasses():
+    """The Add of an activation and a bare convolution, with a ReLU6 behind it."""
+    x = image()
+    first = relu(conv(x, "first"), "first_relu6", 6.0)
+    second = conv(x, "second")
+    y = relu(layers.Add(name="add")([first, second]), "relu6", 6.0)
+    assert quantized_tensors(x, y) == {
+        "first/kernel": "kernel",
+        "first_relu6": "act_quant",
+        "second/kernel": "kernel",
+        "second": "conv_quant",
+        "relu6": "act_quant",
+    }
+
+
+def test_reshape_is_not_quantized_twice():
+    """Values that only move are quantized where they come from."""
+    x = image()
+    y = layers.Flatten(name="flat")(relu(conv(x, "layer"), "relu6", 6.0))
+    expected = {"layer/kernel": "kernel", "relu6": "act_quant"}
+    assert quantized_tensors(x, y) == expected
+    y = layers.Reshape((-1,), name="again")(y)
+    assert quantized_tensors(x, y) == expected
+
+
+@pytest.mark.parametrize("between", ["Reshape", "MaxPooling2D", "Dropout", "identity"])
+def test_merges_are_found_through_layers_that_move_values(between):
+    x = image()
+    y = relu(conv(x, "layer"))
+    y = {
+        "Reshape": lambda: layers.Reshape((3, 12, 4)),
+        "MaxPooling2D": lambda: layers.MaxPooling2D(),
+        "Dropout": lambda: layers.Dropout(0.5),
+        "identity": lambda: layers.Activation("linear"),
+    }[between]()(y)
+    y = layers.Add(name="add")([y, y])
+    found = quantized_tensors(x, y)
+    assert found["add"] == "activation_AddV2_quant"
+    assert set(found) == {"layer/kernel", "relu", "add"}
+
+
+def test_merges_behind_average_pooling_are_left_alone():
+    x = image()
+    y = layers.AveragePooling2D()(relu(conv(x, "layer")))
+    y = layers.Add(name="add")([y, y])
+    assert set(quantized_tensors(x, y)) == {"layer/kernel", "relu"}
+
+
+def test_chain_of_multiply_and_add():
+    x = image()
+    y = relu(conv(x, "layer"), "relu6", 6.0)
+    y = layers.Multiply(name="multiply")([y, x])
+    y = layers.Add(name="add")([y, x])
+    found = quantized_tensors(x, y)
+    assert found["multiply"] == "activation_Mul_quant"
+    assert found["add"] == "activation_AddV2_quant"
+
+
+def test_operators_count_as_merges():
+    x = image()
+    y = relu(conv(x, "layer")) * x
+    assert "activation_Mul_quant" in quantized_tensors(x, y).values()
+
+
+def test_shared_weights_have_one_quantizer():
+    """A layer that is called twice quantizes its weights once; each call's output on its own."""
+    x = image()
+    for shared in (
+        layers.Conv2D(4, 3, padding="same", name="shared"),
+        layers.DepthwiseConv2D(3, padding="same", name="shared"),
+    ):
+        y = relu(shared(relu(shared(x), "one")), "two")
+        model = keras_qat.quantize_model(
+            keras.Model(x, y), keras_qat.recipes.contrib(quant_delay=1)
+        )
+        names = [name for each in keras_qat.quantizers(model) for name in each.quantizes]
+        assert sorted(name.split("/")[0] for name in names) == ["one", "shared", "two"]
+        read = graph.read(model)
+        calls = [call for call in read.calls if call.layer.name == "quant_shared"]
+        assert len(calls) == 2
+        assert calls[0].layer is calls[1].layer
+        assert len(calls[0].layer.weight_quantizers) == 1
+
+
+def test_layers_of_unknown_height_and_width():
+    x = image((None, None, 4))
+    y = layers.BatchNormalization(name="bn")(conv(x, "layer", use_bias=False))
+    y = relu(y, "relu6", 6.0)
+    model = keras_qat.quantize_model(keras.Model(x, y), "contrib")
+    for size in (5, 8):
+        assert model(images(2, (size, size, 4)), training=True).shape == (2, size, size, 4)
+
+
+def test_called_inside_a_name_scope():
+    """TensorFlow's name scope around the call changes no name of a layer."""
+    x = image()
+    model = keras.Model(x, relu(conv(x, "layer")))
+    names = [layer.name for layer in keras_qat.quantize_model(model, "contrib").layers]
+    for scope in ("name_scope", None):
+        with tf.name_scope(scope or ""):
+            inside = keras_qat.quantize_model(model, "contrib")
+        assert [layer.name for layer in inside.layers] == names
+        assert not any("name_scope/name_scope" in each.name for each in inside.weights)
+
+
+# Patterns and graphs: the original's graph matcher.
+
+
+def test_kernel_batch_norm_activation_is_one_group():
+    x = image()
+    y = relu(layers.BatchNormalization(name="bn")(conv(x, "layer")))
+    (group,) = patterns.groups(lower(graph.read(keras.Model(x, y))))
+    assert [call.name for call in group.calls] == ["layer", "bn", "relu"]
+    assert [value.name for value in group.kernel.inputs] == ["image"]
+
+
+def test_either_activation_ends_a_group():
+    for max_value in (None, 6.0):
+        x = image()
+        y = relu(conv(x, "layer"), "end", max_value)
+        (group,) = patterns.groups(graph.read(keras.Model(x, y)))
+        assert group.output.name == "end"
+    y = layers.Activation("tanh", name="tanh")(conv(x, "layer"))
+    (group,) = patterns.groups(graph.read(keras.Model(x, y)))
+    assert group.output.name == "layer"
+
+
+def test_pattern_on_one_of_several_outputs():
+    x = image()
+    _, second = tf.split(x, 2, axis=-1)
+    y = relu(conv(second, "layer"))
+    assert quantized_tensors(x, y) == {"layer/kernel": "kernel", "relu": "act_quant"}
+    model = keras.Model(x, y)
+    (group,) = patterns.groups(lower(graph.read(model)))
+    assert group.kernel.inputs[0].name.endswith(":1")
+    quantized = keras_qat.quantize_model(model, "contrib")
+    keras_qat.set_quantization(quantized, False)
+    batch = images(2, (6, 6, 4))
+    np.testing.assert_allclose(quantized(batch), model(batch), rtol=1e-6, atol=1e-6)
+
+
+def test_no_one_and_several_consumers():
+    x = image()
+    y = relu(x, "read_twice")
+    outputs = layers.Add(name="end")([conv(y, "one"), y])
+    read = graph.read(keras.Model(x, outputs))
+    readers = {
+        value.name: [call.name for call in calls] for value, calls in read.consumers().items()
+    }
+    assert readers == {
+        "image": ["read_twice"],
+        "read_twice": ["one", "end"],
+        "one": ["end"],
+        "end": [],
+    }
+
+
+def test_only_consumers_behind_the_quantizer_are_rerouted():
+    """What the wrapped layer reads stays; everybody who read its result reads the quantized one."""
+    x = image()
+    y = relu(conv(x, "layer"))
+    z = layers.Add(name="add")([conv(y, "one"), conv(y, "two")])
+    quantized = graph.read(keras_qat.quantize_model(keras.Model(x, [z, y]), "contrib"))
+    (layer,) = [call for call in quantized.calls if call.name == "quant_layer"]
+    readers = {call.name for call in quantized.consumers()[layer.output]}
+    assert readers == {"quant_one", "quant_two"}
+    assert layer.output in graph.values_in(quantized.outputs)
+    assert [value.name for value in layer.inputs] == ["image"]
+
+
+def test_identity_as_activation():
+    """`tf.identity` behind a layer is quantized like an activation."""
+    x = image()
+    y = identity(layers.BatchNormalization(name="bn")(conv(x, "layer", use_bias=False)), "id")
+    assert quantized_tensors(x, y) == {
+        "layer/kernel": "kernel, folded with bn",
+        "id": "act_quant",
+    }
