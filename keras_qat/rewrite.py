@@ -163,18 +163,18 @@ class _Visitor:
         found = self.range_of.get(value)
         if found is None or self._spec_inside(value) is not None:
             return
+        # TensorFlow's scopes take neither the mark of a call nor that of an output.
+        name = value.name.replace("#", "_call").replace(":", "_output") + "_quant"
         if found not in self.quantizers:
             self.quantizers[found] = Quantize(
                 found.spec,
                 slots=len(found.observed),
                 tensors=tuple(each.name for each in found.observed),
-                name=f"{value.name}_quant",
+                name=name,
             )
         slot = found.observed.index(value) if value in found.observed else None
         unquantized = self.current[value]
         outputs = self._copy(value)
         self.calls.append(
-            Call(
-                self.quantizers[found], (unquantized,), {"slot": slot}, outputs, f"{value.name}_quant"
-            )
+            Call(self.quantizers[found], (unquantized,), {"slot": slot}, outputs, name)
         )

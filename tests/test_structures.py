@@ -100,7 +100,7 @@ def test_nothing_is_converted_on_the_way(family):
     [("conv", "CONV_2D"), ("depthwise", "DEPTHWISE_CONV_2D"), ("dense", "CONV_2D")],
 )
 def test_each_structure_is_one_operation_with_weights_per_channel(family, operation):
-    model, file, _ = exported(family)
+    _, file, _ = exported(family)
     details = {each["index"]: each for each in file.interpreter.get_tensor_details()}
     found = [
         details[each["inputs"][1]]

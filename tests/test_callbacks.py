@@ -1,0 +1,215 @@
+"""Delays, exact to the step. Each test compares training with what it has to equal."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.backend import keras
+from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
+from tests.models import functional, images, layers, rng, scramble, tiny_net, train
+
+X = images(80, (6, 6, 2))
+
+
+def quantized(seed: int = 0):
+    return keras_qat.quantize_model(scramble(tiny_net(), seed))
+
+
+class PlainLoop:
+    """A training loop that switches by hand; its graph is made once and trained from the start."""
+
+    def __init__(self):
+        self.qat = quantized()
+        self.start = self.qat.get_weights()
+        self.optimizer = keras.optimizers.SGD(0.01)
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.loss(y, self.qat(x, training=True))
+        weights = self.qat.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    def run(self, steps: int, quantize_from: int, freeze_from: int) -> list[np.ndarray]:
+        self.qat.set_weights(self.start)
+        labels = rng(5).integers(0, 3, steps * 8)
+        for number in range(1, steps + 1):
+            keras_qat.set_quantization(self.qat, number >= quantize_from)
+            keras_qat.freeze_batch_norm(self.qat, number >= freeze_from)
+            batch = slice((number - 1) * 8, number * 8)
+            self.step(tf.constant(X[batch]), tf.constant(labels[batch]))
+        return numbers(self.qat)
+
+
+@functools.cache
+def plain_loop() -> PlainLoop:
+    return PlainLoop()
+
+
+def reference(steps: int, quantize_from: int, freeze_from: int) -> list[np.ndarray]:
+    """Weights and ranges after some steps."""
+    return plain_loop().run(steps, quantize_from, freeze_from)
+
+
+def numbers(qat) -> list[np.ndarray]:
+    """Float weights and ranges: all but the counters."""
+    return [weight.numpy() for weight in qat.weights if weight.dtype == tf.float32]
+
+
+def assert_same(one, other) -> None:
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize(("quantize_from", "freeze_from"), [(4, 99), (3, 6), (0, 1)])
+def test_delays_are_exact_to_the_step(quantize_from, freeze_from):
+    qat = quantized()
+    train(qat, X, 8, callbacks=[QuantDelay(quantize_from), FreezeBatchNorm(freeze_from)])
+    assert_same(numbers(qat), reference(8, quantize_from, freeze_from))
+
+
+def test_a_step_earlier_or_later_differs():
+    """The comparison above can tell one step from the next."""
+    found = reference(8, 4, 99)
+    for other in (reference(8, 5, 99), reference(8, 4, 6)):
+        assert max(np.abs(a - b).max() for a, b in zip(found, other, strict=True)) > 1e-4
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("delay", [3, 4, 5])
+def test_exact_with_several_steps_per_execution(delay):
+    qat = quantized()
+    train(qat, X, 8, steps_per_execution=4, callbacks=[QuantDelay(delay), FreezeBatchNorm(delay)])
+    assert_same(numbers(qat), reference(8, delay, delay))
+
+
+def test_delay_counts_over_calls_of_fit():
+    labels = rng(5).integers(0, 3, 64)
+    qat = quantized()
+    qat.compile(
+        keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    for part in (slice(0, 24), slice(24, 64)):  # 3 steps, then 5
+        qat.fit(
+            X[part],
+            labels[part],
+            batch_size=8,
+            verbose=0,
+            shuffle=False,
+            callbacks=[QuantDelay(5), FreezeBatchNorm(6)],
+        )
+    assert_same(numbers(qat), reference(8, 5, 6))
+
+
+@pytest.mark.parametrize("kind", ["model.keras", "model.h5", "model", "weights.h5"])
+def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
+    labels = rng(5).integers(0, 3, 64)
+    callbacks = [QuantDelay(5), FreezeBatchNorm(6)]
+
+    def fit(qat, part):
+        qat.compile(
+            keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+        qat.fit(X[part], labels[part], batch_size=8, verbose=0, shuffle=False, callbacks=callbacks)
+
+    qat = quantized()
+    fit(qat, slice(0, 24))
+    path = str(tmp_path / kind)
+    if kind.startswith("weights"):
+        qat.save_weights(path)
+        loaded = quantized(seed=9)
+        loaded.load_weights(path)
+    else:
+        qat.save(path)
+        loaded = keras.models.load_model(path)
+    fit(loaded, slice(24, 64))
+    assert_same(numbers(loaded), reference(8, 5, 6))
+
+
+def test_delay_holds_in_inference_until_it_is_over():
+    """Between the steps a model computes as the last step did: in float, or quantized."""
+    qat = quantized()
+    train(qat, X, 4, callbacks=[QuantDelay(5)])
+    before = qat.predict(X, verbose=0)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_array_equal(qat.predict(X, verbose=0), before)
+    train(qat, X, 1, callbacks=[QuantDelay(5)])
+    logits = keras_qat.quantizers(qat)[-1]
+    codes = qat.predict(X, verbose=0) / ((logits.maximum - logits.minimum) / 255)
+    np.testing.assert_allclose(codes, np.round(codes), atol=1e-3)
+
+
+@pytest.mark.legacy
+def test_layer_called_twice_counts_steps_not_calls():
+    shared = layers.Dense(4, name="shared")
+
+    def build(x):
+        return layers.Dense(3)(shared(layers.ReLU()(shared(x))))
+
+    x = images(48, (4,))
+
+    def outputs_differ_from_float(steps, delay):
+        model = functional((4,), build=build)
+        qat = keras_qat.quantize_model(model)
+        train(qat, x, steps, callbacks=[QuantDelay(delay)])
+        quantized_now = qat.predict(x, verbose=0)
+        keras_qat.set_quantization(qat, False)
+        return (quantized_now != qat.predict(x, verbose=0)).any()
+
+    assert not outputs_differ_from_float(steps=3, delay=4)
+    assert outputs_differ_from_float(steps=4, delay=4)
+
+
+@pytest.mark.legacy
+def test_frozen_batch_norm_keeps_its_statistics_and_trains_gamma_and_beta():
+    qat = quantized()
+    norm = qat.get_layer("quant_conv").batch_norm
+    before = [weight.numpy() for weight in norm.weights]
+    keras_qat.freeze_batch_norm(qat)
+    train(qat, X, 3)
+    gamma, beta, mean, variance = (
+        (weight.numpy() != value).any() for weight, value in zip(norm.weights, before, strict=True)
+    )
+    assert gamma
+    assert beta
+    assert not mean
+    assert not variance
+    keras_qat.freeze_batch_norm(qat, False)
+    train(qat, X, 1)
+    assert (norm.moving_mean.numpy() != before[2]).any()
+
+
+def test_frozen_batch_norm_normalizes_with_its_statistics_in_training():
+    qat = quantized()
+    keras_qat.freeze_batch_norm(qat)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(
+        qat(X[:8], training=True), qat(X[:8], training=False), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_ranges_are_observed_during_the_delay():
+    qat = quantized()
+    train(qat, X, 2, callbacks=[QuantDelay(100)])
+    assert all(each.calibrated for each in keras_qat.quantizers(qat))
+
+
+@pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm])
+@pytest.mark.parametrize("steps", [-1, 1.5, "10", True])
+def test_bad_steps(callback, steps):
+    with pytest.raises(ValueError, match="whole number of training steps"):
+        callback(steps)
+
+
+def test_callback_on_a_float_model():
+    model = tiny_net()
+    with pytest.raises(ValueError, match="quantize_model"):
+        train(model, X, 1, callbacks=[QuantDelay(3)])

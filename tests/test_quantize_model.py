@@ -1,0 +1,238 @@
+"""What `quantize_model` keeps of the float model, and what it leaves alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.backend import keras
+from tests.models import (
+    functional,
+    images,
+    layers,
+    observe,
+    residual_net,
+    scramble,
+    tiny_net,
+    train,
+    values,
+)
+
+pytestmark = pytest.mark.legacy
+
+X = images(16, (8, 8, 1))
+
+
+@pytest.fixture
+def model():
+    return scramble(residual_net())
+
+
+@pytest.fixture
+def qat(model):
+    return keras_qat.quantize_model(model)
+
+
+def float_weights(qat) -> dict[str, np.ndarray]:
+    """Weights of the float layers inside a quantized model, by layer and attribute."""
+    found = {}
+    for layer in qat.layers:
+        for inner in getattr(layer, "sublayers", []):
+            for weight in inner.weights:
+                found[f"{inner.name}/{weight.name.split('/')[-1]}"] = weight.numpy()
+    return found
+
+
+def test_weights_are_copied(model, qat):
+    expected = {
+        f"{layer.name}/{weight.name.split('/')[-1]}": weight.numpy()
+        for layer in model.layers
+        for weight in layer.weights
+    }
+    found = float_weights(qat)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_float_model_is_untouched(model):
+    before, output = values(model.weights), model.predict(X, verbose=0)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    optimizer = model.optimizer
+    qat = keras_qat.quantize_model(model)
+    train(qat, X)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    np.testing.assert_array_equal(model.predict(X, verbose=0), output)
+    assert model.optimizer is optimizer
+    # And it still trains by itself.
+    qat_before = qat.predict(X, verbose=0)
+    model.fit(X, np.zeros(16), verbose=0)
+    assert any(
+        (weight.numpy() != value).any()
+        for weight, value in zip(model.trainable_weights, before, strict=False)
+    )
+    np.testing.assert_array_equal(qat.predict(X, verbose=0), qat_before)
+
+
+def test_optimizer_is_not_carried(model):
+    model.compile("adam", "mse")
+    model.fit(X, np.zeros((16, 3)), verbose=0)
+    assert getattr(keras_qat.quantize_model(model), "optimizer", None) is None
+
+
+def test_names(model, qat):
+    assert qat.name == model.name
+    assert qat.input_names == ["image"]
+    assert qat.output_names == ["logits"]
+    names = {layer.name for layer in qat.layers}
+    assert {"quant_stem", "quant_depthwise", "quant_merge", "quant_pool", "quant_logits"} <= names
+    assert all(
+        name.startswith("quant_") or name.startswith("image") or name.endswith("_quant")
+        for name in names
+    )
+
+
+def test_before_any_data_only_the_weights_are_quantized(model, qat):
+    """The float model with each kernel rounded gives the same outputs."""
+    rounded = keras.models.clone_model(model)
+    rounded.set_weights(model.get_weights())
+    for layer in rounded.layers:
+        name = "depthwise_kernel" if "depthwise" in layer.name else "kernel"
+        kernel = getattr(layer, name, None)
+        if kernel is not None:
+            value = kernel.numpy()
+            axes = (0, 1) if name == "depthwise_kernel" else tuple(range(value.ndim - 1))
+            scale = np.abs(value).max(axes, keepdims=True) / 127
+            kernel.assign(np.round(value / scale) * scale)
+    expected = rounded.predict(X, verbose=0)
+    np.testing.assert_allclose(qat.predict(X, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected - model.predict(X, verbose=0)).max() > 1e-4
+
+
+def test_with_quantization_off_it_is_the_float_model(model, qat):
+    keras_qat.set_quantization(qat, enabled=False)
+    np.testing.assert_allclose(
+        qat.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_trainable_flags_are_kept_and_frozen_layers_stay():
+    model = scramble(tiny_net())
+    model.get_layer("conv").trainable = False
+    qat = keras_qat.quantize_model(model)
+    assert len(qat.trainable_weights) == len(model.trainable_weights) == 4
+    before = float_weights(qat)
+    train(qat, images(32, (6, 6, 2)))
+    after = float_weights(qat)
+    changed = {name for name in before if (before[name] != after[name]).any()}
+    assert changed == {name for name in before if not name.startswith("conv/")}
+
+
+def test_frozen_batch_norm_layer_stays():
+    model = scramble(tiny_net())
+    model.get_layer("bn").trainable = False
+    qat = keras_qat.quantize_model(model)
+    before = float_weights(qat)
+    train(qat, images(32, (6, 6, 2)))
+    after = float_weights(qat)
+    assert all((before[name] == after[name]).all() for name in before if name.startswith("bn/"))
+    assert (before["conv/kernel:0"] != after["conv/kernel:0"]).any()
+
+
+def test_frozen_model_is_quantized_frozen():
+    model = tiny_net()
+    model.trainable = False
+    assert keras_qat.quantize_model(model).trainable_weights == []
+
+
+def test_quantizing_twice_gives_an_equal_copy(qat):
+    observe(qat, X)
+    again = keras_qat.quantize_model(qat)
+    assert again is not qat
+    assert type(again) is type(qat)
+    assert again.get_config() == qat.get_config()
+    assert [layer.name for layer in again.layers] == [layer.name for layer in qat.layers]
+    assert again.output_names == qat.output_names
+    for one, other in zip(again.weights, qat.weights, strict=True):
+        assert one is not other
+        np.testing.assert_array_equal(one, other)
+    before = qat.predict(X, verbose=0)
+    np.testing.assert_array_equal(again.predict(X, verbose=0), before)
+    train(again, X)
+    np.testing.assert_array_equal(qat.predict(X, verbose=0), before)
+
+
+def test_quantizing_twice_keeps_trainable_flags():
+    model = tiny_net()
+    model.get_layer("conv").trainable = False
+    qat = keras_qat.quantize_model(model)
+    again = keras_qat.quantize_model(qat)
+    assert [w.shape for w in again.trainable_weights] == [w.shape for w in qat.trainable_weights]
+    assert not again.get_layer("quant_conv").layer.trainable
+
+
+def test_several_inputs_and_outputs_keep_names_and_order():
+    left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+    total = layers.Add(name="total")([left, right])
+    outputs = [layers.Dense(2, name="second")(total), layers.Dense(3, name="first")(left)]
+    model = keras.Model([right, left], outputs)
+    qat = keras_qat.quantize_model(model)
+    assert qat.input_names == ["right", "left"]
+    assert qat.output_names == ["second", "first"]
+    keras_qat.set_quantization(qat, False)
+    x = [images(4, (4,), seed) for seed in (1, 2)]
+    for one, other in zip(qat.predict(x, verbose=0), model.predict(x, verbose=0), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_dict_inputs_and_outputs():
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
+    merged = layers.Concatenate()([inputs["b"], inputs["a"]])
+    model = keras.Model(inputs, {"y": layers.Dense(2, name="y")(merged), "z": inputs["a"]})
+    qat = keras_qat.quantize_model(model)
+    x = {"b": images(4, (4,), 1), "a": images(4, (4,), 2)}
+    keras_qat.set_quantization(qat, False)
+    found, expected = qat.predict(x, verbose=0), model.predict(x, verbose=0)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_nested_models_and_shared_layers():
+    inner = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, activation="relu", name="d")], name="inner"
+    )
+    scramble(inner)
+
+    def build(x):
+        return layers.Add()([inner(x), inner(layers.ReLU()(x))])
+
+    model = functional((4,), build=build)
+    qat = keras_qat.quantize_model(model)
+    x = images(8, (4,))
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(
+        qat.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6
+    )
+    assert len(qat.trainable_weights) == 2
+
+
+def test_scope_quantizes_only_what_it_names(model):
+    qat = keras_qat.quantize_model(model, scope=["stem", "depthwise"])
+    kernels = [each.name for each in keras_qat.quantizers(qat) if "kernel" in each.name]
+    assert kernels == ["quant_stem/kernel", "quant_depthwise/depthwise_kernel"]
+    by_predicate = keras_qat.quantize_model(
+        model, scope=lambda layer: layer.name.startswith(("stem", "depthwise"))
+    )
+    assert by_predicate.get_config() == qat.get_config()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 7])
+def test_fewer_bits_mean_fewer_values(bits):
+    model = scramble(functional((4,), build=layers.Dense(3)))
+    qat = keras_qat.quantize_model(model, recipe=keras_qat.recipes.int8(bits, bits))
+    x = images(512, (4,))
+    observe(qat, x)
+    assert len(np.unique(np.round(qat.predict(x, verbose=0), 5))) <= 2**bits
