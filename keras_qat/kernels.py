@@ -11,13 +11,17 @@ _layers = keras.layers
 KERNELS: dict[type, dict[str, tuple[int, ...]]] = {
     _layers.Conv1D: {"kernel": (-1,)},
     _layers.Conv2D: {"kernel": (-1,)},
-    _layers.Conv2DTranspose: {"kernel": (-2,)},
+    _layers.Conv1DTranspose: {"kernel": ()},
+    _layers.Conv2DTranspose: {"kernel": ()},
     _layers.DepthwiseConv1D: {"depthwise_kernel": (-2, -1)},
     _layers.DepthwiseConv2D: {"depthwise_kernel": (-2, -1)},
     _layers.Dense: {"kernel": (-1,)},
+    _layers.EinsumDense: {"kernel": ()},
+    _layers.Embedding: {"embeddings": ()},
 }
 """Layer class -> attribute of each weight that is quantized -> axes of its output channels,
-counted from the end. Biases are not listed: their scale follows from the others."""
+counted from the end; none for a single range, where the converter takes no other. Biases are not
+listed: their scale follows from the others."""
 
 AFFINE = {_layers.BatchNormalization, _layers.Rescaling, _layers.Normalization}
 """Layers that multiply and add per channel: a 1x1 depthwise convolution at run time, whose weights

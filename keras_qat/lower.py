@@ -7,6 +7,7 @@ After that, patterns have one form to match.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value
+from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.hard_swish import recognize_hard_swish
+from keras_qat.patterns import is_batch_norm, kind_of
 
 __all__ = ["lower"]
 
@@ -50,9 +52,32 @@ def lower(graph: Graph) -> Graph:
 
     graph = recognize_hard_swish(graph)
     calls = [each for call in graph.calls for each in expand(call)]
-    return Graph(
-        graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights
+    return _drop_identities(
+        Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights)
     )
+
+
+def _drop_identities(graph: Graph) -> Graph:
+    """Without linear activations in front of a BatchNormalization, which would not be folded."""
+    consumers = graph.consumers()
+    outputs = values_in(graph.outputs)
+    calls = {call: call for call in graph.calls}
+    for call in graph.calls:
+        if kind_of(call) != "linear" or len(consumers[call.output]) != 1:
+            continue
+        before, (reader,) = call.inputs[0].producer, consumers[call.output]
+        if (
+            before is not None
+            and kind_of(before) == "kernel"
+            and is_batch_norm(reader)
+            and consumers[before.output] == [call]
+            and before.output not in outputs
+        ):
+            calls[before] = Call(
+                before.layer, before.args, before.kwargs, call.outputs, before.name
+            )
+            del calls[call]
+    return dataclasses.replace(graph, calls=list(calls.values()))
 
 
 def _chain(call: Call, *layers: Any) -> list[Call]:
@@ -63,7 +88,8 @@ def _chain(call: Call, *layers: Any) -> list[Call]:
         if layer is layers[-1]:
             output = call.output
         else:
-            output = _between(call, layer, layer.compute_output_shape(args[0].shape))
+            shapes = tf.nest.map_structure(lambda value: value.shape, args[0])
+            output = _between(call, layer, layer.compute_output_shape(shapes))
         calls.append(Call(layer, args, kwargs, output, _path(call, layer)))
         args, kwargs = (output,), {}
     return calls
@@ -181,11 +207,26 @@ def _split_average(call: Call, made: Made) -> list[Call]:
     )
 
 
+def _split_hard_sigmoid(call: Call, made: Made) -> list[Call]:
+    """hard_sigmoid -> Rescaling(0.2, 0.5), ReLU(1), as Keras 2 defines it."""
+    layer = call.layer
+    name = f"{layer.name}_scale"
+    return _chain(
+        call,
+        made.layer(layer, "scale", lambda: _layers.Rescaling(0.2, 0.5, name=name)),
+        made.layer(layer, "clip", lambda: _layers.ReLU(1.0, name=layer.name)),
+    )
+
+
+def _split_activation_layer(call: Call, made: Made) -> list[Call]:
+    """An activation that has no kernel, but whose parts have."""
+    split = ACTIVATIONS.get(call.layer.activation)
+    return split(call, made) if split else []
+
+
 def _split_swish(call: Call, made: Made) -> list[Call]:
     """swish -> sigmoid, Multiply: TFLite has no kernel for it, but for its parts."""
     layer = call.layer
-    if layer.activation not in (keras.activations.swish, tf.nn.silu):
-        return []
     name = f"{layer.name}_sigmoid"
     sigmoid = made.layer(layer, "sigmoid", lambda: _layers.Activation("sigmoid", name=name))
     multiply = made.layer(layer, "multiply", lambda: _layers.Multiply(name=layer.name))
@@ -196,15 +237,24 @@ def _split_swish(call: Call, made: Made) -> list[Call]:
     ]
 
 
+ACTIVATIONS: dict[Any, Callable[[Call, Made], list[Call]]] = {
+    keras.activations.swish: _split_swish,
+    tf.nn.silu: _split_swish,
+    keras.activations.hard_sigmoid: _split_hard_sigmoid,
+}
+"""Activation function -> what splits it."""
+
 LOWERINGS: dict[type, Callable[[Call, Made], list[Call]]] = {
     **dict.fromkeys(
         (
             _layers.Conv1D,
+            _layers.Conv1DTranspose,
             _layers.Conv2D,
             _layers.Conv2DTranspose,
             _layers.DepthwiseConv1D,
             _layers.DepthwiseConv2D,
             _layers.Dense,
+            _layers.EinsumDense,
         ),
         _split_activation,
     ),
@@ -213,6 +263,6 @@ LOWERINGS: dict[type, Callable[[Call, Made], list[Call]]] = {
     _layers.Add: _merge_two_by_two,
     _layers.Multiply: _merge_two_by_two,
     _layers.Average: _split_average,
-    _layers.Activation: _split_swish,
+    _layers.Activation: _split_activation_layer,
 }
 """Layer class -> the calls that a call becomes, or none if it stays as it is."""

@@ -35,7 +35,6 @@ KINDS: dict[type, str] = {
     _layers.GlobalAveragePooling2D: "mean",
     _layers.LeakyReLU: "leaky_relu",
     _layers.PReLU: "prelu",
-    _layers.ELU: "elu",
     _layers.Softmax: "softmax",
     HardSwish: "hard_swish",
     **dict.fromkeys(
@@ -82,7 +81,6 @@ OPERATIONS: dict[str, str] = {
     "math.sigmoid": "sigmoid",
     "math.tanh": "tanh",
     "nn.leaky_relu": "leaky_relu",
-    "nn.elu": "elu",
     "__operators__.getitem": "move",
     "slice": "move",
     "reshape": "move",
@@ -108,14 +106,12 @@ ACTIVATIONS: dict[Any, str] = {
     tf.nn.sigmoid: "sigmoid",
     keras.activations.tanh: "tanh",
     tf.nn.tanh: "tanh",
-    keras.activations.elu: "elu",
-    tf.nn.elu: "elu",
     tf.nn.leaky_relu: "leaky_relu",
     keras.activations.gelu: "gelu",
 }
 """Activation function -> kind, for those that have int8 kernels. `relu6` clips to 0..6."""
 
-CLIPS = {"relu", "relu6"}
+CLIPS = {"relu", "relu6", "relu_n"}
 """Activations that the runtime merges into the computation before them."""
 
 MERGES_CLIP = {"kernel", "affine", "add", "subtract", "multiply"}
@@ -137,7 +133,7 @@ FIXED_RANGES: dict[str, tuple[float, float]] = {
 }
 """Output ranges that the runtimes' int8 kernels fix: 1/256 or 1/128 per step."""
 
-NON_NEGATIVE = {"relu", "relu6"}
+NON_NEGATIVE = {"relu", "relu6", "relu_n"}
 """Kinds whose output is never below zero."""
 
 
@@ -158,10 +154,12 @@ def kind_of(call: Call) -> str | None:
 
 def _activation_kind(layer: Any) -> str | None:
     if isinstance(layer, _layers.ReLU):
-        if layer.negative_slope or layer.threshold:
+        if layer.threshold or layer.negative_slope and layer.max_value is not None:
             return None
+        if layer.negative_slope:
+            return "leaky_relu"
         limit = None if layer.max_value is None else float(layer.max_value)
-        return {None: "relu", 6.0: "relu6"}.get(limit)
+        return {None: "relu", 6.0: "relu6"}.get(limit, "relu_n")
     return ACTIVATIONS.get(layer.activation)
 
 
@@ -213,6 +211,8 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         follower = only_consumer(call.output)
         if follower is None or not is_batch_norm(follower):
             return None
+        if not all(KERNELS[type(call.layer)].values()):
+            return None  # Folding would need a range per channel.
         if not folds_bias and call.layer.use_bias:
             return None
         return follower if _is_per_channel(follower, _channel_axis(call)) else None

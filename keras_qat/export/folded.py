@@ -49,7 +49,7 @@ def fold(wrapper: Any) -> Folded:
         return _affine(wrapper)
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(layer, name).numpy()
-    bias = layer.bias.numpy().astype(np.float64) if layer.use_bias else None
+    bias = _bias(layer)
     factor = None
     if wrapper.batch_norm is not None:
         factor, offset = factor_and_offset(wrapper.batch_norm)
@@ -122,6 +122,11 @@ def _in_int8(
     rounding = float(np.max(np.abs(rounded - codes)))
     finer = np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0)
     return rounded * scale, scale * widening / finer, rounding
+
+
+def _bias(layer: Any) -> np.ndarray | None:
+    bias = getattr(layer, "bias", None)
+    return None if bias is None else bias.numpy().astype(np.float64)
 
 
 def _affine(wrapper: Any) -> Folded:

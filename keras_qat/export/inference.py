@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_qat import fake_quant, specs
 from keras_qat import graph as graph_lib
+from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
@@ -109,12 +110,14 @@ class _Writer:
         if isinstance(layer, QuantizeWrapper):
             x = self.spelled(layer.layer, args[0], self.folded[layer])
             if layer.activation is not None:
-                x = layer.activation(x)
+                x = activate(layer.activation, x, layer.output_quantizer is not None)
             if layer.output_quantizer is not None:
                 x = self.quantize(call.output, x, Levels.of(layer.output_quantizer))
             return x
         if "training" in kwargs:
             kwargs = {**kwargs, "training": False}
+        if isinstance(layer, keras.layers.ReLU):
+            return activate(layer, args[0], call.output in self.quantized_next)
         if kind_of(call) == "concatenate":
             args = self.in_one_range(call, args)
         return self.with_implied_range(call, layer(*args, **kwargs))
@@ -169,6 +172,18 @@ class _Writer:
 
         clipped = [clip(*pair) for pair in zip(tf.nest.flatten(args), known, strict=True)]
         return tf.nest.pack_sequence_as(args, clipped)
+
+
+def activate(activation: Any, x: Any, quantized: bool) -> Any:
+    """An activation, in float or in front of a quantizer.
+
+    A ReLU with a maximum other than 6 is no single operation in TFLite. The quantizer behind it
+    clips there too, as it has seen nothing above.
+    """
+    limit = getattr(activation, "max_value", None)
+    if quantized and limit is not None and limit != 6 and not activation.threshold:
+        return tf.nn.relu(x)
+    return activation(x)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ spellings of an operation and not others; which ones was found by trying and is 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +25,11 @@ def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
     """The layer's own `call`, with the folded kernel and bias."""
     if not folded.name:
         return layer(x, training=False) if isinstance(layer, _BatchNorm) else layer(x)
-    weights = {folded.name: tf.constant(folded.kernel)}
+    weights = {folded.name: tf.convert_to_tensor(folded.kernel)}
     if folded.bias is not None:
-        weights |= {"bias": tf.constant(folded.bias), "use_bias": True}
+        weights["bias"] = tf.constant(folded.bias)
+        if hasattr(layer, "use_bias"):
+            weights["use_bias"] = True
     with swapped(layer, **weights):
         return layer.call(x)
 
@@ -94,6 +97,47 @@ def _depthwise_conv1d(layer: Any, x: Any, folded: Folded) -> Any:
     return tf.squeeze(_add_bias(y, folded), 1)
 
 
+def _conv2d_transpose(layer: Any, x: Any, folded: Folded) -> Any:
+    return _transpose(layer, x, folded, folded.kernel.shape, layer.strides)
+
+
+def _conv1d_transpose(layer: Any, x: Any, folded: Folded) -> Any:
+    # As Conv2DTranspose on [batch, 1, steps, channels].
+    shape = (1, *folded.kernel.shape)
+    return tf.squeeze(_transpose(layer, tf.expand_dims(x, 1), folded, shape, (1, *layer.strides)), 1)
+
+
+def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> Any:
+    if any(rate > 1 for rate in layer.dilation_rate):
+        raise ValueError(f"{layer.name}: TFLite has no dilated transposed convolution.")
+    padding = layer.output_padding
+    padding = (0, *padding) if padding is not None and len(padding) == 1 else padding
+    sizes = [tf.shape(x)[0]]
+    for axis in (0, 1):
+        size = x.shape[axis + 1] or tf.shape(x)[axis + 1]
+        kernel, stride = shape[axis], strides[axis]
+        if padding is None or kernel == stride == 1:
+            extra = max(kernel - stride, 0) if layer.padding == "valid" else 0
+            sizes.append(size * stride + extra)
+        else:
+            extra = kernel if layer.padding == "valid" else kernel - 2 * (kernel // 2)
+            sizes.append((size - 1) * stride + extra + padding[axis])
+    y = tf.nn.conv2d_transpose(
+        x,
+        _per_tensor(folded, shape),
+        tf.stack([*sizes, shape[2]]),
+        strides=strides,
+        padding=layer.padding.upper(),
+    )
+    return _add_bias(y, folded)
+
+
+def _with_single_range(layer: Any, x: Any, folded: Folded) -> Any:
+    """The layer's own `call`, with a kernel that has one range."""
+    kernel = _per_tensor(folded, folded.kernel.shape)
+    return as_keras(layer, x, dataclasses.replace(folded, kernel=kernel))
+
+
 def _affine(layer: Any, x: Any, folded: Folded) -> Any:
     channels = folded.kernel.shape[2]
     kernel = _per_channel(folded, (1, 1, 1, channels))
@@ -117,6 +161,13 @@ def _add_bias(y: Any, folded: Folded) -> Any:
     return y if folded.bias is None else tf.nn.bias_add(y, folded.bias)
 
 
+def _per_tensor(folded: Folded, shape: tuple[int, ...]) -> Any:
+    limit = float(folded.limits.item())  # type: ignore[union-attr]
+    return tf.quantization.fake_quant_with_min_max_args(
+        folded.kernel.reshape(shape), -limit, limit, num_bits=8, narrow_range=True
+    )
+
+
 def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
     shape = folded.kernel.shape if shape is None else shape
     limits = folded.limits.reshape([-1])  # type: ignore[union-attr]
@@ -126,6 +177,10 @@ def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
 
 
 SPELLINGS = {
+    _layers.Conv1DTranspose: _conv1d_transpose,
+    _layers.Conv2DTranspose: _conv2d_transpose,
+    _layers.EinsumDense: _with_single_range,
+    _layers.Embedding: _with_single_range,
     _layers.Conv1D: _conv1d,
     _layers.DepthwiseConv1D: _depthwise_conv1d,
     **dict.fromkeys(AFFINE, _affine),

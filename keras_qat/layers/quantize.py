@@ -110,8 +110,11 @@ class Quantize(ScheduledLayer):
         self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
         super().build(input_shape)
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, slot: int | None = 0) -> Any:
+        return self._quantize(inputs, training, slot)
+
+    @tf.autograph.experimental.do_not_convert
+    def _quantize(self, inputs: Any, training: Any, slot: int | None) -> Any:
         return self.quantizer(inputs, self.advance(training), slot)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

@@ -49,6 +49,7 @@ class QuantizeWrapper(ScheduledLayer):
     ) -> None:
         super().__init__(**kwargs)
         self.layer = _layer(layer)
+        self.supports_masking = self.layer.supports_masking
         self.weight_axes = {name: tuple(axes) for name, axes in weights.items()}
         self.weight_spec = specs.from_config(weight_spec)
         self.batch_norm = _layer(batch_norm)
@@ -81,8 +82,11 @@ class QuantizeWrapper(ScheduledLayer):
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
         super().build(input_shape)
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None) -> Any:
+        return self._compute(inputs, training)
+
+    @tf.autograph.experimental.do_not_convert
+    def _compute(self, inputs: Any, training: Any) -> Any:
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
@@ -90,6 +94,9 @@ class QuantizeWrapper(ScheduledLayer):
         if self.activation is not None:
             x = self.activation(x)
         return x if self.output_quantizer is None else self.output_quantizer(x, phase)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return self.layer.compute_mask(inputs, mask)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         for sublayer in self.sublayers:

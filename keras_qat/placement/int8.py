@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Callable
 
 from keras_qat import patterns
+from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 
 __all__ = ["Int8Placement"]
+
+_Embedding = keras.layers.Embedding
 
 Scope = Callable[[Call], bool]
 
@@ -79,12 +82,16 @@ class Int8Placement:
             self.float_layers[call.name] = self.why_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"
+        if any(isinstance(each.layer, _Embedding) for each in self.consumers[value]):
+            return None, "indices"
         if call is None or kind is None:
             reason = self.float_layers[call.name] if call else "input of the model"
             return (own if self.is_read_by_int8(value) else None), reason
         group = self.group_of.get(call)
         if group and value is not group.output:
             return None, f"inside {group.kernel.name}"
+        if isinstance(call.layer, _Embedding):
+            return None, "entries of its table"
         if self.merges_into_activation(value, kind):
             return None, f"merged into {self.consumers[value][0].name}"
         if kind in patterns.FIXED_RANGES:
