@@ -50,6 +50,7 @@ def single(
     bypass: bool = False,
     batch_norm: bool = False,
     scope: str | None = None,
+    identity_between: bool = False,
     shape: tuple[int | None, ...] | None = None,
     **norm: Any,
 ) -> Any:
@@ -61,6 +62,7 @@ def single(
         bypass: whether the input is added in front of the activation.
         batch_norm: whether there is a BatchNormalization instead of a bias.
         scope: name of a model that the layers are put into.
+        identity_between: whether a linear activation goes in front of the BatchNormalization.
         shape: of the input, without the batch.
         norm: arguments of the BatchNormalization.
     """
@@ -70,6 +72,7 @@ def single(
     inputs = x = image(shape)
     x = KERNELS[kind](use_bias=not batch_norm, name="layer")(x)
     if batch_norm:
+        x = identity(x, "between") if identity_between else x
         x = layers.BatchNormalization(name="bn", **norm)(x)
     if bypass:
         x = layers.Add(name="add")([x, inputs])

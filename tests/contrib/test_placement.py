@@ -261,11 +261,15 @@ def test_only_consumers_behind_the_quantizer_are_rerouted():
     assert [value.name for value in layer.inputs] == ["image"]
 
 
-def test_identity_as_activation():
-    """`tf.identity` behind a layer is quantized like an activation."""
+@pytest.mark.parametrize("between", [False, True])
+def test_identities_around_batch_norm(between):
+    """In front of it they are no end of the layer, behind it they are quantized like a ReLU."""
     x = image()
-    y = identity(layers.BatchNormalization(name="bn")(conv(x, "layer", use_bias=False)), "id")
+    y = conv(x, "layer", use_bias=False)
+    if between:
+        y = identity(y, "between")
+    y = identity(layers.BatchNormalization(name="bn")(y), "behind")
     assert quantized_tensors(x, y) == {
         "layer/kernel": "kernel, folded with bn",
-        "id": "act_quant",
+        "behind": "act_quant",
     }

@@ -1,0 +1,188 @@
+"""BatchNormalization folded into layers: against unfolded training, and against plain numpy."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.backend import keras
+from keras_qat.layers import QuantizeWrapper
+from tests.contrib.networks import KERNELS, conv, image, layers, relu, single
+from tests.models import images, rng
+
+contrib = keras_qat.recipes.contrib
+
+BOTH = (False, True)
+COMBINATIONS = list(itertools.product(KERNELS, ["relu", "relu6"], BOTH, BOTH, BOTH))
+
+
+def with_statistics(model: Any, seed: int = 7) -> Any:
+    """Gives BatchNormalizations the statistics and factors of a trained model."""
+    numbers = rng(seed)
+    for layer in model._flatten_layers():
+        if isinstance(layer, layers.BatchNormalization):
+            for weight in layer.weights:
+                low, high = (-1, 1) if "mean" in weight.name or "beta" in weight.name else (0.5, 2)
+                weight.assign(numbers.uniform(low, high, weight.shape))
+    return model
+
+
+def folded_and_float(model: Any, **options: Any) -> Any:
+    """The model with folded BatchNormalization, and without quantization."""
+    quantized = keras_qat.quantize_model(model, contrib(**options))
+    keras_qat.set_quantization(quantized, False)
+    return quantized
+
+
+def step(model: Any, x: np.ndarray) -> tuple[Any, Any, Any]:
+    """Output in training, and gradients of its squares: for the input and for the weights."""
+    x = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = model(x, training=True)
+        loss = tf.reduce_mean(y**2)
+    to_input, to_weights = tape.gradient(loss, [x, model.trainable_weights])
+    return y, to_input, to_weights
+
+
+def input_for(model: Any) -> np.ndarray:
+    return images(16, model.input_shape[1:]) * 1.5 + 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation", "bypass", "scale", "identity_between"), COMBINATIONS
+)
+def test_folded_computes_what_unfolded_does(kind, activation, bypass, scale, identity_between):
+    """Value and gradients in training, and the value in inference."""
+    model = with_statistics(
+        single(
+            kind,
+            activation,
+            bypass,
+            batch_norm=True,
+            scale=scale,
+            identity_between=identity_between,
+        )
+    )
+    folded = folded_and_float(model)
+    assert not [each for each in folded.layers if isinstance(each, layers.BatchNormalization)]
+    x = input_for(model)
+    np.testing.assert_allclose(folded(x), model(x), atol=2e-5)
+    for actual, expected in zip(step(folded, x), step(model, x), strict=True):
+        for one, other in zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("center", [False, True])
+def test_frozen_computes_with_moving_statistics(kind, center):
+    """From `freeze_bn_delay` on: training computes what inference does, statistics stay."""
+    model = with_statistics(single(kind, batch_norm=True, center=center, momentum=0.5))
+    folded = folded_and_float(model, freeze_bn_delay=2)
+    (wrapper,) = [each for each in folded.layers if isinstance(each, QuantizeWrapper)]
+    norm = wrapper.batch_norm
+    x = input_for(model)
+
+    np.testing.assert_allclose(folded(x, training=True), model(x, training=True), atol=2e-5)
+    statistics = norm.moving_mean.numpy(), norm.moving_variance.numpy()
+    for _ in range(2):
+        y = folded(x, training=True)
+        np.testing.assert_allclose(y, folded(x), atol=2e-5)
+    np.testing.assert_array_equal(norm.moving_mean, statistics[0])
+    np.testing.assert_array_equal(norm.moving_variance, statistics[1])
+
+    gradients = dict(
+        zip([each.name for each in folded.trainable_weights], step(folded, x)[2], strict=True)
+    )
+    for name, gradient in gradients.items():
+        assert np.any(gradient.numpy() != 0), f"{name} goes on training"
+
+
+def test_against_numpy():
+    """One 1x1 convolution with BatchNormalization, by the formulas of the original."""
+    inputs = image((5, 5, 3))
+    y = layers.Conv2D(4, 1, use_bias=False, name="layer")(inputs)
+    y = layers.BatchNormalization(momentum=0.9, epsilon=1e-2, name="bn")(y)
+    model = with_statistics(keras.Model(inputs, y))
+    x = images(8, (5, 5, 3))
+    kernel = model.get_layer("layer").kernel.numpy().astype(np.float64)
+    gamma, beta, mean, variance = (each.numpy() for each in model.get_layer("bn").weights)
+
+    z = x.reshape(-1, 3) @ kernel[0, 0]
+    deviation, moving_deviation = np.sqrt(z.var(0) + 1e-2), np.sqrt(variance + 1e-2)
+    folded = kernel * gamma / moving_deviation
+    low, high = min(folded.min(), 0), max(folded.max(), 0)
+    scale = (high - low) / 254
+    low = -round(-low / scale) * scale
+    levels = np.clip(np.round((folded - low) / scale), 0, 254) * scale + low
+    expected = x.reshape(-1, 3) @ levels[0, 0] * (moving_deviation / deviation)
+    expected += beta - z.mean(0) * gamma / deviation
+
+    quantized = keras_qat.quantize_model(model, "contrib")
+    (wrapper,) = [each for each in quantized.layers if isinstance(each, QuantizeWrapper)]
+    found = []
+    quantizer = wrapper.output_quantizer
+    wrapper.output_quantizer = lambda x, phase: found.append(x) or quantizer(x, phase)
+    quantized(x, training=True)
+    np.testing.assert_allclose(found[0].numpy().reshape(-1, 4), expected, atol=1e-4)
+
+    new = wrapper.batch_norm
+    np.testing.assert_allclose(new.moving_mean, 0.9 * mean + 0.1 * z.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        new.moving_variance, 0.9 * variance + 0.1 * z.var(0, ddof=1), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_several_layers_in_nested_scopes():
+    """Each BatchNormalization folds into the convolution in front of it, and no other does."""
+
+    def block(name: str, inner: Any = None) -> Any:
+        inputs = image()
+        x = inner(inputs) if inner else inputs
+        x = conv(x, "layer", use_bias=False)
+        x = relu(layers.BatchNormalization(name="bn")(x))
+        return keras.Model(inputs, x, name=name)
+
+    inputs = image()
+    y = block("outer", block("inner"))(inputs)
+    y = layers.BatchNormalization(name="extra")(layers.MaxPooling2D()(y))
+    model = with_statistics(keras.Model(inputs, y))
+    reasons = {row.tensor: row.reason for row in keras_qat.plan(model, "contrib").rows if row.spec}
+    assert reasons == {
+        "outer/inner/layer/kernel": "kernel, folded with outer/inner/bn",
+        "outer/inner/relu": "act_quant",
+        "outer/layer/kernel": "kernel, folded with outer/bn",
+        "outer/relu": "act_quant",
+    }
+    folded = folded_and_float(model)
+    x = input_for(model)
+    for actual, expected in zip(step(folded, x)[:2], step(model, x)[:2], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["conv", "depthwise"])
+def test_unknown_height_and_width(kind):
+    model = with_statistics(single(kind, batch_norm=True, shape=(None, None, 4)))
+    folded = folded_and_float(model)
+    for size in (5, 8):
+        x = images(4, (size, size, 4))
+        np.testing.assert_allclose(folded(x), model(x), atol=2e-5)
+        np.testing.assert_allclose(folded(x, training=True), model(x, training=True), atol=2e-5)
+
+
+def test_scope_does_not_hold_for_folding():
+    """As in the original, whose folding has no scope: quantizers have one, folding has none."""
+    model = single("conv", batch_norm=True, scope="test")
+    inputs = image()
+    y = conv(model(inputs), "outside")
+    model = keras.Model(inputs, y)
+    plan = keras_qat.plan(model, "contrib", scope="outside")
+    assert {row.tensor for row in plan.rows if row.spec} == {"outside/kernel", "outside"}
+    quantized = keras_qat.quantize_model(model, "contrib", scope="outside")
+    (folded,) = [each for each in quantized.layers if getattr(each, "batch_norm", None)]
+    assert folded.weight_quantizers == {}
