@@ -47,13 +47,18 @@ class TFLiteModel:
             resolver = module.experimental.OpResolverType
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.interpreter = module.Interpreter(
-                model_content=contents,
-                num_threads=threads,
-                experimental_op_resolver_type=resolver.AUTO
-                if xnnpack
-                else resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-            )
+            try:
+                self.interpreter = module.Interpreter(
+                    model_content=contents,
+                    num_threads=threads,
+                    experimental_op_resolver_type=resolver.AUTO
+                    if xnnpack
+                    else resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+                )
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(
+                    f"The TFLite file is damaged or cut short ({error}). Export it again."
+                ) from error
         self.interpreter.allocate_tensors()
         self.size = len(contents)
 
