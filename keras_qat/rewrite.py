@@ -6,10 +6,10 @@ from typing import Any
 
 from keras_qat import specs
 from keras_qat.backend import keras, register
-from keras_qat.graph import Call, Graph, Value, clone, map_values, rebuild, values_in
+from keras_qat.graph import Call, Graph, Value, clone, map_values, read, rebuild, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER
-from keras_qat.patterns import Group
+from keras_qat.patterns import Group, kind_of
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.schedule import schedule
@@ -40,6 +40,7 @@ class QuantizedModel(keras.Model):
         model = super().from_config(config, custom_objects)
         model.recipe = Recipe.from_config(recipe)
         model.output_names = output_names
+        link(model)
         return model
 
 
@@ -57,11 +58,36 @@ def rewrite(plan: Plan) -> QuantizedModel:
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(old)
+    link(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
         frozen_from = NEVER if recipe.freeze_bn_delay is None else recipe.freeze_bn_delay
         schedule(model, quantize_from=recipe.quant_delay, freeze_from=frozen_from)
     return model
+
+
+def link(model: QuantizedModel) -> None:
+    """Tells each wrapper what quantizes its input: the scale of its bias follows from that."""
+    found: dict[QuantizeWrapper, set[Any]] = {}
+    for call in read(model).calls:
+        if isinstance(call.layer, QuantizeWrapper):
+            found.setdefault(call.layer, set()).add(_quantizer_of(call.inputs[0]))
+    for wrapper, quantizers in found.items():
+        wrapper.input_quantizer = quantizers.pop() if len(quantizers) == 1 else None
+
+
+def _quantizer_of(value: Value) -> Any:
+    """What a tensor of a quantization-aware model was last quantized by, or None."""
+    while value.producer is not None:
+        layer = value.producer.layer
+        if isinstance(layer, Quantize):
+            return layer.quantizer
+        if isinstance(layer, QuantizeWrapper):
+            return layer.output_quantizer
+        if kind_of(value.producer) not in ("move", "linear", "concatenate", "maximum"):
+            return None
+        value = value.producer.inputs[0]
+    return None
 
 
 class _Visitor:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
-from keras_qat.backend import keras
+from keras_qat.layers.bias import factor_and_bias, rounded_bias
 
 __all__ = ["Folded", "fold"]
 
@@ -39,21 +39,15 @@ class Folded:
 
 
 def fold(wrapper: Any) -> Folded:
-    """Folds the BatchNormalization of a wrapper into its kernel and bias.
-
-    BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
-    a = gamma / sqrt(variance + epsilon).
-    """
-    layer = wrapper.layer
+    """Folds the BatchNormalization of a wrapper into its kernel and bias."""
+    factor, _ = factor_and_bias(wrapper)
+    _, bias = rounded_bias(wrapper)
+    factor, bias = (None if each is None else each.numpy() for each in (factor, bias))
     if not wrapper.weight_axes:
-        return _affine(wrapper)
+        return _affine(factor, bias)
     ((name, axes),) = wrapper.weight_axes.items()
-    kernel = getattr(layer, name).numpy()
-    bias = _bias(layer)
-    factor = None
-    if wrapper.batch_norm is not None:
-        factor, offset = factor_and_offset(wrapper.batch_norm)
-        bias = offset if bias is None else bias * factor + offset
+    kernel = getattr(wrapper.layer, name).numpy()
+    if factor is not None:
         rank = kernel.ndim
         factor = factor.reshape(
             [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
@@ -73,7 +67,7 @@ def fold(wrapper: Any) -> Folded:
         name,
         kernel.astype(np.float32),
         None if scale is None else (INT8_MAX * scale).astype(np.float32),
-        None if bias is None else bias.astype(np.float32),
+        bias,
         rounding,
     )
 
@@ -124,47 +118,10 @@ def _in_int8(
     return rounded * scale, scale * widening / finer, rounding
 
 
-def _bias(layer: Any) -> np.ndarray | None:
-    bias = getattr(layer, "bias", None)
-    return None if bias is None else bias.numpy().astype(np.float64)
-
-
-def _affine(wrapper: Any) -> Folded:
+def _affine(factor: np.ndarray, bias: np.ndarray) -> Folded:
     """A layer that multiplies and adds per channel, as a kernel [1, 1, channels, 1] and a bias.
 
     One weight per channel with a scale of its own is always exact.
     """
-    channels = wrapper.get_build_config()["input_shape"][-1]
-    layer = wrapper.layer
-    if isinstance(layer, keras.layers.BatchNormalization):
-        factor, offset = factor_and_offset(layer)
-    elif isinstance(layer, keras.layers.Normalization):
-        mean, variance = (np.reshape(each, [-1]) for each in (layer.mean, layer.variance))
-        factor = 1 / np.maximum(np.sqrt(variance), keras.backend.epsilon())
-        offset = -mean * factor
-        if layer.invert:
-            factor, offset = 1 / factor, mean
-    else:
-        factor, offset = np.asarray(layer.scale, float), np.asarray(layer.offset, float)
-    factor, offset = (np.broadcast_to(each, [channels]) for each in (factor, offset))
-    kernel = factor.reshape(1, 1, channels, 1)
-    limits = np.where(kernel == 0, 1.0, np.abs(kernel))
-    return Folded(
-        "", kernel.astype(np.float32), limits.astype(np.float32), offset.astype(np.float32)
-    )
-
-
-def factor_and_offset(batch_norm: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What BatchNormalization at inference multiplies by and adds, per channel, in float64."""
-    mean, variance = (
-        each.numpy().astype(np.float64)
-        for each in (batch_norm.moving_mean, batch_norm.moving_variance)
-    )
-    factor = 1 / np.sqrt(variance + batch_norm.epsilon)
-    if batch_norm.scale:
-        factor = factor * batch_norm.gamma.numpy()
-    offset = -mean * factor
-    if batch_norm.center:
-        offset = offset + batch_norm.beta.numpy()
-    return factor, offset
-
+    kernel = factor.reshape(1, 1, -1, 1)
+    return Folded("", kernel, np.where(kernel == 0, np.float32(1), np.abs(kernel)), bias)

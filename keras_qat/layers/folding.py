@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend
+from keras_qat.layers import bias
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["FOLDS"]
@@ -20,9 +21,9 @@ def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     BatchNormalization. Exact when folded at export.
     """
     x = apply_quantized(wrapper, inputs, phase)
-    if wrapper.batch_norm is None:
-        return x
-    return wrapper.batch_norm(x, training=is_learning(phase))
+    if wrapper.batch_norm is not None:
+        x = wrapper.batch_norm(x, training=is_learning(phase))
+    return x + bias.rounding(wrapper, phase)
 
 
 def is_learning(phase: Phase) -> Any:
@@ -47,7 +48,9 @@ def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     moving_mean, moving_variance = norm.moving_mean.read_value(), norm.moving_variance.read_value()
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(moving_mean)
     beta = tf.convert_to_tensor(norm.beta) if norm.center else tf.zeros_like(moving_mean)
-    kernel_shape = [kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.shape.rank, 0)]
+    kernel_shape = [
+        kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.shape.rank, 0)
+    ]
 
     def deviation_inverse(variance: Any) -> Any:
         return tf.math.rsqrt(variance + norm.epsilon)
@@ -98,7 +101,9 @@ def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
         factor = gamma * deviation_inverse(moving_variance)
         y = convolve(quantized(scaled(kernel, factor)))
         offset = beta - moving_mean * factor
-        return y + tf.reshape(offset, [-1 if axis == norm.axis[0] else 1 for axis in range(len(y.shape))])
+        return y + tf.reshape(
+            offset, [-1 if axis == norm.axis[0] else 1 for axis in range(len(y.shape))]
+        )
 
     return backend.cond(phase.training, training, inference)
 

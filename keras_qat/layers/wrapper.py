@@ -58,6 +58,8 @@ class QuantizeWrapper(ScheduledLayer):
         self.activation = _layer(activation)
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
+        self.input_quantizer: ActivationQuantizer | None = None
+        """What quantizes the input, if it is one and the same in all calls; set by the model."""
 
     @property
     def sublayers(self) -> list[Any]:
@@ -80,6 +82,7 @@ class QuantizeWrapper(ScheduledLayer):
 
     def build(self, input_shape: Any) -> None:
         shape = input_shape
+        self.channels = input_shape[-1]
         for sublayer in self.sublayers:
             if not sublayer.built:
                 with tf.name_scope(sublayer.name):

@@ -1,0 +1,100 @@
+"""The bias that a wrapper has once its BatchNormalization is folded, and how runtimes round it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat import backend, fake_quant
+from keras_qat.layers.scheduled import Phase
+
+__all__ = ["factor_and_bias", "rounded_bias", "rounding"]
+
+_layers = backend.keras.layers
+
+
+def factor_and_bias(wrapper: Any) -> tuple[Any, Any]:
+    """What a wrapper at inference multiplies its kernel by and adds, per output channel.
+
+    BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
+    a = gamma / sqrt(variance + epsilon).
+
+    Returns:
+        The factor and the bias, each a vector or None. An affine layer (`kernels.AFFINE`) has no
+        kernel: its factor stands for one.
+    """
+    layer, norm = wrapper.layer, wrapper.batch_norm
+    factor, bias = None, getattr(layer, "bias", None)
+    bias = None if bias is None else tf.convert_to_tensor(bias)
+    if not wrapper.weight_axes:
+        channels = wrapper.channels
+        if isinstance(layer, _layers.Normalization):
+            mean, variance = (tf.reshape(each, [-1]) for each in (layer.mean, layer.variance))
+            deviation = tf.maximum(tf.sqrt(variance), backend.keras.backend.epsilon())
+            factor, bias = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
+        elif isinstance(layer, _layers.Rescaling):
+            factor, bias = (
+                tf.constant(np.asarray(each, np.float32)) for each in (layer.scale, layer.offset)
+            )
+        else:
+            norm = layer
+        if norm is None:
+            return tf.broadcast_to(factor, [channels]), tf.broadcast_to(bias, [channels])
+    if norm is not None:
+        factor = tf.math.rsqrt(norm.moving_variance + norm.epsilon)
+        if norm.scale:
+            factor *= norm.gamma
+        bias = (0.0 if bias is None else bias) - norm.moving_mean
+        bias *= factor
+        if norm.center:
+            bias += norm.beta
+    return factor, bias
+
+
+def rounded_bias(wrapper: Any) -> tuple[Any, Any]:
+    """The folded bias, and the same in whole steps of input scale times weight scale.
+
+    Runtimes hold it so, in 32 bits. Small as it is against a step of the output, this rounding is
+    the main cause of codes that differ: in 1 of 1000 behind a depthwise convolution, and the
+    layers behind that multiply them. Both None without a bias; equal if a scale is not known.
+    """
+    factor, bias = factor_and_bias(wrapper)
+    quantizer = wrapper.input_quantizer
+    if bias is None or quantizer is None or wrapper.fold != "per_channel":
+        return bias, bias
+    if wrapper.weight_axes:
+        ((name, axes),) = wrapper.weight_axes.items()
+        if name not in wrapper.weight_quantizers:
+            return bias, bias
+        kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
+        limits = tf.reshape(fake_quant.channel_limits(kernel, axes), [-1])
+        levels = 2 ** (wrapper.weight_spec.bits - 1) - 1
+        if factor is not None:
+            limits *= tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
+    else:
+        limits, levels = tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor)), 127
+    minimum, maximum = quantizer.observe(None, False)
+    step = limits / levels * ((maximum - minimum) / (2**quantizer.spec.bits - 1))
+    safe = tf.where(step > 0, step, tf.ones_like(step))
+    return bias, tf.where(step > 0, tf.round(bias / safe) * step, bias)
+
+
+def rounding(wrapper: Any, phase: Phase) -> Any:
+    """What to add to a layer's result at inference so that its bias is rounded; else zero.
+
+    Training goes without: there it would cost time and change next to nothing.
+    """
+    if phase.training is True or wrapper.input_quantizer is None:
+        return 0.0
+
+    def difference() -> Any:
+        exact, rounded = rounded_bias(wrapper)
+        return tf.zeros([1]) if exact is None else rounded - exact
+
+    applies = tf.logical_and(phase.quantizing, tf.logical_not(phase.training))
+    added = tf.cond(applies, difference, lambda: tf.zeros_like(difference()))
+    if getattr(wrapper.layer, "data_format", None) == "channels_first":
+        return tf.reshape(added, [-1] + [1] * (len(wrapper.layer.kernel_size)))
+    return added
