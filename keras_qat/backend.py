@@ -6,12 +6,13 @@ This module and `graph` are the only ones that know Keras' internals.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["cond", "keras", "refuse_keras_3", "register", "resolve_training", "swapped"]
+__all__ = ["KeepsTrainable", "cond", "keras", "refuse_keras_3", "register", "resolve_training", "swapped"]
 
 
 def _find_keras_2() -> Any:
@@ -32,6 +33,19 @@ keras = _find_keras_2()
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
 """Class decorator: `load_model` finds the class without a scope or custom objects."""
+
+
+class KeepsTrainable:
+    """A model whose layers are loaded from a SavedModel with the `trainable` flags they had.
+
+    Keras sets the model's own flag on it after it was made from its configuration, and that
+    overwrites the flags of the layers that its layers hold. `None` makes Keras leave it.
+    """
+
+    @property
+    def _tracking_metadata(self) -> str:
+        metadata = json.loads(super()._tracking_metadata)  # type: ignore[misc]
+        return json.dumps({**metadata, "trainable": None})
 
 
 def refuse_keras_3(model: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat import specs
-from keras_qat.backend import keras, register
+from keras_qat.backend import KeepsTrainable, keras, register
 from keras_qat.graph import Call, Graph, Value, clone, map_values, read, rebuild, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER
@@ -21,7 +21,7 @@ PREFIX = "quant_"
 
 
 @register
-class QuantizedModel(keras.Model):
+class QuantizedModel(KeepsTrainable, keras.Model):
     """A functional model that knows the recipe it was quantized with."""
 
     recipe: Recipe

@@ -66,20 +66,6 @@ class QuantizeWrapper(ScheduledLayer):
         """The float layers inside, in the order in which they compute."""
         return [each for each in (self.layer, self.batch_norm, self.activation) if each is not None]
 
-    @property
-    def trainable(self) -> bool:
-        """Whether the layer trains; set, the layers inside follow."""
-        return self._trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        # Keras' SavedModel loader sets it on a layer it has just made from its configuration.
-        # That must not reach the layers inside, whose configurations say theirs.
-        if self.built:
-            backend.keras.layers.Layer.trainable.fset(self, value)
-        else:
-            self._trainable = value
-
     def build(self, input_shape: Any) -> None:
         shape = input_shape
         self.channels = input_shape[-1]
