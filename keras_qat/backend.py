@@ -12,7 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["KeepsTrainable", "cond", "keras", "refuse_keras_3", "register", "resolve_training", "swapped"]
+__all__ = [
+    "KeepsTrainable",
+    "cond",
+    "keras",
+    "refuse_keras_3",
+    "register",
+    "resolve_training",
+    "swapped",
+]
 
 
 def _find_keras_2() -> Any:
