@@ -58,13 +58,13 @@ def residual_net(seed: int = 3) -> Any:
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((8, 8, 1), name="image")
     x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="stem")(inputs)
-    x = layers.BatchNormalization(name="stem_bn")(x)
+    x = layers.BatchNormalization(momentum=0.8, name="stem_bn")(x)
     x = skip = layers.ReLU(name="stem_relu")(x)
     x = layers.DepthwiseConv2D(3, padding="same", use_bias=False, name="depthwise")(x)
-    x = layers.BatchNormalization(name="depthwise_bn")(x)
+    x = layers.BatchNormalization(momentum=0.8, name="depthwise_bn")(x)
     x = layers.ReLU(6.0, name="depthwise_relu")(x)
     x = layers.Conv2D(6, 1, name="project")(x)
-    x = layers.BatchNormalization(name="project_bn")(x)
+    x = layers.BatchNormalization(momentum=0.8, name="project_bn")(x)
     x = layers.Add(name="merge")([x, skip])
     x = layers.ReLU(name="merge_relu")(x)
     x = layers.MaxPooling2D(name="pool")(x)
@@ -100,12 +100,14 @@ def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
     return qat
 
 
-def train(qat: Any, x: np.ndarray, steps: int = 4, outputs: int = 3, **kwargs: Any) -> Any:
+def train(
+    qat: Any, x: np.ndarray, steps: int = 4, rate: float = 0.01, outputs: int = 3, **kwargs: Any
+) -> Any:
     """Compiles and fits a classifier for some steps of 8 examples, on random labels."""
     labels = rng(5).integers(0, outputs, steps * 8)
     compile_args = {key: kwargs.pop(key) for key in ("steps_per_execution",) if key in kwargs}
     qat.compile(
-        keras.optimizers.SGD(0.01),
+        keras.optimizers.SGD(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         **compile_args,
     )

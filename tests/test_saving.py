@@ -1,0 +1,108 @@
+"""Saving and loading in every format; loading happens in a fresh process.
+
+That process imports keras_qat and loads the file: no scope, no custom objects.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.backend import keras
+from tests.models import images, rng, scramble, tiny_net, train
+
+X = images(64, (6, 6, 2))
+LABELS = rng(5).integers(0, 3, 32)
+
+RANGES = """
+def ranges(model):
+    return np.concatenate([
+        np.ravel([each.minimum, each.maximum]) for each in keras_qat.quantizers(model)
+    ])
+"""
+
+IN_FRESH_PROCESS = """
+import keras_qat
+from keras_qat.backend import keras
+{ranges}
+model = keras.models.load_model({path!r})
+outputs, before = model.predict(arrays["x"], verbose=0), ranges(model)
+frozen = [layer.trainable for layer in model.layers]
+model.fit(arrays["x"][:32], arrays["labels"], batch_size=8, shuffle=False, verbose=0)
+result = np.concatenate([outputs.ravel(), before, frozen, ranges(model)])
+"""
+
+
+def ranges(model) -> np.ndarray:
+    return np.concatenate(
+        [np.ravel([each.minimum, each.maximum]) for each in keras_qat.quantizers(model)]
+    )
+
+
+def trained():
+    """A model in the middle of its training, with one layer frozen."""
+    model = scramble(tiny_net())
+    model.get_layer("logits").trainable = False
+    return train(keras_qat.quantize_model(model), X, steps=3)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("qat.keras", marks=pytest.mark.legacy), "qat.h5", "qat"]
+)
+def test_fresh_process_goes_on_where_training_was(kind, tmp_path, fresh_process):
+    qat = trained()
+    path = str(tmp_path / kind)
+    qat.save(path)
+    found = fresh_process(IN_FRESH_PROCESS.format(ranges=RANGES, path=path), x=X, labels=LABELS)
+    outputs, before = qat.predict(X, verbose=0).ravel(), ranges(qat)
+    flags = [layer.trainable for layer in qat.layers]
+    qat.fit(X[:32], LABELS, batch_size=8, shuffle=False, verbose=0)
+    for expected in (outputs, before, flags):
+        part, found = np.split(found, [len(expected)])
+        np.testing.assert_array_equal(part, np.asarray(expected, part.dtype))
+    # The ranges depend on the weights that training gave: bit-identical steps.
+    np.testing.assert_allclose(found, ranges(qat), rtol=1e-6)
+    assert (ranges(qat) != before).any()
+
+
+@pytest.mark.parametrize("kind", ["qat.weights.h5", "checkpoint"])
+def test_weights_only(kind, tmp_path):
+    qat = trained()
+    path = str(tmp_path / kind)
+    qat.save_weights(path)
+    other = keras_qat.quantize_model(tiny_net())
+    other.load_weights(path)
+    np.testing.assert_array_equal(other.predict(X, verbose=0), qat.predict(X, verbose=0))
+    np.testing.assert_array_equal(ranges(other), ranges(qat))
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("kind", ["qat.keras", "qat.h5"])
+def test_loaded_model_is_equal(kind, tmp_path):
+    qat = trained()
+    path = str(tmp_path / kind)
+    qat.save(path)
+    loaded = keras.models.load_model(path)
+    assert type(loaded) is type(qat)
+    assert loaded.get_config() == qat.get_config()
+    assert loaded.output_names == qat.output_names
+    for one, other in zip(loaded.weights, qat.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    inner = loaded.get_layer("quant_logits").layer
+    assert not inner.trainable
+    assert len(loaded.trainable_weights) == len(qat.trainable_weights)
+
+
+def test_loaded_model_exports_the_same_file(tmp_path, exported):
+    path = str(tmp_path / "qat.keras")
+    exported.model.save(path)
+    assert keras_qat.export_tflite(keras.models.load_model(path)) == exported.tflite
+
+
+def test_clone_model_has_the_same_layers(exported):
+    clone = keras.models.clone_model(exported.model)
+    clone.set_weights(exported.model.get_weights())
+    np.testing.assert_array_equal(
+        clone.predict(exported.x, verbose=0), exported.model.predict(exported.x, verbose=0)
+    )
