@@ -186,3 +186,25 @@ def test_scope_does_not_hold_for_folding():
     quantized = keras_qat.quantize_model(model, "contrib", scope="outside")
     (folded,) = [each for each in quantized.layers if getattr(each, "batch_norm", None)]
     assert folded.weight_quantizers == {}
+
+
+@pytest.mark.parametrize("layer", [layers.Conv2D, layers.DepthwiseConv2D])
+def test_dilation_that_needs_padding(layer):
+    """The original counted the padding in the statistics, and could not fold such a Conv2D."""
+    inputs = image((7, 7, 4))
+    arguments = {"padding": "same", "dilation_rate": 2, "use_bias": False, "name": "layer"}
+    y = layer(4, 3, **arguments) if layer is layers.Conv2D else layer(3, **arguments)
+    y = relu(layers.BatchNormalization(name="bn")(y(inputs)))
+    model = with_statistics(keras.Model(inputs, y))
+    folded = folded_and_float(model)
+    x = input_for(model)
+    for training in (True, False):
+        np.testing.assert_allclose(
+            folded(x, training=training), model(x, training=training), atol=2e-5
+        )
+    (wrapper,) = [each for each in folded.layers if isinstance(each, QuantizeWrapper)]
+    norm = model.get_layer("bn")
+    np.testing.assert_allclose(wrapper.batch_norm.moving_variance, norm.moving_variance, rtol=1e-4)
+    np.testing.assert_allclose(
+        wrapper.batch_norm.moving_mean, norm.moving_mean, rtol=1e-4, atol=1e-5
+    )
