@@ -12,8 +12,14 @@ from pathlib import Path
 __all__ = ["check_writable", "replacing"]
 
 
-def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Raises an `OSError` that says what to do if nothing can be written at `path`."""
+def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
+    """Raises an `OSError` that says what to do if nothing can be written at `path`.
+
+    Args:
+        path: where to write.
+        directory: whether a SavedModel is to be written; a file otherwise. A directory that
+            holds something else is never replaced.
+    """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
@@ -25,7 +31,24 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
             f"Cannot write {path}: {path if read_only else path.parent} is read-only. Choose "
             f"another path, or make it writable (chmod u+w)."
         )
+    if path.is_dir() and not directory:
+        raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
+    if path.exists() and directory:
+        _check_replaceable(path)
     return path
+
+
+def _check_replaceable(path: Path) -> None:
+    if not path.is_dir():
+        raise NotADirectoryError(
+            f"Cannot write {path}: it is a file, and a SavedModel is a directory. Choose another "
+            f"path, or delete the file."
+        )
+    if any(path.iterdir()) and not (path / "saved_model.pb").exists():
+        raise FileExistsError(
+            f"Cannot write {path}: the directory holds something else than a SavedModel, and "
+            f"would be replaced. Choose another path, or empty it."
+        )
 
 
 @contextmanager

@@ -240,6 +240,16 @@ def check_exportable(model: Any) -> None:
             f"{len(broken)} quantizers have a range with NaN or infinity: {_some(broken)}. The "
             f"training diverged; go back to a checkpoint from before and lower the learning rate."
         )
+    broken = [
+        weight.name
+        for weight in model.weights
+        if weight.dtype.is_floating and not np.all(np.isfinite(weight.numpy()))
+    ]
+    if broken:
+        raise ValueError(
+            f"{len(broken)} weights hold NaN or infinity: {_some(broken)}. The training diverged; "
+            f"go back to a checkpoint from before and lower the learning rate."
+        )
     blind = [each.name for each in found if not each.calibrated]
     if blind:
         raise ValueError(

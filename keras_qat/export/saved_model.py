@@ -21,7 +21,8 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: a trained quantization-aware model.
-        path: the directory to write. An existing one is replaced once the new one is complete.
+        path: the directory to write. An existing SavedModel is replaced once the new one
+            is complete.
 
     Raises:
         ValueError: if the model is not quantized or a quantizer has no usable range.
@@ -32,7 +33,7 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         >>> tf.saved_model.load("model").signatures["serving_default"](image=x)
     """
     check_exportable(model)
-    path = check_writable(path)
+    path = check_writable(path, directory=True)
     module = inference_module(model)
     with replacing(path) as scratch:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
