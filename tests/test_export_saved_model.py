@@ -49,9 +49,10 @@ def test_every_spelling_runs_on_a_cpu(family, tmp_path):
         assert steps.max() < 1.5, name
 
 
-def test_existing_directory_is_replaced(exported, tmp_path):
+def test_existing_saved_model_is_replaced(exported, tmp_path):
     path = tmp_path / "model"
     path.mkdir()
+    keras_qat.export_saved_model(exported.model, path)
     (path / "old").write_text("old")
     keras_qat.export_saved_model(exported.model, path)
     assert not (path / "old").exists()
