@@ -13,6 +13,8 @@ from keras_qat.specs import QuantSpec
 from tests.contrib.networks import conv, image, layers, relu
 from tests.models import images, rng
 
+pytestmark = pytest.mark.legacy
+
 contrib = keras_qat.recipes.contrib
 FIRST, SECOND = np.float32([-1, 1]), np.float32([0, 0])
 
