@@ -220,7 +220,7 @@ def test_nested_models_and_shared_layers():
 
 
 def test_scope_quantizes_only_what_it_names(model):
-    qat = keras_qat.quantize_model(model, scope=["stem", "depthwise"])
+    qat = keras_qat.quantize_model(model, scope=["stem*", "depthwise*"])
     kernels = [each.name for each in keras_qat.quantizers(qat) if "kernel" in each.name]
     assert kernels == ["quant_stem/kernel", "quant_depthwise/depthwise_kernel"]
     by_predicate = keras_qat.quantize_model(
