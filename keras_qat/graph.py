@@ -52,6 +52,7 @@ class Call:
         kwargs: keyword arguments, likewise.
         outputs: structure of `Value`s.
         name: the layer's name; with the names of the models around it, if it was nested.
+        origin: that of the layer in the user's model, for a part that `lower` made of it.
     """
 
     layer: Any
@@ -59,8 +60,10 @@ class Call:
     kwargs: dict[str, Any]
     outputs: Any
     name: str
+    origin: str = ""
 
     def __post_init__(self) -> None:
+        self.origin = self.origin or self.name
         for value in values_in(self.outputs):
             value.producer = self
 

@@ -41,16 +41,26 @@ class Made:
         return self._layers[source, part]
 
 
-def lower(graph: Graph) -> Graph:
-    """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared."""
+def lower(graph: Graph, activations: bool = True) -> Graph:
+    """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared.
+
+    Args:
+        graph: the graph.
+        activations: whether activations are brought into the form that the runtimes compute them
+            in. `recipes.contrib` leaves them as they are, like the original.
+    """
     made = Made()
 
     def expand(call: Call) -> list[Call]:
         lowering = LOWERINGS.get(type(call.layer))
+        if lowering is _split_activation_layer and not activations:
+            lowering = None
         parts = lowering(call, made) if lowering else []
+        for part in parts:
+            part.origin = call.origin
         return [each for part in parts for each in expand(part)] or [call]
 
-    graph = recognize_hard_swish(graph)
+    graph = recognize_hard_swish(graph) if activations else graph
     calls = [each for call in graph.calls for each in expand(call)]
     return _drop_identities(
         Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights)

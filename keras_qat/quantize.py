@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from keras_qat import graph as graph_lib
-from keras_qat.graph import Call
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import place
@@ -18,18 +15,16 @@ from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.rewrite import QuantizedModel, rewrite
+from keras_qat.scope import Scope
 from keras_qat.schedule import is_quantized, scheduled_layers
 from keras_qat.specs import FixedSpec, QuantSpec
 
 __all__ = [
     "Quantizer",
-    "Scope",
     "plan",
     "quantize_model",
     "quantizers",
 ]
-
-Scope = str | Iterable[str] | Callable[[Any], bool]
 
 
 def quantize_model(
@@ -45,9 +40,9 @@ def quantize_model(
         model: a built Sequential or functional Keras 2 model. It is not changed. A model that
             was quantized with the same recipe gives an equal copy.
         recipe: a recipe or its name.
-        scope: the layers to quantize: a name (which also stands for all names that continue it
-            after a `_`, `/`, `.` or `-`), a pattern with `*`, a list of those, or a function that
-            takes a layer. All layers by default.
+        scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
+            `-`, a pattern with `*`, a class name, a list of those, or a function that takes a
+            layer. All layers by default.
         strict: whether a layer that would stay in float is an error.
 
     Returns:
@@ -89,9 +84,9 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.quantizers(model)."
         )
-    graph = graph_lib.read(model)
-    matches = None if scope is None else _scope(scope, graph.calls)
-    return place(lower(graph), get_recipe(recipe), matches)
+    recipe = get_recipe(recipe)
+    graph = lower(graph_lib.read(model), activations=recipe.placement == "int8")
+    return place(graph, recipe, scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,24 +146,3 @@ def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
     copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
     return copy
-
-
-def _scope(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
-    """The scope as a function of calls. Raises a `ValueError` if it matches none of them."""
-    if callable(scope):
-        matches = lambda call: bool(scope(call.layer))  # noqa: E731
-    else:
-        names = [scope] if isinstance(scope, str) else list(scope)
-        matches = lambda call: any(_in_scope(call.name, name) for name in names)  # noqa: E731
-    if not any(matches(call) for call in calls):
-        names = [call.name for call in calls]
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ValueError(f"scope={scope!r} matches no layer. The layers are: {shown}")
-    return matches
-
-
-def _in_scope(name: str, scope: str) -> bool:
-    if any(character in scope for character in "*?["):
-        return fnmatch.fnmatchcase(name, scope)
-    rest = name.removeprefix(scope)
-    return name.startswith(scope) and (not rest or scope[-1] in "_/.-" or rest[0] in "_/.-")

@@ -12,7 +12,29 @@ from typing import Any
 from keras_qat import specs
 from keras_qat.specs import QuantSpec
 
-__all__ = ["Recipe", "contrib", "get", "int8"]
+__all__ = ["Override", "Recipe", "contrib", "get", "int8"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Override:
+    """Other settings for some layers.
+
+    Args:
+        layers: a layer's name, the beginning of names, a pattern with `*`, or a class name.
+        weight_bits: 2 to 8, or None for the recipe's.
+        activation_bits: 2 to 8, or None for the recipe's.
+        quantize: False to leave the layers in float, True to take back an earlier False.
+    """
+
+    layers: str
+    weight_bits: int | None = None
+    activation_bits: int | None = None
+    quantize: bool | None = None
+
+    def __post_init__(self) -> None:
+        for bits in (self.weight_bits, self.activation_bits):
+            if bits is not None:
+                specs.check_bits(bits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +53,7 @@ class Recipe:
             overrides it.
         freeze_bn_delay: first training step that freezes BatchNormalization, None for never;
             `callbacks.FreezeBatchNorm` overrides it.
+        overrides: other settings for some layers; later ones win. See `override`.
     """
 
     name: str
@@ -41,16 +64,43 @@ class Recipe:
     folded_weights: QuantSpec | None = None
     quant_delay: int = 0
     freeze_bn_delay: int | None = None
+    overrides: tuple[Override, ...] = ()
+
+    def override(
+        self,
+        layers: str,
+        *,
+        weight_bits: int | None = None,
+        activation_bits: int | None = None,
+        quantize: bool | None = None,
+    ) -> Recipe:
+        """The recipe with other settings for some layers. Later calls win.
+
+        Args and errors: as for `Override`.
+
+        Example:
+            >>> recipe = keras_qat.recipes.int8().override("Dense", weight_bits=4)
+            >>> recipe = recipe.override("head*", quantize=False)
+        """
+        more = Override(layers, weight_bits, activation_bits, quantize)
+        return dataclasses.replace(self, overrides=(*self.overrides, more))
 
     def to_config(self) -> dict[str, Any]:
         """The recipe as JSON data."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return config | {part: specs.to_config(config[part]) for part in _SPECS}
+        overrides = [dataclasses.asdict(each) for each in self.overrides]
+        return (
+            config
+            | {part: specs.to_config(config[part]) for part in _SPECS}
+            | {"overrides": overrides}
+        )
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
         """The inverse of `to_config`."""
-        return cls(**{**config, **{part: specs.from_config(config[part]) for part in _SPECS}})
+        parts = {part: specs.from_config(config[part]) for part in _SPECS}
+        overrides = tuple(Override(**each) for each in config.get("overrides", ()))
+        return cls(**{**config, **parts, "overrides": overrides})
 
 
 _SPECS = ("weights", "activations", "folded_weights")

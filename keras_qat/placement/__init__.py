@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from keras_qat.graph import Call, Graph
+from keras_qat.graph import Graph
 from keras_qat.placement.contrib import ContribPlacement
 from keras_qat.placement.int8 import Int8Placement
+from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
+from keras_qat.scope import Scope
 
 __all__ = ["RULES", "place"]
 
@@ -16,12 +16,15 @@ RULES = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a placement, as recipes give it -> what carries it out."""
 
 
-def place(graph: Graph, recipe: Recipe, scope: Callable[[Call], bool] | None = None) -> Plan:
+def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
     """Decides for each tensor of a lowered graph how it is quantized.
 
     Args:
         graph: the graph, lowered.
         recipe: the recipe.
-        scope: says whether a call is to be quantized; all are by default.
+        scope: the layers to quantize; all by default.
+
+    Raises:
+        ValueError: if the scope or an override of the recipe matches no layer.
     """
-    return RULES[recipe.placement](graph, recipe, scope).plan()
+    return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls)).plan()

@@ -8,16 +8,19 @@ first rule that fits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from keras_qat import patterns
+from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value
 from keras_qat.patterns import Group
+from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
-from keras_qat.recipes import Recipe
 from keras_qat.specs import QuantSpec, Spec
 
 __all__ = ["ContribPlacement"]
+
+KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
+"""Layers whose operation the original quantizes, with the stages of SeparableConv2D."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds that end a layer."""
@@ -39,12 +42,16 @@ class ContribPlacement:
     """Decides layer by layer, then merge by merge."""
 
     def __init__(
-        self, graph: Graph, recipe: Recipe, scope: Callable[[Call], bool] | None
+        self, graph: Graph, settings: Settings
     ) -> None:
-        self.graph, self.recipe = graph, recipe
-        self.in_scope = scope or (lambda call: True)
+        self.graph, self.settings = graph, settings
+        self.in_scope = settings.quantizes
         self.consumers = graph.consumers()
-        self.groups = patterns.groups(graph, folds_bias=False, affine=False)
+        self.groups = [
+            group
+            for group in patterns.groups(graph, folds_bias=False, affine=False)
+            if type(group.kernel.layer) in KERNELS
+        ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.matched: set[Call] = set()
         self.considered: set[Value] = set()
@@ -68,7 +75,7 @@ class ContribPlacement:
         for value in self.graph.values():
             self.reasons.setdefault(value, "no rule of tf.contrib.quantize")
         return Plan(
-            recipe=self.recipe,
+            recipe=self.settings.recipe,
             graph=self.graph,
             groups=[group for group in self.groups if self.weights[group] or group.batch_norm],
             specs=self.specs,
@@ -125,7 +132,7 @@ class ContribPlacement:
         if self.flows_in(merge) and self.in_scope(merge):
             # The original does not hand `symmetric` on to these.
             spec = dataclasses.replace(
-                self.recipe.activations, symmetric=False, initial_range=(-6.0, 6.0)
+                self.settings.activations(merge), symmetric=False, initial_range=(-6.0, 6.0)
             )
             self.quantize(merge.output, spec, f"activation_{_OPS[str(self.kind(merge))]}_quant")
 
@@ -148,7 +155,8 @@ class ContribPlacement:
     # What the rules are made of.
 
     def kind(self, call: Call) -> str | None:
-        return patterns.kind_of(call)
+        kind = patterns.kind_of(call)
+        return None if kind == "kernel" and type(call.layer) not in KERNELS else kind
 
     def is_raw(self, kernel: Call) -> bool:
         """Whether a kernel has neither a bias nor a folded BatchNormalization."""
@@ -203,12 +211,11 @@ class ContribPlacement:
         if layer in self.matched:
             return
         self.matched.add(layer)
-        own = self.recipe.activations
+        own = self.settings.activations(layer)
         merged = dataclasses.replace(own, initial_range=(-6.0, 6.0))
         group = self.group_of[layer]
         if self.in_scope(layer):
-            folded = self.recipe.folded_weights if group.batch_norm else None
-            self.weights[group] = folded or self.recipe.weights
+            self.weights[group] = self.settings.weights(layer, folded=bool(group.batch_norm))
         self.quantize(activation.output, own, "act_quant", [activation])
         if bypass is not None:
             biased = group.batch_norm.output if group.batch_norm else layer.output

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from keras_qat import patterns
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
-from keras_qat.recipes import Recipe
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 
 __all__ = ["Int8Placement"]
 
 _Embedding = keras.layers.Embedding
-
-Scope = Callable[[Call], bool]
 
 
 class Int8Placement:
@@ -27,14 +24,14 @@ class Int8Placement:
     The model's inputs and outputs are quantized too, so that they can be integers.
     """
 
-    def __init__(self, graph: Graph, recipe: Recipe, scope: Scope | None) -> None:
-        self.graph, self.recipe, self.scope = graph, recipe, scope
+    def __init__(self, graph: Graph, settings: Settings) -> None:
+        self.graph, self.settings = graph, settings
         self.consumers = graph.consumers()
         self.outputs = set(values_in(graph.outputs))
         self.groups = [
             group
             for group in patterns.groups(graph)
-            if scope is None or all(scope(call) for call in group.calls)
+            if all(settings.quantizes(call) for call in group.calls)
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.float_layers: dict[str, str] = {}
@@ -48,13 +45,13 @@ class Int8Placement:
             if spec is not None:
                 self.specs[value] = spec
         return Plan(
-            recipe=self.recipe,
+            recipe=self.settings.recipe,
             graph=self.graph,
             groups=self.groups,
             specs=self.specs,
             reasons=self.reasons,
             ranges=self.ranges(),
-            weights=dict.fromkeys(self.groups, self.recipe.weights),
+            weights={group: self.settings.weights(group.kernel) for group in self.groups},
             float_layers=self.float_layers,
         )
 
@@ -64,19 +61,21 @@ class Int8Placement:
         in_group = call in self.group_of
         if kind in ("kernel", "affine"):
             return kind if in_group else None
-        return kind if in_group or self.scope is None or self.scope(call) else None
+        return kind if in_group or self.settings.quantizes(call) else None
 
     def why_float(self, call: Call) -> str:
         """The reason why a call computes in float."""
-        if self.scope is not None and not self.scope(call):
-            return "outside the scope"
+        reason = self.settings.why_not(call)
+        if reason is not None:
+            return reason
         if patterns.kind_of(call) == "affine":
             return "not one factor per channel"
         return f"no int8 rule for {type(call.layer).__name__}"
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
         """The specification of a tensor, and why."""
-        own, call = self.recipe.activations, value.producer
+        call = value.producer
+        own = self.settings.activations(call)
         kind = self.kind(call) if call else None
         if call and kind is None:
             self.float_layers[call.name] = self.why_float(call)
@@ -114,7 +113,7 @@ class Int8Placement:
         """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""
         at_the_ends = value in self.outputs or value.producer is None
         return any(self.kind(call) for call in self.consumers[value]) or (
-            at_the_ends and self.scope is None
+            at_the_ends and self.settings.is_whole_model
         )
 
     def merges_into_activation(self, value: Value, kind: str) -> bool:

@@ -1,0 +1,58 @@
+"""What a recipe, its overrides and the scope say about one call."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from keras_qat.graph import Call
+from keras_qat.recipes import Recipe
+from keras_qat.scope import Scope, matcher
+from keras_qat.specs import QuantSpec
+
+__all__ = ["Settings"]
+
+
+class Settings:
+    """A recipe and a scope, asked call by call.
+
+    Raises:
+        ValueError: if the scope or an override matches no layer.
+    """
+
+    def __init__(self, recipe: Recipe, scope: Scope | None, calls: list[Call]) -> None:
+        self.recipe = recipe
+        self.in_scope = None if scope is None else matcher(scope, calls)
+        self.overrides = [(each, matcher(each.layers, calls)) for each in recipe.overrides]
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether no layer is left out by a scope."""
+        return self.in_scope is None
+
+    def why_not(self, call: Call) -> str | None:
+        """The reason why a call is not to be quantized, None if it is."""
+        if self.in_scope is not None and not self.in_scope(call):
+            return "outside the scope"
+        said = [each.quantize for each, matches in self.overrides if matches(call)]
+        said = [each for each in said if each is not None]
+        return "left in float by the recipe" if said and not said[-1] else None
+
+    def quantizes(self, call: Call) -> bool:
+        """Whether a call is to be quantized."""
+        return self.why_not(call) is None
+
+    def weights(self, call: Call, folded: bool = False) -> QuantSpec:
+        """The specification of the weights of a kernel, behind which something is folded or not."""
+        spec = folded and self.recipe.folded_weights or self.recipe.weights
+        for each, matches in self.overrides:
+            if each.weight_bits is not None and matches(call):
+                spec = dataclasses.replace(spec, bits=each.weight_bits)
+        return spec
+
+    def activations(self, call: Call | None) -> QuantSpec:
+        """The specification of the output of a call; of the model's inputs for None."""
+        spec = self.recipe.activations
+        for each, matches in self.overrides:
+            if each.activation_bits is not None and call is not None and matches(call):
+                spec = dataclasses.replace(spec, bits=each.activation_bits)
+        return spec
