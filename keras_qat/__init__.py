@@ -3,6 +3,7 @@
 from keras_qat import callbacks, layers, recipes, specs
 from keras_qat.export import export_saved_model, export_tflite
 from keras_qat.quantize import plan, quantize_model, quantizers
+from keras_qat.rules import register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization
 from keras_qat.verify import verify
 
@@ -18,6 +19,7 @@ __all__ = [
     "quantize_model",
     "quantizers",
     "recipes",
+    "register_rule",
     "set_quantization",
     "specs",
     "verify",

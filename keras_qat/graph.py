@@ -257,6 +257,13 @@ def is_operation(layer: Any) -> bool:
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
 
 
+def class_path(layer: Any) -> str:
+    """Where in Keras a layer's class is defined, for those that Keras does not export."""
+    module = type(layer).__module__
+    inside = module.split("keras.src.")[-1] if "keras.src." in module else module
+    return f"{inside}.{type(layer).__name__}"
+
+
 def _is_tensor(leaf: Any) -> bool:
     return hasattr(leaf, "_keras_history")
 

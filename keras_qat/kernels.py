@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_qat.backend import keras
 
-__all__ = ["AFFINE", "KERNELS"]
+__all__ = ["AFFINE", "FOLDABLE", "KERNELS"]
 
 _layers = keras.layers
 
@@ -22,6 +22,15 @@ KERNELS: dict[type, dict[str, tuple[int, ...]]] = {
 """Layer class -> attribute of each weight that is quantized -> axes of its output channels,
 counted from the end; none for a single range, where the converter takes no other. Biases are not
 listed: their scale follows from the others."""
+
+FOLDABLE = {
+    _layers.Conv1D,
+    _layers.Conv2D,
+    _layers.DepthwiseConv1D,
+    _layers.DepthwiseConv2D,
+    _layers.Dense,
+}
+"""Layers that take in the BatchNormalization behind them: a range per channel, and a bias."""
 
 AFFINE = {_layers.BatchNormalization, _layers.Rescaling, _layers.Normalization}
 """Layers that multiply and add per channel: a 1x1 depthwise convolution at run time, whose weights

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.graph import Call, Graph, Value, class_path, values_in
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.patterns import is_batch_norm, kind_of
 
@@ -52,7 +52,7 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
     made = Made()
 
     def expand(call: Call) -> list[Call]:
-        lowering = LOWERINGS.get(type(call.layer))
+        lowering = LOWERINGS.get(type(call.layer)) or _APPLICATIONS.get(class_path(call.layer))
         if lowering is _split_activation_layer and not activations:
             lowering = None
         parts = lowering(call, made) if lowering else []
@@ -253,6 +253,23 @@ ACTIVATIONS: dict[Any, Callable[[Call, Made], list[Call]]] = {
     keras.activations.hard_sigmoid: _split_hard_sigmoid,
 }
 """Activation function -> what splits it."""
+
+def _split_custom_scale(call: Call, made: Made) -> list[Call]:
+    """InceptionResNetV2's CustomScaleLayer, a + scale * b -> Rescaling, Add."""
+    layer, (a, b) = call.layer, call.inputs
+    rescaling = made.layer(
+        layer, "scale", lambda: _layers.Rescaling(layer.scale, name=f"{layer.name}_scale")
+    )
+    add = made.layer(layer, "add", lambda: _layers.Add(name=layer.name))
+    scaled = _between(call, rescaling, b.shape)
+    return [
+        Call(rescaling, (b,), {}, scaled, _path(call, rescaling)),
+        Call(add, ([a, scaled],), {}, call.output, call.name),
+    ]
+
+
+_APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": _split_custom_scale}
+"""Layers that keras.applications defines but does not export, by `graph.class_path`."""
 
 LOWERINGS: dict[type, Callable[[Call, Made], list[Call]]] = {
     **dict.fromkeys(

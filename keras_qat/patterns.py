@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, is_operation, values_in
+from keras_qat.graph import Call, Graph, Value, class_path, is_operation, values_in
 from keras_qat.hard_swish import HardSwish
-from keras_qat.kernels import AFFINE, KERNELS
+from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
 
 __all__ = ["Group", "groups", "kind_of"]
 
@@ -95,6 +95,9 @@ OPERATIONS: dict[str, str] = {
 }
 """TensorFlow's name of an operation on symbolic tensors -> the kind of the layer it stands for."""
 
+_APPLICATIONS = {"applications.convnext.LayerScale": "affine"}
+"""Layers that keras.applications defines but does not export, by `graph.class_path`."""
+
 ACTIVATIONS: dict[Any, str] = {
     keras.activations.linear: "linear",
     keras.activations.relu: "relu",
@@ -146,10 +149,15 @@ def kind_of(call: Call) -> str | None:
         return {"nearest": "move", "bilinear": "resize"}.get(layer.interpolation)
     if is_operation(layer):
         return OPERATIONS.get(str(layer.symbol))
-    kind = KINDS.get(type(layer))
+    kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
     if kind == "average_pooling" and layer.data_format == "channels_first":
         return None
     return kind
+
+
+def is_known(layer: Any) -> bool:
+    """Whether a layer is Keras' own, and not a custom one with a rule."""
+    return is_operation(layer) or type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
 
 
 def _activation_kind(layer: Any) -> str | None:
@@ -211,8 +219,8 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         follower = only_consumer(call.output)
         if follower is None or not is_batch_norm(follower):
             return None
-        if not all(KERNELS[type(call.layer)].values()):
-            return None  # Folding would need a range per channel.
+        if type(call.layer) not in FOLDABLE:
+            return None
         if not folds_bias and call.layer.use_bias:
             return None
         return follower if _is_per_channel(follower, _channel_axis(call)) else None

@@ -19,7 +19,7 @@ from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.patterns import FIXED_RANGES, kind_of
+from keras_qat.patterns import FIXED_RANGES, is_known, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 
@@ -144,6 +144,8 @@ class _Writer:
             return x
         if kind in ("move", "linear"):
             self.levels[call.output] = known[0]
+            if not is_known(call.layer):  # The converter may not see that the range stays.
+                return known[0].round(x)
         elif call.output in self.quantized_next:
             pass
         elif kind in FIXED_RANGES:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from keras_qat.backend import keras, swapped
 from keras_qat.export.folded import Folded
-from keras_qat.kernels import AFFINE
 
 __all__ = ["as_keras", "as_tflite"]
 
@@ -38,7 +37,9 @@ def as_tflite(layer: Any, x: Any, folded: Folded) -> Any:
     """The form that the TFLite converter turns into one int8 operation."""
     if folded.limits is None:  # A kernel in float.
         return as_keras(layer, x, folded)
-    return SPELLINGS[type(layer)](layer, x, folded)
+    if not folded.name:
+        return _affine(layer, x, folded)
+    return SPELLINGS.get(type(layer), _as_is)(layer, x, folded)
 
 
 def _conv2d(layer: Any, x: Any, folded: Folded) -> Any:
@@ -132,9 +133,16 @@ def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> 
     return _add_bias(y, folded)
 
 
-def _with_single_range(layer: Any, x: Any, folded: Folded) -> Any:
-    """The layer's own `call`, with a kernel that has one range."""
-    kernel = _per_tensor(folded, folded.kernel.shape)
+def _as_is(layer: Any, x: Any, folded: Folded) -> Any:
+    """The layer's own `call`, with its kernel quantized where the converter can read it."""
+    limits = folded.limits
+    assert limits is not None
+    if limits.size == 1:
+        kernel = _per_tensor(folded, folded.kernel.shape)
+    elif limits.shape[-1] == limits.size and limits.ndim in (1, 2, 4):
+        kernel = _per_channel(folded)
+    else:
+        kernel = folded.kernel
     return as_keras(layer, x, dataclasses.replace(folded, kernel=kernel))
 
 
@@ -179,11 +187,8 @@ def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
 SPELLINGS = {
     _layers.Conv1DTranspose: _conv1d_transpose,
     _layers.Conv2DTranspose: _conv2d_transpose,
-    _layers.EinsumDense: _with_single_range,
-    _layers.Embedding: _with_single_range,
     _layers.Conv1D: _conv1d,
     _layers.DepthwiseConv1D: _depthwise_conv1d,
-    **dict.fromkeys(AFFINE, _affine),
     _layers.Conv2D: _conv2d,
     _layers.DepthwiseConv2D: _depthwise_conv2d,
     _layers.Dense: _dense,

@@ -38,8 +38,11 @@ def factor_and_bias(wrapper: Any) -> tuple[Any, Any]:
             factor, bias = (
                 tf.constant(np.asarray(each, np.float32)) for each in (layer.scale, layer.offset)
             )
-        else:
+        elif isinstance(layer, _layers.BatchNormalization):
             norm = layer
+        else:  # ConvNeXt's LayerScale.
+            factor = tf.convert_to_tensor(layer.gamma)
+            bias = tf.zeros_like(factor)
         if norm is None:
             return tf.broadcast_to(factor, [channels]), tf.broadcast_to(bias, [channels])
     if norm is not None:

@@ -31,7 +31,7 @@ class Int8Placement:
         self.groups = [
             group
             for group in patterns.groups(graph)
-            if all(settings.quantizes(call) for call in group.calls)
+            if settings.quantizes(group.kernel)
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.float_layers: dict[str, str] = {}
