@@ -10,7 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["channel_limits", "fake_quantize", "fake_quantize_average", "fake_quantize_channels", "range_of", "scale_of"]
+__all__ = [
+    "channel_limits",
+    "fake_quantize",
+    "fake_quantize_average",
+    "fake_quantize_channels",
+    "range_of",
+    "scale_of",
+]
 
 
 def range_of(

@@ -44,9 +44,7 @@ def recognize_hard_swish(graph: Graph) -> Graph:
         replaced[call] = Call(HardSwish(name=call.layer.name), (x,), {}, call.outputs, call.name)
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
-    return Graph(
-        graph.name, graph.inputs, graph.outputs, graph.output_names, calls, graph.weights
-    )
+    return Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, graph.weights)
 
 
 def _inside(call: Call) -> tuple[Value, list[Call]] | None:

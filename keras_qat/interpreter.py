@@ -83,8 +83,7 @@ class TFLiteModel:
     def operations(self) -> list[tuple[str, list[np.dtype], list[np.dtype]]]:
         """Each operation's name with the types of the tensors it reads and writes."""
         types = {
-            each["index"]: np.dtype(each["dtype"])
-            for each in self.interpreter.get_tensor_details()
+            each["index"]: np.dtype(each["dtype"]) for each in self.interpreter.get_tensor_details()
         }
         return [
             (
@@ -116,9 +115,7 @@ class TFLiteModel:
                     shapes[name] = values.shape
             self.interpreter.allocate_tensors()
             for name, values in chunk.items():
-                self.interpreter.set_tensor(
-                    details[name]["index"], to_codes(values, details[name])
-                )
+                self.interpreter.set_tensor(details[name]["index"], to_codes(values, details[name]))
             self.interpreter.invoke()
             for name, detail in outputs.items():
                 results[name].append(self.interpreter.get_tensor(detail["index"]).copy())

@@ -31,9 +31,7 @@ class Made:
         self.weights: dict[Any, list[Any]] = {}
         self._layers: dict[tuple[Any, str], Any] = {}
 
-    def layer(
-        self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()
-    ) -> Any:
+    def layer(self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()) -> Any:
         """The part of `source` with that name, made once; it starts from `weights`."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
@@ -113,9 +111,7 @@ def _between(call: Call, layer: Any, shape: Any) -> Value:
     """A tensor inside of what `call` did, made by `layer`."""
     name = _path(call, layer)
     label = f"{name}_before_activation" if name == call.name else name
-    return Value(
-        label + call.output.name.removeprefix(call.name), tuple(shape), call.output.dtype
-    )
+    return Value(label + call.output.name.removeprefix(call.name), tuple(shape), call.output.dtype)
 
 
 def _split_activation(call: Call, made: Made) -> list[Call]:
@@ -253,6 +249,7 @@ ACTIVATIONS: dict[Any, Callable[[Call, Made], list[Call]]] = {
     keras.activations.hard_sigmoid: _split_hard_sigmoid,
 }
 """Activation function -> what splits it."""
+
 
 def _split_custom_scale(call: Call, made: Made) -> list[Call]:
     """InceptionResNetV2's CustomScaleLayer, a + scale * b -> Rescaling, Add."""

@@ -26,9 +26,7 @@ class LastValue:
         channels: how many channels, for a range per channel.
     """
 
-    def __init__(
-        self, spec: QuantSpec, host: Any, name: str, channels: int | None = None
-    ) -> None:
+    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
         self.spec = spec
         self.shape = (channels,) if spec.per_channel else ()
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
@@ -73,9 +71,7 @@ class MovingAverage(LastValue):
     (`assign_moving_average` with its default `zero_debias`), shadow variables included.
     """
 
-    def __init__(
-        self, spec: QuantSpec, host: Any, name: str, channels: int | None = None
-    ) -> None:
+    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
         super().__init__(spec, host, name, channels)
         self.shadows = {
             end: (
@@ -103,9 +99,7 @@ class MovingAverage(LastValue):
 class CurrentValue:
     """The extremes of the tensor at hand: nothing is stored, so it is never out of date."""
 
-    def __init__(
-        self, spec: QuantSpec, host: Any, name: str, channels: int | None = None
-    ) -> None:
+    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
         self.spec = spec
 
     def range(self, x: Any) -> tuple[Any, Any]:

@@ -162,7 +162,7 @@ def is_known(layer: Any) -> bool:
 
 def _activation_kind(layer: Any) -> str | None:
     if isinstance(layer, _layers.ReLU):
-        if layer.threshold or layer.negative_slope and layer.max_value is not None:
+        if layer.threshold or (layer.negative_slope and layer.max_value is not None):
             return None
         if layer.negative_slope:
             return "leaky_relu"
@@ -237,7 +237,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
     found = []
     for call in graph.calls:
         alone = affine and kind_of(call) == "affine" and call not in folded
-        if not (call in norms or alone and _is_per_channel(call, _channel_axis(call))):
+        if not (call in norms or (alone and _is_per_channel(call, _channel_axis(call)))):
             continue
         group = Group(call, norms.get(call))
         follower = only_consumer(group.output)

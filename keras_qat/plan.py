@@ -134,4 +134,3 @@ class Plan:
                 self.float_layers
             )
         return "\n".join([*lines, f"recipe {self.recipe.name}: {counts}"])
-

@@ -15,8 +15,8 @@ from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.rewrite import QuantizedModel, rewrite
-from keras_qat.scope import Scope
 from keras_qat.schedule import is_quantized, scheduled_layers
+from keras_qat.scope import Scope
 from keras_qat.specs import FixedSpec, QuantSpec
 
 __all__ = [

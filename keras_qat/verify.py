@@ -111,9 +111,7 @@ def verify(
     file = TFLiteModel(tflite, xnnpack)
     inputs = {
         name: np.asarray(each)
-        for name, each in zip(
-            model.input_names, model._flatten_to_reference_inputs(x), strict=True
-        )
+        for name, each in zip(model.input_names, model._flatten_to_reference_inputs(x), strict=True)
     }
     _check_match(file, model)
     codes = file.run(inputs, batch_size)

@@ -234,9 +234,7 @@ def check_exportable(model: Any) -> None:
             f"keras_qat.quantize_model(model) and train it, then export what it returns."
         )
     found = [each for each in quantizers(model) if isinstance(each.spec, specs.QuantSpec)]
-    broken = [
-        each.name for each in found if not np.all(np.isfinite([each.minimum, each.maximum]))
-    ]
+    broken = [each.name for each in found if not np.all(np.isfinite([each.minimum, each.maximum]))]
     if broken:
         raise ValueError(
             f"{len(broken)} quantizers have a range with NaN or infinity: {_some(broken)}. The "

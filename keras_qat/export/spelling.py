@@ -105,7 +105,9 @@ def _conv2d_transpose(layer: Any, x: Any, folded: Folded) -> Any:
 def _conv1d_transpose(layer: Any, x: Any, folded: Folded) -> Any:
     # As Conv2DTranspose on [batch, 1, steps, channels].
     shape = (1, *folded.kernel.shape)
-    return tf.squeeze(_transpose(layer, tf.expand_dims(x, 1), folded, shape, (1, *layer.strides)), 1)
+    return tf.squeeze(
+        _transpose(layer, tf.expand_dims(x, 1), folded, shape, (1, *layer.strides)), 1
+    )
 
 
 def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> Any:

@@ -48,9 +48,7 @@ class WeightQuantizer:
 
         weights = tf.convert_to_tensor(weights)
         quantizing = phase.quantizing if self.spec.delayed else True
-        return backend.cond(
-            quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
-        )
+        return backend.cond(quantizing, lambda: quantized(weights), lambda: tf.identity(weights))
 
     def _quantize_channels(self, weights: Any) -> Any:
         limits = tf.stop_gradient(fake_quant.channel_limits(weights, self.channel_axes))

@@ -41,9 +41,7 @@ PASSES = {
 class ContribPlacement:
     """Decides layer by layer, then merge by merge."""
 
-    def __init__(
-        self, graph: Graph, settings: Settings
-    ) -> None:
+    def __init__(self, graph: Graph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
         self.in_scope = settings.quantizes
         self.consumers = graph.consumers()

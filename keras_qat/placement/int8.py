@@ -29,9 +29,7 @@ class Int8Placement:
         self.consumers = graph.consumers()
         self.outputs = set(values_in(graph.outputs))
         self.groups = [
-            group
-            for group in patterns.groups(graph)
-            if settings.quantizes(group.kernel)
+            group for group in patterns.groups(graph) if settings.quantizes(group.kernel)
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.float_layers: dict[str, str] = {}

@@ -43,7 +43,7 @@ class Settings:
 
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
         """The specification of the weights of a kernel, behind which something is folded or not."""
-        spec = folded and self.recipe.folded_weights or self.recipe.weights
+        spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         for each, matches in self.overrides:
             if each.weight_bits is not None and matches(call):
                 spec = dataclasses.replace(spec, bits=each.weight_bits)
