@@ -118,5 +118,7 @@ def _is_shifted_relu6(value: Value, x: Value) -> bool:
 
 def _shifted_relu6(value: Value) -> list[Call]:
     relu = value.producer
-    assert relu is not None and relu.inputs[0].producer is not None
-    return [relu, relu.inputs[0].producer]
+    assert relu is not None
+    shift = relu.inputs[0].producer
+    assert shift is not None
+    return [relu, shift]

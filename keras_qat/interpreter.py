@@ -64,7 +64,7 @@ class TFLiteModel:
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the file's signature -> its details, as the interpreter has them."""
+        """Name of each input in the file's signature -> its details, as the interpreter says."""
         return self._details("inputs", self.interpreter.get_input_details())
 
     @property

@@ -34,4 +34,4 @@ FOLDABLE = {
 
 AFFINE = {_layers.BatchNormalization, _layers.Rescaling, _layers.Normalization}
 """Layers that multiply and add per channel: a 1x1 depthwise convolution at run time, whose weights
-are single numbers per channel and so always exact. BatchNormalization only where it is not folded."""
+are single numbers per channel and so always exact. BatchNormalization where it is not folded."""

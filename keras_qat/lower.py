@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -187,15 +188,15 @@ def _merge_two_by_two(call: Call, made: Made) -> list[Call]:
     """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
     if len(call.inputs) <= 2:
         return []
-    merge, (first, *others) = type(call.layer), call.inputs
+    merge: Any = type(call.layer)
+    first, *others = call.inputs
     calls: list[Call] = []
     for index, other in enumerate(others, start=1):
         layer, output = call.layer, call.output
         if index < len(others):
             name = f"{call.layer.name}_part{index}"
-            layer = made.layer(
-                call.layer, name, lambda name=name: merge(name=name, dtype=call.layer.dtype_policy)
-            )
+            make = partial(merge, name=name, dtype=call.layer.dtype_policy)
+            layer = made.layer(call.layer, name, make)
             shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
             output = _between(call, layer, shape)
         calls.append(Call(layer, ([first, other],), {}, output, _path(call, layer)))

@@ -7,6 +7,7 @@ and activations. `int8` is what TFLite's int8 kernels compute.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from keras_qat import specs
@@ -204,7 +205,7 @@ def contrib(
     )
 
 
-NAMED = {"int8": int8, "contrib": contrib}
+NAMED: dict[str, Callable[..., Recipe]] = {"int8": int8, "contrib": contrib}
 
 
 def get(recipe: str | Recipe) -> Recipe:

@@ -163,11 +163,11 @@ def _output_steps(model: Any) -> list[float | None]:
             if kind_of(value.producer) not in RANGE_KEEPING:
                 break
             value = value.producer.inputs[0]
-        steps.append(
-            None
-            if quantizer is None
-            else fake_quant.scale_of(*quantizer.current_range(), quantizer.spec.bits)[0]
-        )
+        if quantizer is None:
+            steps.append(None)
+            continue
+        minimum, maximum = quantizer.current_range()
+        steps.append(fake_quant.scale_of(minimum, maximum, quantizer.spec.bits)[0])
     return steps
 
 

@@ -1,4 +1,4 @@
-"""The weights of a wrapper as the runtime holds them: BatchNormalization folded, on their levels."""
+"""A wrapper's weights as the runtime holds them: BatchNormalization folded, on their levels."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Folded:
 
 def fold(wrapper: Any) -> Folded:
     """Folds the BatchNormalization of a wrapper into its kernel and bias."""
-    factor, _ = factor_and_bias(wrapper)
-    _, bias = rounded_bias(wrapper)
+    factor: Any = factor_and_bias(wrapper)[0]
+    bias: Any = rounded_bias(wrapper)[1]
     factor, bias = (None if each is None else each.numpy() for each in (factor, bias))
     if not wrapper.weight_axes:
         return _affine(factor, bias)
@@ -54,22 +54,14 @@ def fold(wrapper: Any) -> Folded:
         )
     quantizer = wrapper.weight_quantizers.get(name)
     if quantizer is None:
-        scale = codes = None
-        kernel = kernel if factor is None else kernel * factor
-    elif quantizer.spec.per_channel:
+        return Folded(name, kernel if factor is None else kernel * factor, None, bias)
+    if quantizer.spec.per_channel:
         codes, scale = _codes_per_channel(kernel, axes, quantizer.spec.bits, factor)
     else:
         codes, scale = _codes_per_tensor(kernel, quantizer, factor)
-    rounding = 0.0
-    if codes is not None:
-        kernel, scale, rounding = _in_int8(codes, scale, axes)
-    return Folded(
-        name,
-        kernel.astype(np.float32),
-        None if scale is None else (INT8_MAX * scale).astype(np.float32),
-        bias,
-        rounding,
-    )
+    kernel, scale, rounding = _in_int8(codes, scale, axes)
+    limits = (INT8_MAX * scale).astype(np.float32)
+    return Folded(name, kernel.astype(np.float32), limits, bias, rounding)
 
 
 def _codes_per_channel(

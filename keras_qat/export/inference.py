@@ -160,8 +160,8 @@ class _Writer:
         TFLite's kernel asks for one. Its converter would give it to the tensors themselves and
         forget where they were clipped in training.
         """
-        known = [self.levels.get(value) for value in call.inputs]
-        if None in known or len(set(known)) == 1:
+        known = [self.levels[value] for value in call.inputs if value in self.levels]
+        if len(known) < len(call.inputs) or len(set(known)) == 1:
             return args
         union = Levels.around(known)
 
@@ -172,7 +172,7 @@ class _Writer:
                 x = tf.maximum(x, levels.minimum)
             return union.round(x)
 
-        clipped = [clip(*pair) for pair in zip(tf.nest.flatten(args), known, strict=True)]
+        clipped = [clip(x, each) for x, each in zip(tf.nest.flatten(args), known, strict=True)]
         return tf.nest.pack_sequence_as(args, clipped)
 
 
@@ -199,7 +199,8 @@ class Levels:
     @classmethod
     def of(cls, quantizer: Any) -> Levels:
         """The levels of a trained quantizer."""
-        return cls(*quantizer.current_range(), quantizer.spec.bits)
+        minimum, maximum = quantizer.current_range()
+        return cls(minimum, maximum, quantizer.spec.bits)
 
     @classmethod
     def around(cls, levels: list[Levels]) -> Levels:

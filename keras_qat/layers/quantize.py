@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -51,16 +52,12 @@ class ActivationQuantizer:
         """The range, with `x` taken in if `training`."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
-        ranges = []
-        for index, observer in enumerate(self.observers):
-            update = training if index == slot else False
-            ranges.append(
-                backend.cond(
-                    update,
-                    lambda observer=observer: observer.update(x),
-                    lambda observer=observer: observer.range(x),
-                )
-            )
+        ranges = [
+            backend.cond(training, partial(observer.update, x), partial(observer.range, x))
+            if index == slot
+            else observer.range(x)
+            for index, observer in enumerate(self.observers)
+        ]
         if len(ranges) == 1:
             return ranges[0]
         minima, maxima = zip(*ranges, strict=True)

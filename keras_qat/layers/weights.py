@@ -32,27 +32,23 @@ class WeightQuantizer:
 
     def __call__(self, weights: Any, phase: Phase) -> Any:
         """Fake-quantizes `weights`, which are observed if this is training."""
-        if self.observer is None:
-            quantized = self._quantize_channels
-        else:
-            limits = backend.cond(
-                phase.training,
-                lambda: self.observer.update(weights),
-                lambda: self.observer.range(weights),
+        spec, observer = self.spec, self.observer
+        weights = tf.convert_to_tensor(weights)
+        if observer is not None:
+            minimum, maximum = backend.cond(
+                phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
             )
 
-            def quantized(weights: Any) -> Any:
+        def quantized() -> Any:
+            if observer is not None:
                 return fake_quant.fake_quantize(
-                    weights, *limits, self.spec.bits, self.spec.narrow_range
+                    weights, minimum, maximum, spec.bits, spec.narrow_range
                 )
+            limits = tf.stop_gradient(fake_quant.channel_limits(weights, self.channel_axes))
+            return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
 
-        weights = tf.convert_to_tensor(weights)
-        quantizing = phase.quantizing if self.spec.delayed else True
-        return backend.cond(quantizing, lambda: quantized(weights), lambda: tf.identity(weights))
-
-    def _quantize_channels(self, weights: Any) -> Any:
-        limits = tf.stop_gradient(fake_quant.channel_limits(weights, self.channel_axes))
-        return fake_quant.fake_quantize_channels(weights, limits, self.spec.bits)
+        quantizing = phase.quantizing if spec.delayed else True
+        return backend.cond(quantizing, quantized, lambda: tf.identity(weights))
 
     def current_range(self, weights: Any) -> tuple[Any, Any]:
         """The range as numpy values: scalars, or one for each channel."""

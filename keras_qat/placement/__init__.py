@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from keras_qat.graph import Graph
 from keras_qat.placement.contrib import ContribPlacement
 from keras_qat.placement.int8 import Int8Placement
@@ -12,7 +14,7 @@ from keras_qat.scope import Scope
 
 __all__ = ["RULES", "place"]
 
-RULES = {"int8": Int8Placement, "contrib": ContribPlacement}
+RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a placement, as recipes give it -> what carries it out."""
 
 

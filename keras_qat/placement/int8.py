@@ -164,10 +164,14 @@ def _join(ranges: list[Range]) -> Range:
     first, *others = ranges
     if not others:
         return first
-    bounds = [getattr(each.spec, "lower_bound", None) for each in ranges]
-    bound = None if None in bounds else min(bounds)
+    bounds = [each.spec.lower_bound for each in ranges if isinstance(each.spec, QuantSpec)]
+    known = [bound for bound in bounds if bound is not None]
+    spec = first.spec
+    if isinstance(spec, QuantSpec):
+        bound = min(known) if len(known) == len(ranges) else None
+        spec = dataclasses.replace(spec, lower_bound=bound)
     return Range(
-        dataclasses.replace(first.spec, lower_bound=bound),  # type: ignore[call-arg]
+        spec,
         [value for each in ranges for value in each.observed],
         [value for each in ranges for value in each.rounded],
     )

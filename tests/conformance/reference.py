@@ -81,7 +81,9 @@ class Case:
                 tensors[name] = keras.Input(layer["shape"], name=name)
                 inputs.append(tensors[name])
                 continue
-            arguments = {key: layer[key] for key in ARGUMENTS.get(layer["class"], ()) if key in layer}
+            arguments = {
+                key: layer[key] for key in ARGUMENTS.get(layer["class"], ()) if key in layer
+            }
             made = getattr(keras.layers, layer["class"])(name=name, **arguments)
             read = [tensors[each] for each in layer["inputs"]]
             tensors[name] = made(read[0] if len(read) == 1 else read)
@@ -116,7 +118,9 @@ class Case:
             if isinstance(layer, QuantizeWrapper):
                 for name, quantizer in layer.weight_quantizers.items():
                     variable = getattr(layer.layer, name)
-                    weights[_record_name(layer.layer, variable, self.manifest["weights"])] = quantizer
+                    weights[_record_name(layer.layer, variable, self.manifest["weights"])] = (
+                        quantizer
+                    )
                 if layer.output_quantizer is not None:
                     tensors[layer.tensor] = layer.output_quantizer
             else:
@@ -171,4 +175,6 @@ def _record_name(layer: Any, variable: Any, names: Any) -> str:
     base = name.removesuffix("_depthwise")
     if f"{name}/{weight}" in names:
         return f"{name}/{weight}"
-    return f"{base}/depthwise_kernel" if weight == "depthwise_kernel" else f"{name}/pointwise_kernel"
+    return (
+        f"{base}/depthwise_kernel" if weight == "depthwise_kernel" else f"{name}/pointwise_kernel"
+    )

@@ -97,9 +97,7 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     consumers = read.consumers()
     outputs = graph.values_in(read.outputs)
     separable = {
-        layer["name"]
-        for layer in found.manifest["layers"]
-        if layer["class"] == "SeparableConv2D"
+        layer["name"] for layer in found.manifest["layers"] if layer["class"] == "SeparableConv2D"
     }
 
     def label(layer) -> str:
