@@ -1,6 +1,7 @@
 """Quantization-aware training for Keras 2, down to the int8 file that runs."""
 
 from keras_qat import callbacks, layers, recipes, specs
+from keras_qat.backend import keras
 from keras_qat.export import export_saved_model, export_tflite
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.rules import register_rule
@@ -14,6 +15,7 @@ __all__ = [
     "export_saved_model",
     "export_tflite",
     "freeze_batch_norm",
+    "keras",
     "layers",
     "plan",
     "quantize_model",

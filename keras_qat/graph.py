@@ -228,6 +228,11 @@ def clone(layer: Any, **changes: Any) -> Any:
 
 def _check_readable(model: Any) -> None:
     backend.refuse_keras_3(model)
+    if not isinstance(model, _Model) and hasattr(model, "get_layer"):
+        raise ValueError(
+            f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
+            f"{keras.__name__}: build it with keras_qat.keras."
+        )
     if not isinstance(model, _Model):
         raise ValueError(
             f"Expected a Keras model, got {type(model).__name__}. Pass a tf_keras Sequential or "

@@ -72,6 +72,7 @@ def _symbol(call: Call) -> str:
         "math.multiply": "multiply",
         "__operators__.mul": "multiply",
         "math.divide": "divide",
+        "math.truediv": "divide",
         "__operators__.truediv": "divide",
         "math.add": "add",
         "__operators__.add": "add",

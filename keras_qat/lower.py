@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, class_path, values_in
+from keras_qat.graph import Call, Graph, Value, class_path, is_operation, values_in
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.patterns import is_batch_norm, kind_of
 
@@ -52,7 +52,9 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
 
     def expand(call: Call) -> list[Call]:
         lowering = LOWERINGS.get(type(call.layer)) or _APPLICATIONS.get(class_path(call.layer))
-        if lowering is _split_activation_layer and not activations:
+        if is_operation(call.layer):
+            lowering = OPERATIONS.get(str(call.layer.symbol))
+        if lowering in _OF_ACTIVATIONS and not activations:
             lowering = None
         parts = lowering(call, made) if lowering else []
         for part in parts:
@@ -123,7 +125,12 @@ def _split_activation(call: Call, made: Made) -> list[Call]:
     linear = made.layer(
         layer, "linear", lambda: graph_lib.clone(layer, activation="linear"), layer.weights
     )
-    return _chain(call, linear, _activation(layer, made))
+    activation = _activation(layer, made)
+    middle = _between(call, linear, call.output.shape)
+    return [
+        Call(linear, call.args, call.kwargs, middle, call.name),
+        Call(activation, (middle,), {}, call.output, _path(call, activation)),
+    ]
 
 
 def _activation(layer: Any, made: Made) -> Any:
@@ -239,7 +246,7 @@ def _split_swish(call: Call, made: Made) -> list[Call]:
     multiply = made.layer(layer, "multiply", lambda: _layers.Multiply(name=layer.name))
     gate = _between(call, sigmoid, call.output.shape)
     return [
-        Call(sigmoid, call.args, call.kwargs, gate, _path(call, sigmoid)),
+        Call(sigmoid, (call.inputs[0],), {}, gate, _path(call, sigmoid)),
         Call(multiply, ([call.inputs[0], gate],), {}, call.output, call.name),
     ]
 
@@ -268,6 +275,67 @@ def _split_custom_scale(call: Call, made: Made) -> list[Call]:
 
 _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": _split_custom_scale}
 """Layers that keras.applications defines but does not export, by `graph.class_path`."""
+
+def _operands(call: Call, *names: str) -> list[Any]:
+    """The arguments of an operation by position, None for those that are not given."""
+    given = list(call.args) + [None] * (len(names) - len(call.args))
+    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
+
+
+def _split_silu(call: Call, made: Made) -> list[Call]:
+    (_, beta) = _operands(call, "features", "beta")
+    return _split_swish(call, made) if beta in (None, 1.0) else []
+
+
+def _split_negative(call: Call, made: Made) -> list[Call]:
+    """-x -> Rescaling(-1)."""
+    return [_rescaling(call, made, -1.0)]
+
+
+def _split_division(call: Call, made: Made) -> list[Call]:
+    """x / number -> Rescaling(1 / number)."""
+    x, divisor = _operands(call, "x", "y")
+    is_number = isinstance(divisor, (int, float)) and not isinstance(divisor, bool)
+    if not isinstance(x, Value) or not is_number or not divisor:
+        return []
+    return [_rescaling(call, made, 1.0 / divisor)]
+
+
+def _rescaling(call: Call, made: Made, scale: float) -> Call:
+    layer = call.layer
+    rescaling = made.layer(layer, "scale", lambda: _layers.Rescaling(scale, name=layer.name))
+    return Call(rescaling, (call.inputs[0],), {}, call.output, call.name)
+
+
+def _split_resize(call: Call, made: Made) -> list[Call]:
+    """tf.image.resize(x, (h, w)) -> Resizing, where it can do the same."""
+    layer = call.layer
+    _, size, method, keeps_ratio, antialias = _operands(
+        call, "images", "size", "method", "preserve_aspect_ratio", "antialias"
+    )
+    method = {None: "bilinear"}.get(method, method)
+    sizes = list(size) if isinstance(size, (list, tuple)) else []
+    if keeps_ratio or antialias or method not in ("bilinear", "nearest"):
+        return []
+    if len(sizes) != 2 or not all(isinstance(each, int) for each in sizes):
+        return []
+    resizing = made.layer(
+        layer, "resize", lambda: _layers.Resizing(*sizes, interpolation=method, name=layer.name)
+    )
+    return [Call(resizing, (call.inputs[0],), {}, call.output, call.name)]
+
+
+OPERATIONS: dict[str, Callable[[Call, Made], list[Call]]] = {
+    "nn.silu": _split_silu,
+    "math.negative": _split_negative,
+    "math.divide": _split_division,
+    "math.truediv": _split_division,
+    "__operators__.truediv": _split_division,
+    "image.resize": _split_resize,
+}
+"""TensorFlow's name of an operation on symbolic tensors -> what splits it."""
+
+_OF_ACTIVATIONS = (_split_activation_layer, *OPERATIONS.values())
 
 LOWERINGS: dict[type, Callable[[Call, Made], list[Call]]] = {
     **dict.fromkeys(
