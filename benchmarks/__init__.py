@@ -1,0 +1,1 @@
+"""Measurements: run as modules from the root of the repository."""

@@ -1,0 +1,226 @@
+"""Every model of `keras.applications`: does it quantize, train, reload, become int8, and agree?
+
+    python -m benchmarks.zoo                        all models, some hours on 2 cores
+    python -m benchmarks.zoo MobileNetV2 ResNet50   these
+    python -m benchmarks.zoo --resume               those that the output file lacks
+
+Each model runs in a process of its own (`benchmarks.zoo_worker`), so one that crashes or runs out
+of time is a row like the others. With `--tfmot`, and tensorflow_model_optimization installed, that
+library is run beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = (
+    ("model", 18),
+    ("quantized", 9),
+    ("trains", 6),
+    ("reloads", 7),
+    ("int8", 9),
+    ("converts", 8),
+    ("identical", 9),
+    ("LSB max", 7),
+    ("mean", 5),
+    ("seconds", 7),
+    ("peak MB", 7),
+)
+NOTES = (
+    "int8: operations of the file that compute in int8, of all; converts: QUANTIZE and DEQUANTIZE "
+    "inside it.",
+    "identical, LSB: codes of the logits in the file (XNNPACK) against the model in Keras.",
+)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models; all by default")
+    parser.add_argument("--tfmot", action="store_true", help="run tfmot beside it")
+    parser.add_argument("--output", type=Path, default=Path("zoo.json"), help="zoo.json by default")
+    parser.add_argument("--resume", action="store_true", help="leave out what is in the output")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds for each model")
+    arguments = parser.parse_args()
+    if arguments.tfmot and not importlib.util.find_spec("tensorflow_model_optimization"):
+        parser.error("--tfmot: pip install tensorflow-model-optimization first")
+    names = model_names()
+    unknown = sorted(set(arguments.names) - set(names))
+    if unknown:
+        parser.error(f"no models: {', '.join(unknown)}. There are: {', '.join(names)}")
+    rows: dict[str, dict[str, Any]] = {}
+    if arguments.resume and arguments.output.exists():
+        rows = {row["name"]: row for row in json.loads(arguments.output.read_text())["models"]}
+    names = [name for name in arguments.names or names if name not in rows]
+
+    print(header(arguments.tfmot))
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        tasks = [pool.submit(measure, name, arguments.tfmot, arguments.timeout) for name in names]
+        for task in concurrent.futures.as_completed(tasks):
+            row = task.result()
+            rows[row["name"]] = row
+            print(line(row, arguments.tfmot), flush=True)
+            save(rows, arguments.output)
+    print(f"\n{summary(rows, arguments.tfmot)}")
+    raise SystemExit(0 if all(is_green(row) for row in rows.values()) else 1)
+
+
+def model_names() -> list[str]:
+    """The names of all models, found in a process of its own to keep this one small."""
+    program = (
+        "import json; from benchmarks import zoo_worker; "
+        "print(json.dumps(list(zoo_worker.constructors())))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        text=True,
+    )
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(name: str, tfmot: bool, timeout: float) -> dict[str, Any]:
+    """The result of one model, that of tfmot inside it."""
+    row = run_worker([name], timeout)
+    if tfmot:
+        row["tfmot"] = run_worker([name, "--tfmot"], timeout)
+    return row
+
+
+def run_worker(arguments: list[str], timeout: float) -> dict[str, Any]:
+    """The last line of JSON that a worker printed, and how it ended if it did not finish."""
+    command = [sys.executable, "-m", "benchmarks.zoo_worker", *arguments]
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env=environment
+        )
+        output, error = done.stdout, ""
+        if done.returncode < 0:
+            error = signal.Signals(-done.returncode).name
+        elif done.returncode:
+            error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired as expired:
+        output, error = (expired.stdout or b"").decode(), f"longer than {timeout:.0f} s"
+    lines = [each for each in output.splitlines() if each.startswith("{")]
+    row = json.loads(lines[-1]) if lines else {"name": arguments[0]}
+    if error:
+        row.setdefault("error", f"after {row.get('step', 'the start')}: {error}")
+    row["total_seconds"] = round(time.perf_counter() - start, 1)
+    return row
+
+
+def is_green(row: dict[str, Any]) -> bool:
+    """Whether every step passed and all that computes in float was announced by the plan."""
+    kept = bool(row.get("float_layers"))
+    return (
+        "error" not in row
+        and bool(row.get("trains"))
+        and bool(row.get("reloads"))
+        and (kept or not row.get("float_operations", {"?": 1}))
+    )
+
+
+def header(tfmot: bool) -> str:
+    """The head of the table, in Markdown like the rows."""
+    columns = [*COLUMNS, ("tfmot", 30)] if tfmot else COLUMNS
+    titles = " | ".join(title.ljust(width) for title, width in columns)
+    return f"| {titles} |\n|" + "|".join("-" * (width + 2) for _, width in columns) + "|"
+
+
+def line(row: dict[str, Any], tfmot: bool) -> str:
+    """A row of the table; what went wrong or stays in float is added in words."""
+    floating = sum(row.get("float_operations", {}).values())
+    total = row.get("operations")
+    passed = row.get("seconds", {})
+    failed = row["step"] if "error" in row and "step" in row else None
+    cells = [
+        row["name"],
+        mark("quantize" in passed and failed != "quantize"),
+        mark(row.get("trains")),
+        mark(row.get("reloads")),
+        "-" if total is None else f"{total - floating}/{total}",
+        str(sum(row["conversions"].values())) if "conversions" in row else "-",
+        f"{row['identical']:.1%}" if "identical" in row else "-",
+        f"{row['largest']:.0f}" if "largest" in row else "-",
+        f"{row['mean']:.2f}" if "mean" in row else "-",
+        f"{row.get('total_seconds', 0):.0f}",
+        str(max(row.get("peak_mb", {"": 0}).values())),
+    ]
+    widths = [width for _, width in COLUMNS]
+    if tfmot:
+        cells.append(tfmot_cell(row.get("tfmot")))
+        widths.append(30)
+    text = "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+    if "error" in row:
+        text += f" {failed}: {row['error']}"
+    elif row.get("float_layers"):
+        reasons = sorted(set(row["float_layers"].values()))
+        text += f" {len(row['float_layers'])} layers in float: {'; '.join(reasons)}"
+    return text
+
+
+def mark(passed: Any) -> str:
+    """A cell that says whether a step passed; None: it was not reached."""
+    return "-" if passed is None else "yes" if passed else "NO"
+
+
+def tfmot_cell(row: dict[str, Any] | None) -> str:
+    """What tfmot makes of a model, in a few words."""
+    if row is None:
+        return "-"
+    if "error" in row:
+        return f"{row.get('step', '')}: {row['error']}"[:30]
+    floating = sum(row["float_operations"].values())
+    return f"int8 {row['operations'] - floating}/{row['operations']}"
+
+
+def facts() -> dict[str, Any]:
+    """What the numbers depend on."""
+    packages = ("tensorflow", "tensorflow-cpu", "tf-keras", "ai-edge-litert", "keras-qat")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"python": sys.version.split()[0], "cores": os.cpu_count(), "versions": versions}
+
+
+def summary(rows: dict[str, dict[str, Any]], tfmot: bool) -> str:
+    """The whole table, by name, with what its columns mean."""
+    ordered = [rows[name] for name in sorted(rows)]
+    lines = [header(tfmot), *(line(row, tfmot) for row in ordered), "", *NOTES]
+    green = sum(map(is_green, ordered))
+    all_int8 = sum(is_green(row) and not row["float_layers"] for row in ordered)
+    lines.append(f"{green} of {len(ordered)} green, {all_int8} of them all int8; {facts()}")
+    return "\n".join(lines)
+
+
+def save(rows: dict[str, dict[str, Any]], path: Path) -> None:
+    """Writes what is known so far, whole or not at all."""
+    data = {**facts(), "models": [rows[name] for name in sorted(rows)]}
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_text(json.dumps(data, indent=1) + "\n")
+    scratch.replace(path)
+
+
+if __name__ == "__main__":
+    main()

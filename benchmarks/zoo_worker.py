@@ -1,0 +1,183 @@
+"""One model of `keras.applications`, taken through all the steps.
+
+Runs in a process of its own, so that a crash is a result too. After every step the result so far
+is printed as a line of JSON; the last line counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import inspect
+import json
+import resource
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CLASSES = 10
+BATCH = 4
+SIZES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
+"""Smallest input, where it is not 64."""
+
+
+def constructors() -> dict[str, Any]:
+    """Every function of `keras.applications` that builds a model, by name."""
+    from keras_qat.backend import keras
+
+    return dict(sorted(inspect.getmembers(keras.applications, inspect.isfunction)))
+
+
+def build(name: str) -> Any:
+    """The model with random weights, without its last softmax, BatchNormalization offsets 1.5.
+
+    Random deep networks amplify a flip of one step. With this offset most units are in the linear
+    range of their activation, and the differences at the output stay meaningful. Without softmax,
+    which would hide them.
+    """
+    from keras_qat.backend import keras
+
+    keras.utils.set_random_seed(1)
+    size = SIZES.get(name, 64)
+    model = constructors()[name](
+        weights=None,
+        input_shape=(size, size, 3),
+        classes=CLASSES,
+        classifier_activation=None,
+    )
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.center:
+            layer.beta.assign(np.full(layer.beta.shape, 1.5, np.float32))
+    return model
+
+
+def images(model: Any, count: int) -> np.ndarray:
+    """Random inputs: bytes if the model has its preprocessing inside, else from -1 to 1."""
+    preprocesses = any(
+        type(layer).__name__ in ("Rescaling", "Normalization") for layer in model._flatten_layers()
+    )
+    low, high = (0, 255) if preprocesses else (-1, 1)
+    numbers = np.random.default_rng(1).uniform(low, high, (count, *model.input_shape[1:]))
+    return numbers.astype(np.float32)
+
+
+class Result(dict):
+    """What is known of a model so far; every step adds to it."""
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measures a step and prints the result, with the error if it failed."""
+        start = time.perf_counter()
+        self["step"] = name
+        try:
+            yield
+        except Exception as error:
+            self["error"] = f"{type(error).__name__}: {error}"[:500]
+            raise SystemExit(1) from error
+        finally:
+            self.setdefault("seconds", {})[name] = round(time.perf_counter() - start, 2)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            self.setdefault("peak_mb", {})[name] = peak
+            print(json.dumps(self), flush=True)
+
+
+def train_step(model: Any, x: np.ndarray) -> bool:
+    """One step of gradient descent on random labels; whether the loss is finite."""
+    from keras_qat.backend import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-4), loss)
+    loss = model.train_on_batch(x, np.arange(len(x)) % CLASSES)
+    return bool(np.isfinite(loss))
+
+
+def run(name: str) -> None:
+    """Quantizes, trains, saves, reloads, exports and verifies a model with keras_qat."""
+    import keras_qat
+    from keras_qat.backend import keras
+
+    result = Result(name=name)
+    with result.step("build"):
+        model = build(name)
+        result["parameters"] = model.count_params()
+        x = images(model, 4 * BATCH)
+    with result.step("quantize"):
+        result["float_layers"] = keras_qat.plan(model).float_layers
+        qat = keras_qat.quantize_model(model)
+    del model
+    with result.step("train"):
+        result["trains"] = train_step(qat, x[:BATCH])
+    with result.step("calibrate"):
+        keras_qat.freeze_batch_norm(qat)
+        for start in range(0, len(x), BATCH):
+            qat(x[start : start + BATCH], training=True)
+    with result.step("reload"), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        qat.save(path)
+        expected = qat(x[:BATCH], training=False)
+        outputs = keras.models.load_model(path)(x[:BATCH], training=False)
+        result["reloads"] = np.array_equal(expected, outputs)
+    with result.step("export"):
+        contents = keras_qat.export_tflite(qat)
+        result["file_mb"] = round(len(contents) / 1e6, 2)
+        result.update(operations(contents))
+    with result.step("verify"):
+        report = keras_qat.verify(qat, contents, x, batch_size=BATCH)
+        result["identical"] = report.identical
+        result["largest"] = report.max_difference
+        result["mean"] = max(each.mean_difference for each in report.outputs)
+
+
+def operations(contents: bytes) -> dict[str, Any]:
+    """How many operations compute in float, and how many only convert between types or ranges."""
+    from keras_qat.interpreter import TFLiteModel
+
+    floating = collections.Counter()
+    conversions = collections.Counter()
+    total = 0
+    for name, reads, writes in TFLiteModel(contents).operations():
+        total += 1
+        if name in ("QUANTIZE", "DEQUANTIZE"):
+            conversions["requantize" if reads == writes else name.lower()] += 1
+        elif any(dtype.kind == "f" for dtype in reads + writes):
+            floating[name] += 1
+    return {
+        "operations": total,
+        "float_operations": dict(floating),
+        "conversions": dict(conversions),
+    }
+
+
+def run_tfmot(name: str) -> None:
+    """Quantizes, trains and converts a model with tensorflow_model_optimization."""
+    import tensorflow as tf
+    import tensorflow_model_optimization as tfmot
+
+    result = Result(name=name)
+    with result.step("build"):
+        model = build(name)
+        x = images(model, BATCH)
+    with result.step("quantize"):
+        qat = tfmot.quantization.keras.quantize_model(model)
+    with result.step("train"):
+        result["trains"] = train_step(qat, x)
+    with result.step("export"):
+        converter = tf.lite.TFLiteConverter.from_keras_model(qat)
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.inference_input_type = converter.inference_output_type = tf.int8
+        result.update(operations(converter.convert()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--tfmot", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    (run_tfmot if arguments.tfmot else run)(arguments.name)
