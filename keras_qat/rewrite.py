@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat import specs
-from keras_qat.backend import KeepsTrainable, keras, register
+from keras_qat.backend import KeepsTrainable, applications_scope, keras, register
 from keras_qat.graph import Call, Graph, Value, clone, map_values, read, rebuild, values_in
-from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER
-from keras_qat.patterns import Group, kind_of
+from keras_qat.patterns import Group, is_batch_norm, kind_of
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.schedule import schedule
@@ -37,7 +37,8 @@ class QuantizedModel(KeepsTrainable, keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
-        model = super().from_config(config, custom_objects)
+        with applications_scope():
+            model = super().from_config(config, custom_objects)
         model.recipe = Recipe.from_config(recipe)
         model.output_names = output_names
         link(model)
@@ -139,6 +140,9 @@ class _Visitor:
         """A copy of a layer that is not wrapped: one for all of its calls."""
         if call.layer not in self.layers:
             layer = clone(call.layer, name=PREFIX + call.name)
+            contrib = self.plan.recipe.placement == "contrib"
+            if contrib and is_batch_norm(call) and len(call.output.shape) == 2:
+                layer = FusedBatchNormalization.from_config(layer.get_config())
             self.layers[call.layer] = layer
             self._start_from(layer, call.layer)
         return self.layers[call.layer]

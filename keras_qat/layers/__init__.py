@@ -1,7 +1,8 @@
 """The layers that a quantization-aware model is made of."""
 
+from keras_qat.layers.fused_batch_norm import FusedBatchNormalization
 from keras_qat.layers.quantize import Quantize
 from keras_qat.layers.scheduled import ScheduledLayer
 from keras_qat.layers.wrapper import QuantizeWrapper
 
-__all__ = ["Quantize", "QuantizeWrapper", "ScheduledLayer"]
+__all__ = ["FusedBatchNormalization", "Quantize", "QuantizeWrapper", "ScheduledLayer"]

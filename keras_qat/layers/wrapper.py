@@ -125,5 +125,6 @@ class QuantizeWrapper(ScheduledLayer):
 def _layer(layer: Any) -> Any:
     """A layer from its config; a layer or None as it is."""
     if isinstance(layer, dict):
-        return backend.keras.layers.deserialize(layer)
+        with backend.applications_scope():
+            return backend.keras.layers.deserialize(layer)
     return layer
