@@ -276,6 +276,7 @@ def _split_custom_scale(call: Call, made: Made) -> list[Call]:
 _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": _split_custom_scale}
 """Layers that keras.applications defines but does not export, by `graph.class_path`."""
 
+
 def _operands(call: Call, *names: str) -> list[Any]:
     """The arguments of an operation by position, None for those that are not given."""
     given = list(call.args) + [None] * (len(names) - len(call.args))

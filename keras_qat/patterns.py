@@ -91,7 +91,6 @@ OPERATIONS: dict[str, str] = {
     "compat.v1.squeeze": "move",
     "compat.v1.gather": "move",
     "tile": "move",
-    "split": "move",
     "expand_dims": "move",
     "identity": "move",
     "stop_gradient": "move",

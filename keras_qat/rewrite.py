@@ -59,6 +59,7 @@ def rewrite(plan: Plan) -> QuantizedModel:
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(old)
+        layer.finalize_state()  # Normalization computes with what it makes of its weights.
     link(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:

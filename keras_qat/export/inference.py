@@ -108,9 +108,12 @@ class _Writer:
                 return args[0]  # An average: the runtime's kernel rounds it to its input's range.
             return self.quantize(call.output, args[0], Levels.of(layer.quantizer))
         if isinstance(layer, QuantizeWrapper):
-            x = self.spelled(layer.layer, args[0], self.folded[layer])
-            if layer.activation is not None:
-                x = activate(layer.activation, x, layer.output_quantizer is not None)
+            quantized = layer.output_quantizer is not None
+
+            def activation(x: Any) -> Any:
+                return x if layer.activation is None else activate(layer.activation, x, quantized)
+
+            x = self.spelled(layer.layer, args[0], self.folded[layer], activation)
             if layer.output_quantizer is not None:
                 x = self.quantize(call.output, x, Levels.of(layer.output_quantizer))
             return x

@@ -7,8 +7,11 @@ spellings of an operation and not others; which ones was found by trying and is 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.backend import keras, swapped
@@ -16,12 +19,18 @@ from keras_qat.export.folded import Folded
 
 __all__ = ["as_keras", "as_tflite"]
 
+Activation = Callable[[Any], Any]
+
 _layers = keras.layers
 _BatchNorm = _layers.BatchNormalization
 
 
-def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
-    """The layer's own `call`, with the folded kernel and bias."""
+def as_keras(layer: Any, x: Any, folded: Folded, activation: Activation = tf.identity) -> Any:
+    """The layer's own `call`, with the folded kernel and bias, then the activation."""
+    return activation(_call(layer, x, folded))
+
+
+def _call(layer: Any, x: Any, folded: Folded) -> Any:
     if not folded.name:
         return layer(x, training=False) if isinstance(layer, _BatchNorm) else layer(x)
     weights = {folded.name: tf.convert_to_tensor(folded.kernel)}
@@ -33,13 +42,15 @@ def as_keras(layer: Any, x: Any, folded: Folded) -> Any:
         return layer.call(x)
 
 
-def as_tflite(layer: Any, x: Any, folded: Folded) -> Any:
+def as_tflite(layer: Any, x: Any, folded: Folded, activation: Activation = tf.identity) -> Any:
     """The form that the TFLite converter turns into one int8 operation."""
     if folded.limits is None:  # A kernel in float.
-        return as_keras(layer, x, folded)
+        return as_keras(layer, x, folded, activation)
     if not folded.name:
-        return _affine(layer, x, folded)
-    return SPELLINGS.get(type(layer), _as_is)(layer, x, folded)
+        return activation(_affine(layer, x, folded))
+    if type(layer) is _layers.Conv1DTranspose:
+        return _conv1d_transpose(layer, x, folded, activation)
+    return activation(SPELLINGS.get(type(layer), _as_is)(layer, x, folded))
 
 
 def _conv2d(layer: Any, x: Any, folded: Folded) -> Any:
@@ -102,12 +113,12 @@ def _conv2d_transpose(layer: Any, x: Any, folded: Folded) -> Any:
     return _transpose(layer, x, folded, folded.kernel.shape, layer.strides)
 
 
-def _conv1d_transpose(layer: Any, x: Any, folded: Folded) -> Any:
-    # As Conv2DTranspose on [batch, 1, steps, channels].
+def _conv1d_transpose(layer: Any, x: Any, folded: Folded, activation: Activation) -> Any:
+    # As Conv2DTranspose on [batch, 1, steps, channels]. The converter does not merge an
+    # activation behind the squeeze.
     shape = (1, *folded.kernel.shape)
-    return tf.squeeze(
-        _transpose(layer, tf.expand_dims(x, 1), folded, shape, (1, *layer.strides)), 1
-    )
+    y = _transpose(layer, tf.expand_dims(x, 1), folded, shape, (1, *layer.strides))
+    return tf.squeeze(activation(y), 1)
 
 
 def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> Any:
@@ -145,7 +156,7 @@ def _as_is(layer: Any, x: Any, folded: Folded) -> Any:
         kernel = _per_channel(folded)
     else:
         kernel = folded.kernel
-    return as_keras(layer, x, dataclasses.replace(folded, kernel=kernel))
+    return _call(layer, x, dataclasses.replace(folded, kernel=kernel))
 
 
 def _affine(layer: Any, x: Any, folded: Folded) -> Any:
@@ -156,7 +167,7 @@ def _affine(layer: Any, x: Any, folded: Folded) -> Any:
         image, tf.reshape(kernel, [1, 1, channels, 1]), strides=[1, 1, 1, 1], padding="VALID"
     )
     y = _add_bias(y, folded)
-    return y if x.shape.rank == 4 else tf.reshape(y, [-1, *x.shape[1:]])
+    return y if x.shape.rank == 4 else tf.reshape(y, _sizes(x))
 
 
 def _dense(layer: Any, x: Any, folded: Folded) -> Any:
@@ -164,7 +175,34 @@ def _dense(layer: Any, x: Any, folded: Folded) -> Any:
     channels, units = folded.kernel.shape
     kernel = _per_channel(folded, (1, 1, channels, units))
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, 1, channels]), kernel, strides=1, padding="VALID")
-    return tf.reshape(_add_bias(y, folded), [-1, *x.shape[1:-1], units])
+    return tf.reshape(_add_bias(y, folded), [*_sizes(x)[:-1], units])
+
+
+def _einsum_dense(layer: Any, x: Any, folded: Folded) -> Any:
+    """A matrix product, if it is one: the converter takes a bias along one axis only."""
+    inputs, weights, output = re.split(",|->", layer.equation)
+    summed = [axis for axis in weights if axis not in output]
+    lead, kept = inputs[: len(inputs) - len(summed)], weights[len(summed) :]
+    is_product = (inputs, weights, output) == (
+        "".join([lead, *summed]),
+        "".join([*summed, kept]),
+        lead + kept,
+    )
+    sizes = folded.kernel.shape[len(summed) :]
+    if not is_product or folded.bias is None or not 1 < folded.bias.ndim <= len(sizes):
+        return _as_is(layer, x, folded)
+    bias = np.broadcast_to(folded.bias, sizes).reshape(-1)
+    kernel = _per_tensor(folded, (-1, bias.size))
+    y = tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
+    return tf.reshape(tf.nn.bias_add(y, bias), [*_sizes(x)[: len(lead)], *sizes])
+
+
+def _sizes(x: Any) -> list[Any]:
+    """The sizes of a tensor's axes: -1 for the batch, if it alone is unknown."""
+    sizes = x.shape.as_list()
+    if None in sizes[1:]:
+        return [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(sizes)]
+    return [-1, *sizes[1:]]
 
 
 def _add_bias(y: Any, folded: Folded) -> Any:
@@ -187,11 +225,11 @@ def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
 
 
 SPELLINGS = {
-    _layers.Conv1DTranspose: _conv1d_transpose,
     _layers.Conv2DTranspose: _conv2d_transpose,
     _layers.Conv1D: _conv1d,
     _layers.DepthwiseConv1D: _depthwise_conv1d,
     _layers.Conv2D: _conv2d,
     _layers.DepthwiseConv2D: _depthwise_conv2d,
     _layers.Dense: _dense,
+    _layers.EinsumDense: _einsum_dense,
 }
