@@ -6,6 +6,7 @@ This module and `graph` are the only ones that know Keras' internals.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 __all__ = [
     "KeepsTrainable",
+    "applications_scope",
     "cond",
     "keras",
     "refuse_keras_3",
@@ -54,6 +56,23 @@ class KeepsTrainable:
     def _tracking_metadata(self) -> str:
         metadata = json.loads(super()._tracking_metadata)  # type: ignore[misc]
         return json.dumps({**metadata, "trainable": None})
+
+
+def applications_scope() -> Any:
+    """A scope in which layers load that `keras.applications` has but did not register: ConvNeXt's.
+
+    Keras itself cannot load a model with them. Classes of the user's with these names stay.
+    """
+    module = inspect.getmodule(keras.applications.ConvNeXtTiny)
+    names = ("LayerScale", "StochasticDepth")
+    found = {name: getattr(module, name, None) for name in names}
+    return keras.utils.custom_object_scope(
+        {
+            name: layer
+            for name, layer in found.items()
+            if layer is not None and keras.utils.get_registered_object(name) is None
+        }
+    )
 
 
 def refuse_keras_3(model: Any) -> None:
