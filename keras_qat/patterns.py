@@ -7,6 +7,7 @@ kind means for quantization. A new layer is a new line.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -155,11 +156,20 @@ def kind_of(call: Call) -> str | None:
     if type(layer) in (_layers.UpSampling2D, _layers.Resizing):
         return {"nearest": "move", "bilinear": "resize"}.get(layer.interpolation)
     if is_operation(layer):
-        return OPERATIONS.get(str(layer.symbol))
-    kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
-    if kind == "average_pooling" and layer.data_format == "channels_first":
-        return None
-    return kind
+        kind = OPERATIONS.get(str(layer.symbol))
+    else:
+        kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
+        if kind == "average_pooling" and layer.data_format == "channels_first":
+            return None
+    return "move" if kind == "mean" and _has_one_element_each(call) else kind
+
+
+def _has_one_element_each(call: Call) -> bool:
+    """Whether a mean is over axes of size 1: converters drop it, and a range of its own with it."""
+    before, after = call.inputs[0].shape, call.output.shape
+    if None in (*before[1:], *after[1:]) or before[0] != after[0]:
+        return False
+    return math.prod(before[1:]) == math.prod(after[1:])
 
 
 def is_known(layer: Any) -> bool:

@@ -86,7 +86,7 @@ def efficientnet_v2() -> Any:
 
 def regnet(block_type: str) -> Any:
     return module(apps.RegNetX002).RegNet(
-        [1, 2, 1, 1], [16, 24, 32, 40], 8, block_type, 32, input_shape=(32, 32, 3), **OPTIONS
+        [1, 1, 1, 1], [16, 24, 32, 40], 8, block_type, 32, input_shape=(32, 32, 3), **OPTIONS
     )
 
 
@@ -199,3 +199,14 @@ def test_reloads_with_equal_outputs(family, tmp_path):
     qat.save(tmp_path / "model.keras")
     reloaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(reloaded(x[:4], training=False), qat(x[:4], training=False))
+
+
+def test_a_mean_over_one_pixel_keeps_its_range():
+    """As in RegNet at 32 pixels: the converter drops the mean, and a range of its own with it."""
+    inputs = keras.Input((2, 2, 4))
+    x = keras.layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(inputs)
+    x = keras.layers.GlobalAveragePooling2D(keepdims=True, name="mean")(x)
+    model = keras.Model(inputs, keras.layers.Conv2D(4, 1)(x))
+    plan = keras_qat.plan(model)
+    (mean,) = (row for row in plan.rows if row.tensor == "mean")
+    assert isinstance(mean.spec, keras_qat.specs.SharedSpec)
