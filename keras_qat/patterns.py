@@ -155,17 +155,28 @@ def kind_of(call: Call) -> str | None:
         return _activation_kind(layer)
     if type(layer) in (_layers.UpSampling2D, _layers.Resizing):
         return {"nearest": "move", "bilinear": "resize"}.get(layer.interpolation)
+    if is_mean_of_one(call):
+        return "move"
+    return _table_kind(call)
+
+
+def _table_kind(call: Call) -> str | None:
+    layer = call.layer
     if is_operation(layer):
-        kind = OPERATIONS.get(str(layer.symbol))
-    else:
-        kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
-        if kind == "average_pooling" and layer.data_format == "channels_first":
-            return None
-    return "move" if kind == "mean" and _has_one_element_each(call) else kind
+        return OPERATIONS.get(str(layer.symbol))
+    kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
+    if kind == "average_pooling" and layer.data_format == "channels_first":
+        return None
+    return kind
 
 
-def _has_one_element_each(call: Call) -> bool:
-    """Whether a mean is over axes of size 1: converters drop it, and a range of its own with it."""
+def is_mean_of_one(call: Call) -> bool:
+    """Whether a call is a mean over axes of size 1.
+
+    Converters drop such a mean, and a range of its own with it.
+    """
+    if _table_kind(call) != "mean":
+        return False
     before, after = call.inputs[0].shape, call.output.shape
     if None in (*before[1:], *after[1:]) or before[0] != after[0]:
         return False

@@ -19,7 +19,7 @@ from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.patterns import FIXED_RANGES, is_known, kind_of
+from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 
@@ -123,6 +123,9 @@ class _Writer:
             return activate(layer, args[0], call.output in self.quantized_next)
         if kind_of(call) == "concatenate":
             args = self.in_one_range(call, args)
+        if is_mean_of_one(call):  # Spelled so that it is in integers whatever its shape.
+            (x,) = tf.nest.flatten([args, kwargs])[:1]
+            return self.with_implied_range(call, tf.reshape(x, [-1, *call.output.shape[1:]]))
         return self.with_implied_range(call, layer(*args, **kwargs))
 
     def quantize(self, value: Value, x: Any, levels: Levels) -> Any:
