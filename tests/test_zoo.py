@@ -122,7 +122,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "inception": lambda: whole(apps.InceptionV3, 75, "mixed0"),
     "inception_reduction": lambda: whole(apps.InceptionV3, 75, "mixed4"),
     "inception_resnet": lambda: whole(apps.InceptionResNetV2, 75, "block35_1_ac"),
-    "xception": lambda: whole(apps.Xception, 71, "add_1"),
+    "xception": lambda: whole(apps.Xception, 71, "block4_sepconv1_act"),
     "mobilenet": lambda: whole(apps.MobileNet, alpha=0.25, layer="conv_pw_5_relu"),
     "mobilenet_v2": lambda: whole(apps.MobileNetV2, alpha=0.35, layer="block_4_add"),
     "mobilenet_v3": lambda: whole(apps.MobileNetV3Small, layer="expanded_conv_3/project/BatchNorm"),
