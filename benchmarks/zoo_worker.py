@@ -138,8 +138,8 @@ def operations(contents: bytes) -> dict[str, Any]:
     """How many operations compute in float, and how many only convert between types or ranges."""
     from keras_qat.interpreter import TFLiteModel
 
-    floating = collections.Counter()
-    conversions = collections.Counter()
+    floating: Any = collections.Counter()
+    conversions: Any = collections.Counter()
     total = 0
     for name, reads, writes in TFLiteModel(contents).operations():
         total += 1

@@ -178,9 +178,10 @@ def is_mean_of_one(call: Call) -> bool:
     if _table_kind(call) != "mean":
         return False
     before, after = call.inputs[0].shape, call.output.shape
-    if None in (*before[1:], *after[1:]) or before[0] != after[0]:
+    known = [[size for size in shape[1:] if size is not None] for shape in (before, after)]
+    if len(known[0]) < len(before) - 1 or len(known[1]) < len(after) - 1 or before[0] != after[0]:
         return False
-    return math.prod(before[1:]) == math.prod(after[1:])
+    return math.prod(known[0]) == math.prod(known[1])
 
 
 def is_known(layer: Any) -> bool:

@@ -18,6 +18,9 @@ def register_rule(
 ) -> None:
     """Says how a custom layer is quantized. Without a rule it computes in float.
 
+    Register the class with Keras too (`keras.utils.register_keras_serializable`), or a saved model
+    cannot be loaded. Rules are not saved: give them again where a model is exported.
+
     Args:
         layer_class: the layer's class; subclasses need rules of their own.
         weights: attribute of the layer that holds a weight (of the shape of a kernel) -> axes of
