@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +16,6 @@ import tensorflow as tf
 __all__ = [
     "KeepsTrainable",
     "applications_scope",
-    "cond",
     "keras",
     "refuse_keras_3",
     "register",
@@ -91,13 +90,6 @@ def resolve_training(training: Any) -> Any:
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
-
-
-def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """`tf.cond` that takes the branch at once if `predicate` is known while tracing."""
-    if isinstance(predicate, bool):
-        return true_fn() if predicate else false_fn()
-    return tf.cond(predicate, true_fn, false_fn)
 
 
 @contextlib.contextmanager

@@ -6,15 +6,19 @@ range and rounded to the nearest of its 2^bits levels. One level is one step, or
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
+
+from keras_qat.branching import cond, straight_through
 
 __all__ = [
     "channel_limits",
     "fake_quantize",
     "fake_quantize_average",
     "fake_quantize_channels",
+    "fake_quantize_if",
     "range_of",
     "scale_of",
 ]
@@ -66,6 +70,67 @@ def fake_quantize(
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
 
+def fake_quantize_if(
+    applies: Any,
+    x: Any,
+    minimum: Any,
+    maximum: Any,
+    bits: int = 8,
+    narrow_range: bool = False,
+    ceiling: float | None = None,
+) -> Any:
+    """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
+
+    With a `ceiling`, the same of a ReLU of `x` that ends there (infinity: nowhere). A range that
+    begins at zero clips where the ReLU does, so that one operation computes both, and its input
+    alone is kept for the gradient. That gradient differs from the ReLU's at exactly zero, where
+    it passes.
+
+    The gradient is written out, as that of a `tf.cond` takes long to trace.
+
+    Args:
+        applies: a bool, or a scalar tensor.
+        x, minimum, maximum, bits, narrow_range: as in `fake_quantize`, one range for all.
+        ceiling: upper end of the ReLU; None if there is none.
+    """
+    if applies is False and ceiling is None:
+        return x
+
+    @tf.custom_gradient
+    def quantized(x: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return cond(
+                applies,
+                lambda: tf.quantization.fake_quant_with_min_max_vars_gradient(
+                    upstream, x, minimum, maximum, num_bits=bits, narrow_range=narrow_range
+                )[0],
+                lambda: upstream if ceiling is None else _relu_gradient(upstream, x, ceiling),
+            )
+
+        y = cond(
+            applies,
+            lambda: fake_quantize(x, minimum, maximum, bits, narrow_range),
+            lambda: tf.identity(x) if ceiling is None else _relu(x, ceiling),
+        )
+        return y, gradient
+
+    return quantized(x)
+
+
+def _relu(x: Any, ceiling: float) -> Any:
+    if ceiling == 6.0:
+        return tf.nn.relu6(x)
+    return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
+
+
+def _relu_gradient(upstream: Any, x: Any, ceiling: float) -> Any:
+    if ceiling == 6.0:
+        return tf.raw_ops.Relu6Grad(gradients=upstream, features=x)
+    if ceiling == math.inf:
+        return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
+    return tf.where((x > 0) & (x < ceiling), upstream, tf.zeros_like(upstream))
+
+
 def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
     """Largest magnitude in each output channel, shaped to broadcast against `weights`.
 
@@ -73,7 +138,10 @@ def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
     """
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
-    limits = tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
+    highest, lowest = (
+        reduce(weights, axis=reduced, keepdims=True) for reduce in (tf.reduce_max, tf.reduce_min)
+    )
+    limits = tf.maximum(highest, -lowest)
     return tf.where(limits > 0, limits, tf.ones_like(limits))
 
 
@@ -85,15 +153,14 @@ def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     are those of the weights, nothing is clipped, so the gradient passes everywhere.
     """
 
-    @tf.custom_gradient
-    def straight_through(weights: Any) -> Any:
+    def rounded(weights: Any) -> Any:
         levels = float(2 ** (bits - 1) - 1)
         scale = limits / levels
         # Multiplied, not divided, and shifted to whole codes first, as in TensorFlow's kernel.
         steps = (weights + levels * scale) * (1.0 / scale)
-        return tf.floor(steps - levels + 0.5) * scale, lambda upstream: upstream
+        return tf.floor(steps - (levels - 0.5)) * scale
 
-    return straight_through(weights)
+    return straight_through(rounded, weights)
 
 
 def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> Any:
@@ -104,17 +171,16 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
     averages do not leave the range.
     """
 
-    @tf.custom_gradient
-    def straight_through(x: Any) -> Any:
+    def rounded(x: Any) -> Any:
         levels = float(2**bits - 1)
         scale = (maximum - minimum) / levels
         zero_point = tf.clip_by_value(tf.round(-minimum / scale), 0.0, levels) - 2 ** (bits - 1)
         codes = x / scale + zero_point
         # Halves are off by float rounding: far less than this for any window up to 16x16.
         codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)
-        return (codes - zero_point) * scale, lambda upstream: upstream
+        return (codes - zero_point) * scale
 
-    return straight_through(x)
+    return straight_through(rounded, x)
 
 
 def scale_of(minimum: float, maximum: float, bits: int = 8) -> tuple[float, int]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_qat import fake_quant
 from keras_qat.specs import QuantSpec
 
-__all__ = ["CurrentValue", "LastValue", "MovingAverage", "make"]
+__all__ = ["CurrentValue", "LastValue", "MovingAverage", "ShadowedMovingAverage", "make"]
 
 
 class LastValue:
@@ -45,17 +45,29 @@ class LastValue:
             aggregation=tf.VariableAggregation.MEAN,
         )
 
-    def batch_range(self, x: Any) -> tuple[Any, Any]:
-        """Range of one batch, zero included; below a known lower bound nothing is looked at."""
+    @property
+    def ignores_minimum(self) -> bool:
+        """Whether the range is known to begin at zero, so that no minimum is looked for."""
+        return self.spec.lower_bound == 0.0 and not self.spec.symmetric
+
+    def batch_range(self, x: Any, ceiling: float | None) -> tuple[Any, Any]:
+        """Range of one batch, zero included and cut off at `ceiling`."""
         spec = self.spec
         axes = list(range(len(x.shape) - 1)) if spec.per_channel else None
-        if spec.lower_bound == 0.0 and not spec.symmetric:
-            return tf.zeros(self.shape), tf.maximum(tf.reduce_max(x, axes), 0.0)
-        return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range, axes)
+        if not self.ignores_minimum:
+            return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range, axes)
+        high = tf.maximum(tf.reduce_max(x, axes), 0.0)
+        return tf.zeros(self.shape), high if ceiling is None else tf.minimum(high, ceiling)
 
-    def update(self, x: Any) -> tuple[Any, Any]:
-        """Takes in a batch and returns the new range."""
-        low, high = self.batch_range(tf.stop_gradient(x))
+    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+        """Takes in a batch and returns the new range.
+
+        Args:
+            x: the batch.
+            ceiling: what the tensor is clipped at behind the quantizer, if that is known to begin
+                at zero: `x` is what goes into a ReLU.
+        """
+        low, high = self.batch_range(tf.stop_gradient(x), ceiling)
         return self.minimum.assign(low), self.maximum.assign(high)
 
     def range(self, x: Any) -> tuple[Any, Any]:
@@ -64,11 +76,36 @@ class LastValue:
 
 
 class MovingAverage(LastValue):
-    """Moving average of the batches' extremes, corrected for its start at zero.
+    """Average of the batches' extremes so far, in which older ones count less.
 
-    The average of the first n batches is divided by 1 - decay^n, so it starts at the first
-    batch's range and needs no steps to forget an initial one. The correction is TensorFlow 1's
-    (`assign_moving_average` with its default `zero_debias`), shadow variables included.
+    The n-th batch gets the weight (1 - decay) / (1 - decay^n): the first is taken as it is, and
+    afterwards the average is that of `assign_moving_average` with its bias from the start taken
+    off. In this form nothing but the average and n is stored.
+    """
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
+        super().__init__(spec, host, name, channels)
+        self.batches = self._variable(host, f"{name}_batches", 0.0, ())
+
+    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+        low, high = self.batch_range(tf.stop_gradient(x), ceiling)
+        decay = tf.constant(self.spec.ema_decay, tf.float32)
+        count = self.batches.assign_add(1.0, read_value=True)
+        weight = (1.0 - decay) / (1.0 - tf.pow(decay, count))
+        minimum = self.minimum.read_value()
+        if not self.ignores_minimum:
+            minimum = self.minimum.assign_add((low - minimum) * weight, read_value=True)
+        maximum = self.maximum.read_value()
+        maximum = self.maximum.assign_add((high - maximum) * weight, read_value=True)
+        return minimum, maximum
+
+
+class ShadowedMovingAverage(LastValue):
+    """TensorFlow 1's moving average of the batches' extremes, corrected for its start at zero.
+
+    The average of the first n batches is divided by 1 - decay^n. The same as `MovingAverage` but
+    for rounding; in the form of TensorFlow 1 (`assign_moving_average` with its default
+    `zero_debias`), with its shadow variables, so that `recipes.contrib` can go on from them.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
@@ -81,8 +118,8 @@ class MovingAverage(LastValue):
             for end in ("min", "max")
         }
 
-    def update(self, x: Any) -> tuple[Any, Any]:
-        low, high = self.batch_range(tf.stop_gradient(x))
+    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+        low, high = self.batch_range(tf.stop_gradient(x), ceiling)
         return (
             self._average(self.minimum, *self.shadows["min"], low),
             self._average(self.maximum, *self.shadows["max"], high),
@@ -109,14 +146,20 @@ class CurrentValue:
             tf.stop_gradient(x), spec.bits, spec.symmetric, spec.narrow_range
         )
 
-    update = range
+    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+        """The same: nothing is taken in."""
+        return self.range(x)
 
 
 def make(spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> Any:
     """The observer that `spec` names, with its variables added to the layer `host`."""
-    kinds = {
-        "moving_average": MovingAverage,
-        "last_value": LastValue,
-        "current_value": CurrentValue,
-    }
-    return kinds[spec.observer](spec, host, name, channels)
+    return OBSERVERS[spec.observer](spec, host, name, channels)
+
+
+OBSERVERS: dict[str, Any] = {
+    "moving_average": MovingAverage,
+    "shadowed_moving_average": ShadowedMovingAverage,
+    "last_value": LastValue,
+    "current_value": CurrentValue,
+}
+"""Name, as in `QuantSpec.observer` -> class."""

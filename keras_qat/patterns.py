@@ -200,6 +200,14 @@ def _activation_kind(layer: Any) -> str | None:
     return ACTIVATIONS.get(layer.activation)
 
 
+def ceiling_of(layer: Any) -> float | None:
+    """Where an activation layer clips, if it is a ReLU: infinity for one without a maximum."""
+    kind = OPERATIONS.get(str(layer.symbol)) if is_operation(layer) else _activation_kind(layer)
+    if kind == "relu_n":
+        return float(layer.max_value)
+    return {"relu": math.inf, "relu6": 6.0}.get(str(kind))
+
+
 @dataclasses.dataclass(eq=False)
 class Group:
     """Calls that one wrapper stands for: a kernel, its BatchNormalization, its activation."""

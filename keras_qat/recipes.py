@@ -186,7 +186,7 @@ def contrib(
         initial_range=(-6.0, 6.0),
     )
     folded_weights = dataclasses.replace(
-        weights, observer="moving_average", ema_decay=ema_decay, delayed=True
+        weights, observer="shadowed_moving_average", ema_decay=ema_decay, delayed=True
     )
     return Recipe(
         name="contrib",
@@ -195,6 +195,7 @@ def contrib(
         activations=QuantSpec(
             activation_bits,
             symmetric=symmetric,
+            observer="shadowed_moving_average",
             ema_decay=ema_decay,
             initial_range=(0.0, 6.0),
         ),

@@ -13,6 +13,7 @@ from keras_qat.patterns import Group, is_batch_norm, kind_of
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.schedule import schedule
+from keras_qat.training import PhasedTraining
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
@@ -21,7 +22,7 @@ PREFIX = "quant_"
 
 
 @register
-class QuantizedModel(KeepsTrainable, keras.Model):
+class QuantizedModel(PhasedTraining, KeepsTrainable, keras.Model):
     """A functional model that knows the recipe it was quantized with."""
 
     recipe: Recipe

@@ -8,11 +8,11 @@ The kinds and their names are those of PyTorch's pt2e: a tensor has a range of i
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 __all__ = ["DerivedSpec", "FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
 
-Observer = Literal["moving_average", "last_value", "current_value"]
+Observer = Literal["moving_average", "shadowed_moving_average", "last_value", "current_value"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,10 @@ class QuantSpec:
             The runtimes want it for weights.
         per_channel: one range for each output channel instead of one for the tensor.
         observer: what the range is made of. `moving_average` of the batches' extremes, corrected
-            for its start at zero; `last_value`, the extremes of the last training batch;
+            for its start at zero; `shadowed_moving_average`, the same with TensorFlow 1's shadow
+            variables; `last_value`, the extremes of the last training batch;
             `current_value`, those of the tensor at hand, with nothing stored (for weights).
-        ema_decay: decay per step of `moving_average`.
+        ema_decay: decay per step of the moving averages.
         lower_bound: what the tensor cannot fall below (0 behind a ReLU), if known. The minimum
             is then not observed.
         delayed: whether quantization waits for the layer's `quantize_from` step.
@@ -51,11 +52,9 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
-        if self.observer not in ("moving_average", "last_value", "current_value"):
-            raise ValueError(
-                f"observer={self.observer!r}: use 'moving_average', 'last_value' or "
-                f"'current_value'."
-            )
+        if self.observer not in get_args(Observer):
+            names = ", ".join(repr(name) for name in get_args(Observer))
+            raise ValueError(f"observer={self.observer!r}: use one of {names}.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay={self.ema_decay}: it has to be at least 0 and below 1.")
 

@@ -32,10 +32,11 @@ def debiased_average(values, decay: float) -> np.ndarray:
     return np.array(results)
 
 
+@pytest.mark.parametrize("observer", ["moving_average", "shadowed_moving_average"])
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
-def test_moving_average_is_that_of_the_batches_so_far(decay):
+def test_moving_average_is_that_of_the_batches_so_far(decay, observer):
     batches = rng().normal(size=(20, 50)) * rng(1).uniform(0.1, 5, (20, 1))
-    ranges = np.array(observed(QuantSpec(ema_decay=decay), batches))
+    ranges = np.array(observed(QuantSpec(ema_decay=decay, observer=observer), batches))
     for column, extremes in ((0, batches.min(1)), (1, batches.max(1))):
         expected = debiased_average(extremes, decay)
         # 1 - decay has few digits in float32 if decay is close to 1: that is the tolerance.
@@ -48,8 +49,8 @@ def test_first_batch_gives_the_range_at_once():
     assert observed(QuantSpec(ema_decay=0.5), [[-0.25, 1.0]]) == [(-0.25, 1.0)]
 
 
-def test_moving_average_in_single_precision_step_by_step():
-    """The same order of operations in float32 gives the same bits."""
+def test_shadowed_moving_average_in_single_precision_step_by_step():
+    """TensorFlow 1's order of operations in float32 gives the same bits."""
     batches = rng().normal(size=(30, 10)).astype(np.float32)
     weight = np.float32(1 - 0.9)
     biased, step, expected = np.float32(0), np.float32(0), []
@@ -57,7 +58,8 @@ def test_moving_average_in_single_precision_step_by_step():
         biased = biased - (biased - value) * weight
         step += np.float32(1)
         expected.append(biased / (np.float32(1) - np.power(np.float32(1) - weight, step)))
-    found = np.array(observed(QuantSpec(ema_decay=0.9), batches), np.float32)[:, 1]
+    spec = QuantSpec(ema_decay=0.9, observer="shadowed_moving_average")
+    found = np.array(observed(spec, batches), np.float32)[:, 1]
     np.testing.assert_array_max_ulp(found, np.array(expected), maxulp=2)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat import backend, fake_quant
 from keras_qat.layers.scheduled import Phase
 
-__all__ = ["factor_and_bias", "rounded_bias", "rounding"]
+__all__ = ["add_rounding", "factor_and_bias", "rounded_bias"]
 
 _layers = backend.keras.layers
 
@@ -84,13 +84,13 @@ def rounded_bias(wrapper: Any) -> tuple[Any, Any]:
     return bias, tf.where(step > 0, tf.round(bias / safe) * step, bias)
 
 
-def rounding(wrapper: Any, phase: Phase) -> Any:
-    """What to add to a layer's result at inference so that its bias is rounded; else zero.
+def add_rounding(wrapper: Any, x: Any, phase: Phase) -> Any:
+    """A layer's result, at inference with its bias rounded.
 
     Training goes without: there it would cost time and change next to nothing.
     """
     if phase.training is True or wrapper.input_quantizer is None:
-        return 0.0
+        return x
 
     def difference() -> Any:
         exact, rounded = rounded_bias(wrapper)
@@ -99,5 +99,5 @@ def rounding(wrapper: Any, phase: Phase) -> Any:
     applies = tf.logical_and(phase.quantizing, tf.logical_not(phase.training))
     added = tf.cond(applies, difference, lambda: tf.zeros_like(difference()))
     if getattr(wrapper.layer, "data_format", None) == "channels_first":
-        return tf.reshape(added, [-1] + [1] * (len(wrapper.layer.kernel_size)))
-    return added
+        added = tf.reshape(added, [-1] + [1] * (len(wrapper.layer.kernel_size)))
+    return x + added

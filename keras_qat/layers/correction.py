@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend
+from keras_qat.branching import cond
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["CorrectedFold"]
@@ -51,8 +52,8 @@ class CorrectedFold:
 
         frozen = self.phase.frozen if self.norm.trainable else True
         self.update(mean, variance, tf.size(z) / tf.size(mean), frozen)
-        recip = backend.cond(frozen, lambda: tf.ones_like(mean), lambda: 1.0 / correction)
-        offset = backend.cond(
+        recip = cond(frozen, lambda: tf.ones_like(mean), lambda: 1.0 / correction)
+        offset = cond(
             frozen,
             lambda: self.gamma * (mean * inverse - self.mean * moving_inverse),
             lambda: tf.zeros_like(mean),
@@ -70,7 +71,7 @@ class CorrectedFold:
         """Moves the moving statistics towards the batch's, unless frozen."""
         count = tf.cast(count, mean.dtype)
         momentum = self.norm.momentum
-        weight = backend.cond(frozen, lambda: tf.zeros(()), lambda: tf.constant(1.0 - momentum))
+        weight = cond(frozen, lambda: tf.zeros(()), lambda: tf.constant(1.0 - momentum))
         # Bessel's correction makes it the estimate of the population's variance.
         variance = variance * (count / tf.maximum(count - 1, 1))
         for variable, moving, batch in (

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend
+from keras_qat.branching import cond
 from keras_qat.layers import bias
 from keras_qat.layers.correction import CorrectedFold
 from keras_qat.layers.scheduled import Phase
@@ -24,13 +25,15 @@ def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
         x = wrapper.batch_norm(x, training=is_learning(phase))
-    return x + bias.rounding(wrapper, phase)
+    return bias.add_rounding(wrapper, x, phase)
 
 
 def is_learning(phase: Phase) -> Any:
     """Whether BatchNormalization takes the batch's statistics, and learns from them."""
     if phase.training is False or phase.frozen is True:
         return False
+    if phase.training is True:
+        return phase.frozen is False or tf.logical_not(phase.frozen)
     return tf.logical_and(phase.training, tf.logical_not(phase.frozen))
 
 
@@ -39,7 +42,7 @@ def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
     fold = CorrectedFold(wrapper, inputs, phase)
-    return backend.cond(phase.training, fold.training, fold.inference)
+    return cond(phase.training, fold.training, fold.inference)
 
 
 def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:

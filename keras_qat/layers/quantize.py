@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend, fake_quant, observers, specs
+from keras_qat.branching import cond, straight_through
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
 
 __all__ = ["ActivationQuantizer", "Quantize"]
@@ -33,27 +34,45 @@ class ActivationQuantizer:
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, each) for each in names]
 
-    def __call__(self, x: Any, phase: Phase, slot: int | None = 0) -> Any:
+    def __call__(
+        self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
+    ) -> Any:
         """Fake-quantizes `x`, which is observed in `slot` if this is training.
 
-        Without a slot, `x` is an average of values that this quantizer has been applied to.
+        Without a slot, `x` is an average of values that this quantizer has been applied to. With
+        a `ceiling`, what is quantized is a ReLU of `x` that ends there.
         """
-        minimum, maximum = self.observe(x, phase.training, slot)
-        round_to_levels = (
-            fake_quant.fake_quantize_average if slot is None else fake_quant.fake_quantize
+        minimum, maximum = self.observe(x, phase.training, slot, ceiling)
+        # In training x itself has just widened the range, but for an average.
+        observed = phase.training is True and slot is not None
+        applies = phase.quantizing if observed else self.applies(phase, minimum, maximum)
+        if slot is not None:
+            return fake_quant.fake_quantize_if(
+                applies, x, minimum, maximum, self.spec.bits, ceiling=ceiling
+            )
+        average = partial(
+            fake_quant.fake_quantize_average, minimum=minimum, maximum=maximum, bits=self.spec.bits
         )
-        return backend.cond(
-            self.applies(phase.quantizing, minimum, maximum),
-            lambda: round_to_levels(x, minimum, maximum, self.spec.bits),
-            lambda: tf.identity(x),
+        return straight_through(
+            lambda x: cond(applies, lambda: average(x), lambda: tf.identity(x)), x
         )
 
-    def observe(self, x: Any, training: Any, slot: int | None = 0) -> tuple[Any, Any]:
+    @property
+    def clips_at_zero(self) -> bool:
+        """Whether the range begins at zero, so that the quantizer computes a ReLU as well."""
+        spec = self.spec
+        if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
+            return False
+        return (spec.lower_bound, spec.symmetric, spec.initial_range) == (0.0, False, None)
+
+    def observe(
+        self, x: Any, training: Any, slot: int | None = 0, ceiling: float | None = None
+    ) -> tuple[Any, Any]:
         """The range, with `x` taken in if `training`."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
-            backend.cond(training, partial(observer.update, x), partial(observer.range, x))
+            cond(training, partial(observer.update, x, ceiling), partial(observer.range, x))
             if index == slot
             else observer.range(x)
             for index, observer in enumerate(self.observers)
@@ -63,11 +82,11 @@ class ActivationQuantizer:
         minima, maxima = zip(*ranges, strict=True)
         return tf.reduce_min(tf.stack(minima)), tf.reduce_max(tf.stack(maxima))
 
-    def applies(self, quantizing: Any, minimum: Any, maximum: Any) -> Any:
+    def applies(self, phase: Phase, minimum: Any, maximum: Any) -> Any:
         """Whether this call quantizes: not before its delay, nor before it has seen data."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
-            return quantizing
-        return tf.logical_and(quantizing, maximum > minimum)
+            return phase.quantizing
+        return tf.logical_and(phase.quantizing, maximum > minimum)
 
     def current_range(self) -> tuple[float, float]:
         """The range as numbers: (0, 0) before any data."""

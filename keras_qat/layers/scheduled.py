@@ -7,13 +7,17 @@ many steps Keras runs per execution, and a reloaded model goes on where it was.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_qat import backend
+from keras_qat.branching import cond
 
-__all__ = ["NEVER", "Phase", "ScheduledLayer"]
+__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming"]
 
 NEVER = 2**62
 """A threshold that no training reaches."""
@@ -25,6 +29,22 @@ class Phase(NamedTuple):
     training: Any
     quantizing: Any
     frozen: Any
+
+
+_assumed: ContextVar[Phase | None] = ContextVar("assumed phase", default=None)
+
+
+@contextlib.contextmanager
+def assuming(phase: Phase | None) -> Iterator[None]:
+    """Runs a block in which training steps are known to be in `phase` (None: not known).
+
+    What is traced there has no branches for other phases.
+    """
+    token = _assumed.set(phase)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
 
 
 class ScheduledLayer(backend.keras.layers.Layer):
@@ -53,7 +73,10 @@ class ScheduledLayer(backend.keras.layers.Layer):
     def advance(self, training: Any) -> Phase:
         """Counts the step if it is a training step, and says what this call does."""
         training = backend.resolve_training(training)
-        step = backend.cond(
+        step = cond(
             training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value
         )
+        assumed = _assumed.get()
+        if training is True and assumed is not None:
+            return assumed
         return Phase(training, step >= self.quantize_from, step >= self.freeze_from)

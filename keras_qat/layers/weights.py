@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend, fake_quant, observers
+from keras_qat import fake_quant, observers
+from keras_qat.branching import cond, straight_through
 from keras_qat.layers.scheduled import Phase
 from keras_qat.specs import QuantSpec
 
@@ -34,21 +35,25 @@ class WeightQuantizer:
         """Fake-quantizes `weights`, which are observed if this is training."""
         spec, observer = self.spec, self.observer
         weights = tf.convert_to_tensor(weights)
+        quantizing = phase.quantizing if spec.delayed else True
         if observer is not None:
-            minimum, maximum = backend.cond(
+            minimum, maximum = cond(
                 phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
             )
+            return fake_quant.fake_quantize_if(
+                quantizing, weights, minimum, maximum, spec.bits, spec.narrow_range
+            )
 
-        def quantized() -> Any:
-            if observer is not None:
-                return fake_quant.fake_quantize(
-                    weights, minimum, maximum, spec.bits, spec.narrow_range
-                )
-            limits = tf.stop_gradient(fake_quant.channel_limits(weights, self.channel_axes))
+        def quantized(weights: Any) -> Any:
+            limits = fake_quant.channel_limits(weights, self.channel_axes)
             return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
 
-        quantizing = phase.quantizing if spec.delayed else True
-        return backend.cond(quantizing, quantized, lambda: tf.identity(weights))
+        return straight_through(
+            lambda weights: cond(
+                quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
+            ),
+            weights,
+        )
 
     def current_range(self, weights: Any) -> tuple[Any, Any]:
         """The range as numpy values: scalars, or one for each channel."""

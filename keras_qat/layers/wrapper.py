@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend, specs
+from keras_qat import backend, patterns, specs
 from keras_qat.layers import folding
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import ScheduledLayer
@@ -81,8 +81,12 @@ class QuantizeWrapper(ScheduledLayer):
                 for name, axes in self.weight_axes.items()
             }
         self.output_quantizer = None
+        self.ceiling = None
+        """Upper end of the ReLU that the output quantizer computes as well."""
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
+            if self.activation is not None and self.output_quantizer.clips_at_zero:
+                self.ceiling = patterns.ceiling_of(self.activation)
         super().build(input_shape)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -94,9 +98,11 @@ class QuantizeWrapper(ScheduledLayer):
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
         x = folding.FOLDS[self.fold](self, inputs, phase)
-        if self.activation is not None:
+        if self.activation is not None and self.ceiling is None:
             x = self.activation(x)
-        return x if self.output_quantizer is None else self.output_quantizer(x, phase)
+        if self.output_quantizer is None:
+            return x
+        return self.output_quantizer(x, phase, ceiling=self.ceiling)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)

@@ -53,7 +53,7 @@ def test_placement(kind, batch_norm, activation, bypass, scope):
             continue
         is_weight = row.role == "weight"
         assert row.spec.narrow_range == is_weight
-        assert row.spec.observer == ("last_value" if is_weight else "moving_average")
+        assert row.spec.observer == ("last_value" if is_weight else "shadowed_moving_average")
         assert row.spec.initial_range == ((0, 6) if row.reason == "act_quant" else (-6, 6))
 
 
