@@ -18,9 +18,12 @@ __all__ = [
     "applications_scope",
     "cond",
     "keras",
+    "mask_of",
+    "recurrence",
     "refuse_keras_3",
     "register",
     "resolve_training",
+    "set_mask",
     "swapped",
 ]
 
@@ -98,6 +101,38 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
     if isinstance(predicate, bool):
         return true_fn() if predicate else false_fn()
     return tf.cond(predicate, true_fn, false_fn)
+
+
+def mask_of(x: Any) -> Any:
+    """The mask that a tensor carries, or None."""
+    return getattr(x, "_keras_mask", None)
+
+
+def set_mask(x: Any, mask: Any) -> None:
+    """Makes a tensor carry a mask, for the layers that read it."""
+    if mask is not None:
+        x._keras_mask = mask
+
+
+@contextlib.contextmanager
+def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
+    """Runs a block in which `rnn` stands for `keras.backend.rnn`, also in LSTM and GRU.
+
+    Keras' recurrent layers all compute with that function; those two have other ways besides.
+    """
+    module: Any = inspect.getmodule(keras.backend.rnn)
+    inner = [each for layer in layers for each in layer._flatten_layers()]
+    chooses = [each for each in inner if hasattr(each, "_could_use_gpu_kernel")]
+    before = module.rnn, [each._could_use_gpu_kernel for each in chooses]
+    module.rnn = rnn
+    for each in chooses:
+        each._could_use_gpu_kernel = False
+    try:
+        yield
+    finally:
+        module.rnn = before[0]
+        for each, could in zip(chooses, before[1], strict=True):
+            each._could_use_gpu_kernel = could
 
 
 @contextlib.contextmanager
