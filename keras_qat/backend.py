@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -17,9 +17,12 @@ __all__ = [
     "KeepsTrainable",
     "applications_scope",
     "keras",
+    "mask_of",
+    "recurrence",
     "refuse_keras_3",
     "register",
     "resolve_training",
+    "set_mask",
     "swapped",
 ]
 
@@ -90,6 +93,38 @@ def resolve_training(training: Any) -> Any:
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
+
+
+def mask_of(x: Any) -> Any:
+    """The mask that a tensor carries, or None."""
+    return getattr(x, "_keras_mask", None)
+
+
+def set_mask(x: Any, mask: Any) -> None:
+    """Makes a tensor carry a mask, for the layers that read it."""
+    if mask is not None:
+        x._keras_mask = mask
+
+
+@contextlib.contextmanager
+def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
+    """Runs a block in which `rnn` stands for `keras.backend.rnn`, also in LSTM and GRU.
+
+    Keras' recurrent layers all compute with that function; those two have other ways besides.
+    """
+    module: Any = inspect.getmodule(keras.backend.rnn)
+    inner = [each for layer in layers for each in layer._flatten_layers()]
+    chooses = [each for each in inner if hasattr(each, "_could_use_gpu_kernel")]
+    before = module.rnn, [each._could_use_gpu_kernel for each in chooses]
+    module.rnn = rnn
+    for each in chooses:
+        each._could_use_gpu_kernel = False
+    try:
+        yield
+    finally:
+        module.rnn = before[0]
+        for each, could in zip(chooses, before[1], strict=True):
+            each._could_use_gpu_kernel = could
 
 
 @contextlib.contextmanager

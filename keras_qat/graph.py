@@ -26,12 +26,16 @@ _Model = keras.Model
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A tensor of the graph: the output of a call, or an input of the model (no producer)."""
+    """A tensor of the graph: the output of a call, or an input of the model (no producer).
+
+    `masked` says whether it carries a Keras mask, which some layers behind it compute with.
+    """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
     producer: Call | None = None
+    masked: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -143,7 +147,8 @@ def read(model: Any) -> Graph:
     tensors: dict[int, Value] = {}
 
     def new_value(tensor: Any, name: str) -> Value:
-        return Value(name, tuple(tensor.shape), tensor.dtype.name)
+        masked = backend.mask_of(tensor) is not None
+        return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
 
     inputs = tf.nest.map_structure(
         lambda tensor: new_value(tensor, _producer(tensor).name), _nested_inputs(model)
@@ -167,7 +172,7 @@ def read(model: Any) -> Graph:
                 ):
                     tensors[id(tensor)] = value
                 continue
-            if training is not None and kwargs.get("training") is None and _takes_training(layer):
+            if training is not None and kwargs.get("training") is None and takes_training(layer):
                 kwargs["training"] = training
             earlier = sum(call.layer is layer for call in calls)
             label = f"{name}#{earlier + 1}" if earlier else name
@@ -295,5 +300,6 @@ def _inputs_in_order(model: Any, argument: Any) -> list[Value]:
     return values_in(model._flatten_to_reference_inputs(argument))
 
 
-def _takes_training(layer: Any) -> bool:
+def takes_training(layer: Any) -> bool:
+    """Whether a layer computes otherwise in training."""
     return bool(layer._call_spec.expects_training_arg)

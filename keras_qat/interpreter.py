@@ -89,7 +89,7 @@ class TFLiteModel:
             (
                 operation["op_name"],
                 [types[index] for index in operation["inputs"] if index >= 0],
-                [types[index] for index in operation["outputs"]],
+                [types[index] for index in operation["outputs"] if index >= 0],
             )
             for operation in self.interpreter._get_ops_details()
             if operation["op_name"] != "DELEGATE"

@@ -34,6 +34,7 @@ KINDS: dict[type, str] = {
     _layers.AveragePooling2D: "average_pooling",
     _layers.GlobalAveragePooling1D: "mean",
     _layers.GlobalAveragePooling2D: "mean",
+    _layers.GlobalAveragePooling3D: "mean",
     _layers.LeakyReLU: "leaky_relu",
     _layers.PReLU: "prelu",
     _layers.Softmax: "softmax",
@@ -59,6 +60,21 @@ KINDS: dict[type, str] = {
             _layers.GaussianDropout,
             _layers.AlphaDropout,
             _layers.ActivityRegularization,
+            _layers.Identity,
+            _layers.RandomFlip,
+            _layers.RandomRotation,
+            _layers.RandomZoom,
+            _layers.RandomTranslation,
+            _layers.RandomContrast,
+            _layers.RandomBrightness,
+            _layers.RandomHeight,
+            _layers.RandomWidth,
+            _layers.UpSampling1D,
+            _layers.UpSampling3D,
+            _layers.ZeroPadding3D,
+            _layers.Cropping3D,
+            _layers.GlobalMaxPooling3D,
+            _layers.SpatialDropout3D,
             _layers.InputLayer,
         ),
         "move",
@@ -96,6 +112,14 @@ OPERATIONS: dict[str, str] = {
     "identity": "move",
     "stop_gradient": "move",
     "math.reduce_max": "move",
+    "math.reduce_min": "move",
+    "split": "move",
+    "unstack": "move",
+    "repeat": "move",
+    "nn.depth_to_space": "move",
+    "nn.space_to_depth": "move",
+    "broadcast_to": "move",
+    "stack": "concatenate",
     "nn.max_pool": "move",
     "nn.max_pool2d": "move",
     "nn.avg_pool": "average_pooling",
@@ -155,6 +179,8 @@ def kind_of(call: Call) -> str | None:
         return _activation_kind(layer)
     if type(layer) in (_layers.UpSampling2D, _layers.Resizing):
         return {"nearest": "move", "bilinear": "resize"}.get(layer.interpolation)
+    if type(layer) is _layers.Softmax and len(call.inputs) > 1:  # With a mask.
+        return None
     if is_mean_of_one(call):
         return "move"
     return _table_kind(call)
@@ -166,6 +192,8 @@ def _table_kind(call: Call) -> str | None:
         return OPERATIONS.get(str(layer.symbol))
     kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
     if kind == "average_pooling" and layer.data_format == "channels_first":
+        return None
+    if kind == "mean" and any(value.masked for value in call.inputs):
         return None
     return kind
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import fake_quant, specs
+from keras_qat import backend, fake_quant, specs
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
+from keras_qat.export.barrier import barrier
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
@@ -86,6 +87,8 @@ class _Writer:
             call.inputs[0] for call in graph.calls if isinstance(call.layer, Quantize)
         }
         self.levels: dict[Value, Levels] = {}
+        self.float_values: set[Value] = set()
+        """Values that layers in float made."""
 
     def warn_of_rounding(self) -> None:
         """Tells which weights TFLite cannot hold as they were trained."""
@@ -101,6 +104,14 @@ class _Writer:
             )
 
     def apply(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The outputs of a call, with the mask that Keras would give them."""
+        outputs = self.compute(call, args, kwargs)
+        if call.output.masked and tf.is_tensor(outputs) and backend.mask_of(outputs) is None:
+            mask = call.layer.compute_mask(args[0], backend.mask_of(args[0]))
+            backend.set_mask(outputs, mask)
+        return outputs
+
+    def compute(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """The outputs of a call."""
         layer = call.layer
         if isinstance(layer, Quantize):
@@ -117,7 +128,9 @@ class _Writer:
             if layer.output_quantizer is not None:
                 x = self.quantize(call.output, x, Levels.of(layer.output_quantizer))
             return x
-        if "training" in kwargs:
+        if self.for_tflite and kind_of(call) in (None, "kernel", "affine"):
+            return self.in_float(call, args, kwargs)
+        if graph_lib.takes_training(layer):
             kwargs = {**kwargs, "training": False}
         if isinstance(layer, keras.layers.ReLU):
             return activate(layer, args[0], call.output in self.quantized_next)
@@ -127,6 +140,25 @@ class _Writer:
             (x,) = tf.nest.flatten([args, kwargs])[:1]
             return self.with_implied_range(call, tf.reshape(x, [-1, *call.output.shape[1:]]))
         return self.with_implied_range(call, layer(*args, **kwargs))
+
+    def in_float(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A layer that the plan leaves in float, and that is so in the file."""
+
+        def keep_float(leaf: Any, tensor: Any) -> Any:
+            is_quantized = isinstance(leaf, Value) and leaf not in self.float_values
+            return barrier(tensor) if is_quantized else tensor
+
+        values, tensors = (call.args, call.kwargs), (args, kwargs)
+        args, kwargs = tf.nest.map_structure(keep_float, values, tensors)
+        self.float_values.update(values_in(call.outputs))
+        if graph_lib.takes_training(call.layer):
+            kwargs = {**kwargs, "training": False}
+        outputs = spelling.in_float(call.layer, args, kwargs)
+        return tf.nest.map_structure(
+            lambda leaf, tensor: barrier(tensor) if leaf in self.quantized_next else tensor,
+            call.outputs,
+            outputs,
+        )
 
     def quantize(self, value: Value, x: Any, levels: Levels) -> Any:
         self.levels[value] = levels

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras, swapped
+from keras_qat.backend import keras, recurrence, swapped
 from keras_qat.export.folded import Folded
+from keras_qat.export.recurrent import rnn
 
-__all__ = ["as_keras", "as_tflite"]
+__all__ = ["as_keras", "as_tflite", "in_float"]
 
 Activation = Callable[[Any], Any]
 
@@ -51,6 +52,69 @@ def as_tflite(layer: Any, x: Any, folded: Folded, activation: Activation = tf.id
     if type(layer) is _layers.Conv1DTranspose:
         return _conv1d_transpose(layer, x, folded, activation)
     return activation(SPELLINGS.get(type(layer), _as_is)(layer, x, folded))
+
+
+def in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A layer that is not quantized, in operations that the converter takes."""
+    with recurrence(rnn, layer):
+        return FLOAT_SPELLINGS.get(type(layer), _own_call)(layer, *args, **kwargs)
+
+
+def _own_call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return layer(*args, **kwargs)
+
+
+def _category_encoding(layer: Any, x: Any, count_weights: Any = None) -> Any:
+    # Keras counts with DenseBincount, which TFLite lacks.
+    codes = tf.one_hot(tf.cast(x, tf.int32), layer.num_tokens, 1.0, 0.0)
+    if layer.output_mode == "one_hot":
+        return tf.squeeze(codes, -2) if x.shape[-1] == 1 else codes
+    if layer.output_mode == "multi_hot":
+        return tf.reduce_max(codes, -2)
+    codes = (
+        codes if count_weights is None else codes * tf.cast(count_weights, tf.float32)[..., None]
+    )
+    return tf.reduce_sum(codes, -2)
+
+
+def _group_normalization(layer: Any, x: Any) -> Any:
+    # Keras asks for the shape of its input at run time, of which TFLite makes a wrong broadcast.
+    axis = layer.axis % x.shape.rank
+    sizes = _sizes(x)
+    split = [*sizes[:axis], layer.groups, sizes[axis] // layer.groups, *sizes[axis + 1 :]]
+    grouped = tf.reshape(x, split)
+    axes = [each for each in range(1, len(split)) if each != axis]
+    mean = tf.reduce_mean(grouped, axes, keepdims=True)
+    variance = tf.reduce_mean(tf.math.squared_difference(grouped, mean), axes, keepdims=True)
+    y = tf.reshape((grouped - mean) * tf.math.rsqrt(variance + layer.epsilon), sizes)
+    shape = [1] * axis + [-1] + [1] * (len(sizes) - axis - 1)
+    y = y * tf.reshape(layer.gamma, shape) if layer.scale else y
+    return y + tf.reshape(layer.beta, shape) if layer.center else y
+
+
+def _random_crop(layer: Any, x: Any, training: Any = None) -> Any:
+    # What Keras computes at inference, without its choice between that and a random crop.
+    return keras.preprocessing.image.smart_resize(x, (layer.height, layer.width))
+
+
+def _dot(layer: Any, inputs: Any) -> Any:
+    # The range that the converter gives to L2_NORMALIZATION would spread to what moves its values.
+    if layer.normalize:
+        axes = layer.axes if isinstance(layer.axes, (list, tuple)) else (layer.axes, layer.axes)
+        squares = [tf.reduce_sum(x * x, axis, True) for x, axis in zip(inputs, axes, strict=True)]
+        pairs = zip(inputs, squares, strict=True)
+        inputs = [x * tf.math.rsqrt(tf.maximum(square, 1e-12)) for x, square in pairs]
+    with swapped(layer, normalize=False):
+        return layer(inputs)
+
+
+FLOAT_SPELLINGS: dict[type, Callable[..., Any]] = {
+    _layers.Dot: _dot,
+    _layers.CategoryEncoding: _category_encoding,
+    _layers.GroupNormalization: _group_normalization,
+    _layers.RandomCrop: _random_crop,
+}
+"""Layer class -> its computation in float where TFLite has no kernel for Keras' own."""
 
 
 def _conv2d(layer: Any, x: Any, folded: Folded) -> Any:

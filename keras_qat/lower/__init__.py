@@ -1,0 +1,105 @@
+"""Lowering: layers that do several things become several layers that do one each.
+
+A layer with a built-in activation becomes the layer and an activation; a separable convolution
+its depthwise and its pointwise convolution; swish x * sigmoid(x); a sum of three two sums of two.
+After that, patterns have one form to match.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from keras_qat.backend import keras
+from keras_qat.graph import Call, Graph, class_path, is_operation, values_in
+from keras_qat.hard_swish import recognize_hard_swish
+from keras_qat.lower.activations import split_activation, split_activation_layer
+from keras_qat.lower.convolutions import split_separable
+from keras_qat.lower.merges import merge_two_by_two, split_average, split_custom_scale
+from keras_qat.lower.operations import OPERATIONS
+from keras_qat.lower.parts import Lowering, Made
+from keras_qat.patterns import is_batch_norm, kind_of
+
+__all__ = ["lower"]
+
+_layers = keras.layers
+
+
+def lower(graph: Graph, activations: bool = True) -> Graph:
+    """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared.
+
+    Args:
+        graph: the graph.
+        activations: whether activations are brought into the form that the runtimes compute them
+            in. `recipes.contrib` leaves them as they are, like the original.
+    """
+    made = Made()
+
+    def expand(call: Call) -> list[Call]:
+        lowering = LOWERINGS.get(type(call.layer)) or _APPLICATIONS.get(class_path(call.layer))
+        if is_operation(call.layer):
+            lowering = OPERATIONS.get(str(call.layer.symbol))
+        if lowering in _OF_ACTIVATIONS and not activations:
+            lowering = None
+        parts = lowering(call, made) if lowering else []
+        for part in parts:
+            part.origin = call.origin
+        return [each for part in parts for each in expand(part)] or [call]
+
+    graph = recognize_hard_swish(graph) if activations else graph
+    calls = [each for call in graph.calls for each in expand(call)]
+    return _drop_identities(
+        Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights)
+    )
+
+
+def _drop_identities(graph: Graph) -> Graph:
+    """Without linear activations in front of a BatchNormalization, which would not be folded."""
+    consumers = graph.consumers()
+    outputs = values_in(graph.outputs)
+    calls = {call: call for call in graph.calls}
+    for call in graph.calls:
+        if kind_of(call) != "linear" or len(consumers[call.output]) != 1:
+            continue
+        before, (reader,) = call.inputs[0].producer, consumers[call.output]
+        if (
+            before is not None
+            and kind_of(before) == "kernel"
+            and is_batch_norm(reader)
+            and consumers[before.output] == [call]
+            and before.output not in outputs
+        ):
+            calls[before] = Call(
+                before.layer, before.args, before.kwargs, call.outputs, before.name
+            )
+            del calls[call]
+    return dataclasses.replace(graph, calls=list(calls.values()))
+
+
+_APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale}
+"""Layers that keras.applications defines but does not export, by `graph.class_path`."""
+
+
+_OF_ACTIVATIONS = (split_activation_layer, *OPERATIONS.values())
+
+LOWERINGS: dict[type, Lowering] = {
+    **dict.fromkeys(
+        (
+            _layers.Conv1D,
+            _layers.Conv1DTranspose,
+            _layers.Conv2D,
+            _layers.Conv2DTranspose,
+            _layers.DepthwiseConv1D,
+            _layers.DepthwiseConv2D,
+            _layers.Dense,
+            _layers.EinsumDense,
+        ),
+        split_activation,
+    ),
+    _layers.SeparableConv1D: split_separable,
+    _layers.SeparableConv2D: split_separable,
+    _layers.Add: merge_two_by_two,
+    _layers.Multiply: merge_two_by_two,
+    _layers.Average: split_average,
+    _layers.Activation: split_activation_layer,
+}
+"""Layer class -> the calls that a call becomes, or none if it stays as it is."""
