@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["TFLiteModel"]
+__all__ = ["KERNELS", "Kernels", "TFLiteModel"]
+
+Kernels = Literal["xnnpack", "optimized", "reference"]
+
+KERNELS: dict[str, str] = {
+    "xnnpack": "AUTO",
+    "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+    "reference": "BUILTIN_REF",
+}
+"""Which kernels compute a file -> the interpreter's name for them. XNNPACK where it has one, as
+on phones; TFLite's own optimized ones; its reference ones, which are those of microcontrollers."""
 
 
 def _interpreter_module() -> Any:
@@ -27,16 +37,23 @@ class TFLiteModel:
 
     Args:
         file: its path or contents.
-        xnnpack: whether to run with XNNPACK (as phones do) or TFLite's own kernels.
+        kernels: which kernels compute it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
+            "reference" (those of microcontrollers).
         threads: how many threads.
 
     Raises:
-        ValueError: if it is not a TFLite file.
+        ValueError: if it is not a TFLite file, there are no such kernels, or one that it needs is
+            not among them.
     """
 
     def __init__(
-        self, file: str | os.PathLike[str] | bytes, xnnpack: bool = True, threads: int = 1
+        self,
+        file: str | os.PathLike[str] | bytes,
+        kernels: Kernels = "xnnpack",
+        threads: int = 1,
     ) -> None:
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, KERNELS))}.")
         contents = file if isinstance(file, bytes) else Path(file).read_bytes()
         if contents[4:8] != b"TFL3":
             name = "The given bytes are" if isinstance(file, bytes) else f"{file} is"
@@ -51,16 +68,20 @@ class TFLiteModel:
                 self.interpreter = module.Interpreter(
                     model_content=contents,
                     num_threads=threads,
-                    experimental_op_resolver_type=resolver.AUTO
-                    if xnnpack
-                    else resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+                    experimental_op_resolver_type=getattr(resolver, KERNELS[kernels]),
                 )
             except (ValueError, RuntimeError) as error:
+                if "builtin opcode" in str(error):
+                    raise ValueError(
+                        f"The {kernels} kernels of {module.__name__} lack one for this file: "
+                        f"{str(error).splitlines()[0]}"
+                    ) from error
                 raise ValueError(
                     f"The TFLite file is damaged or cut short ({error}). Export it again."
                 ) from error
         self.interpreter.allocate_tensors()
         self.size = len(contents)
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
@@ -103,23 +124,28 @@ class TFLiteModel:
             batch: how many examples are run at a time.
         """
         count = len(next(iter(inputs.values())))
-        details, outputs = self.inputs, self.outputs
-        shapes: dict[str, tuple[int, ...]] = {}
-        results: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
-        for start in range(0, count, batch):
-            chunk = {name: each[start : start + batch] for name, each in inputs.items()}
-            for name, values in chunk.items():
-                index = details[name]["index"]
-                if shapes.get(name) != values.shape:
-                    self.interpreter.resize_tensor_input(index, values.shape)
-                    shapes[name] = values.shape
-            self.interpreter.allocate_tensors()
-            for name, values in chunk.items():
-                self.interpreter.set_tensor(details[name]["index"], to_codes(values, details[name]))
-            self.interpreter.invoke()
-            for name, detail in outputs.items():
-                results[name].append(self.interpreter.get_tensor(detail["index"]).copy())
-        return {name: np.concatenate(result) for name, result in results.items()}
+        results = [
+            self.run_once({name: each[start : start + batch] for name, each in inputs.items()})
+            for start in range(0, count, batch)
+        ]
+        return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
+
+    def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """As `run`, with all of the inputs at a time; the sizes of their axes are free."""
+        details = self.inputs
+        for name, values in inputs.items():
+            index = details[name]["index"]
+            if self._shapes.get(name) != values.shape:
+                self.interpreter.resize_tensor_input(index, values.shape)
+                self._shapes[name] = values.shape
+        self.interpreter.allocate_tensors()
+        for name, values in inputs.items():
+            self.interpreter.set_tensor(details[name]["index"], to_codes(values, details[name]))
+        self.interpreter.invoke()
+        return {
+            name: self.interpreter.get_tensor(detail["index"]).copy()
+            for name, detail in self.outputs.items()
+        }
 
 
 def to_codes(values: np.ndarray, detail: dict[str, Any]) -> np.ndarray:

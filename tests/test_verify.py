@@ -64,7 +64,7 @@ def test_takes_a_path_and_both_kinds_of_kernels(exported, tmp_path):
     fast = keras_qat.verify(exported.model, path, exported.x, batch_size=7)
     assert fast == keras_qat.verify(exported.model, exported.tflite, exported.x)
     # The reference kernels round by other rules; a dense layer adds up what its inputs differ by.
-    reference = keras_qat.verify(exported.model, path, exported.x, xnnpack=False)
+    reference = keras_qat.verify(exported.model, path, exported.x, kernels="optimized")
     assert reference.max_difference <= 1
     assert reference.outputs[0].argmax_agreement >= 0.95
 

@@ -18,6 +18,7 @@ from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.export.barrier import barrier
+from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
@@ -50,12 +51,12 @@ def inference_module(
     writer = _Writer(graph, for_tflite)
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        with tf.name_scope("keras_qat"):
+        with tf.name_scope(SCOPE):
             start = [
                 writer.quantize_input(value, tensor, input_range)
                 for value, tensor in zip(values, inputs, strict=True)
             ]
-            outputs = graph_lib.evaluate(graph, start, writer.apply)
+            outputs = graph_lib.evaluate(graph, start, writer.apply_in_scope)
         return dict(zip(model.output_names, tf.nest.flatten(outputs), strict=True))
 
     module = tf.Module()
@@ -102,6 +103,11 @@ class _Writer:
                 f"most 7 bits for a file that computes what was trained.",
                 stacklevel=5,
             )
+
+    def apply_in_scope(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The outputs of a call, computed by operations that are named after it."""
+        with tf.name_scope(scope_of(call)):
+            return self.apply(call, args, kwargs)
 
     def apply(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """The outputs of a call, with the mask that Keras would give them."""
@@ -168,7 +174,8 @@ class _Writer:
         """An input of the model, quantized to `limits` if nothing in the model does it."""
         if limits is None or value in self.quantized_next or not value.is_float:
             return x
-        return self.quantize(value, x, Levels(*limits))
+        with tf.name_scope(as_scope(value.name)):
+            return self.quantize(value, x, Levels(*limits))
 
     def with_implied_range(self, call: Call, x: Any) -> Any:
         """A tensor that has no quantizer, with the range that follows from its inputs.

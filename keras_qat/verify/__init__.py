@@ -1,0 +1,64 @@
+"""Verification: does the exported file compute what training simulated?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_qat.interpreter import Kernels, TFLiteModel
+from keras_qat.schedule import is_quantized
+from keras_qat.verify.layers import compare_layers
+from keras_qat.verify.outputs import check_match, compare_outputs
+from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
+
+__all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "verify"]
+
+
+def verify(
+    model: Any,
+    tflite: str | os.PathLike[str] | bytes,
+    x: Any,
+    *,
+    per_layer: bool = False,
+    kernels: Kernels = "xnnpack",
+    batch_size: int = 32,
+) -> Report:
+    """Runs the quantization-aware model and its TFLite file on `x` and compares them.
+
+    Args:
+        model: the model the file was exported from.
+        tflite: path or contents of the file.
+        x: inputs, as `model.predict` takes them: an array, or a list or dict of arrays.
+        per_layer: whether to compare every tensor that both sides have, in a free run and with
+            each layer fed what the model computed before it, so that the layer that differs is
+            named. Holds the tensors of one batch in memory.
+        kernels: which kernels compute the file: "xnnpack" (as on phones), "optimized" (TFLite's
+            own) or "reference" (those of microcontrollers).
+        batch_size: how many examples to run at a time.
+
+    Returns:
+        A report that prints as a table, and draws itself with `plot`.
+
+    Raises:
+        ValueError: if the model is not quantized, or the file is not one of this model.
+
+    Example:
+        >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
+    """
+    if not is_quantized(model):
+        raise ValueError(f"'{model.name}' is not quantization-aware: verify what was exported.")
+    file = TFLiteModel(tflite, kernels)
+    inputs = {
+        name: np.asarray(each)
+        for name, each in zip(model.input_names, model._flatten_to_reference_inputs(x), strict=True)
+    }
+    check_match(file, model)
+    examples = len(next(iter(inputs.values())))
+    outputs = tuple(compare_outputs(model, file, x, inputs, batch_size))
+    if not per_layer:
+        return Report(examples, kernels, outputs)
+    contents = tflite if isinstance(tflite, bytes) else Path(tflite).read_bytes()
+    return compare_layers(model, contents, inputs, kernels, batch_size, outputs)

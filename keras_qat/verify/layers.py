@@ -1,0 +1,198 @@
+"""Layer by layer: every tensor that the model and its file both have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat import graph as graph_lib
+from keras_qat.flatbuffer import FileGraph
+from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
+from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
+from keras_qat.verify.tensors import Pair, float_operations, pair
+
+__all__ = ["compare_layers"]
+
+
+def compare_layers(
+    model: Any,
+    contents: bytes,
+    inputs: dict[str, np.ndarray],
+    kernels: Kernels,
+    batch_size: int,
+    outputs: tuple[OutputReport, ...],
+) -> Report:
+    """Runs model and file batch by batch and compares their tensors; only counts are kept.
+
+    The file is run twice: as it is, with every tensor an output, and cut into pieces, each fed
+    the codes that the model computed.
+
+    Raises:
+        ValueError: if the file does not name its layers, or has layers that the model has not.
+    """
+    graph, file = graph_lib.read(model), FileGraph(contents)
+    found = pair(graph, file, model.output_names)
+    indices = [each.tensor.index for each in found.pairs]
+    whole = TFLiteModel(file.with_outputs(indices), kernels)
+    pieces = TFLiteModel(file.in_pieces(indices), kernels)
+    simulate = _evaluator(graph, [each.value for each in found.pairs])
+    sums = [_Sums(each) for each in found.pairs]
+    examples = len(next(iter(inputs.values())))
+    for start in range(0, examples, batch_size):
+        batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
+        simulated, exact = simulate(*(tf.convert_to_tensor(each) for each in batch.values()))
+        # The file's inputs by index, as the caller gives them: codes of real numbers.
+        given = {
+            str(tensor.index): to_codes(batch[name], _detail(tensor))
+            for name, tensor in file.inputs.items()
+        }
+        expected = {
+            str(each.tensor.index): each.tensor.codes(values.numpy())
+            for each, values in zip(found.pairs, simulated, strict=True)
+        }
+        run = given | whole.run_once(given)
+        known = {name: (given | expected)[name] for name in pieces.inputs}
+        fed = pieces.run_once(
+            {name: codes.reshape(_shape(file, name, codes)) for name, codes in known.items()}
+        )
+        for each, values in zip(sums, exact, strict=True):
+            name = str(each.pair.tensor.index)
+            each.add(expected[name], fed.get(name), run[name], values.numpy())
+    return Report(
+        examples,
+        kernels,
+        outputs,
+        tuple(each.report(file, set(indices)) for each in sums),
+        found.merged,
+        float_operations(graph, file),
+    )
+
+
+def _evaluator(graph: Graph, wanted: list[Value]) -> Any:
+    """A function from inputs to the wanted tensors: of the simulation, and in float."""
+
+    def tensors(inputs: tuple[Any, ...], compute: Callable[..., Any]) -> list[Any]:
+        found = dict(zip(values_in(graph.inputs), inputs, strict=True))
+
+        def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+            outputs = compute(call.layer, args, kwargs)
+            found.update(zip(values_in(call.outputs), tf.nest.flatten(outputs), strict=True))
+            return outputs
+
+        graph_lib.evaluate(graph, list(inputs), apply)
+        return [found[value] for value in wanted]
+
+    return tf.function(
+        lambda *inputs: (tensors(inputs, _simulated), tensors(inputs, _in_float)), autograph=False
+    )
+
+
+def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The layer as the model computes it at inference."""
+    return layer(*args, **kwargs)
+
+
+def _in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The layer without any quantization: the float layers inside a wrapper."""
+    if isinstance(layer, Quantize):
+        return args[0]
+    if not isinstance(layer, QuantizeWrapper):
+        return layer(*args, **kwargs)
+    (x,) = args
+    for inner in layer.sublayers:
+        x = inner(x)
+    return x
+
+
+def _shape(file: FileGraph, name: str, codes: np.ndarray) -> tuple[int, ...]:
+    """The shape that a tensor of the file has for given codes."""
+    shape = file.tensors[int(name)].shape
+    if shape.count(-1) <= 1:
+        return shape
+    here = iter(size for size in codes.shape[1:] if size != 1)
+    return (codes.shape[0], *(1 if size == 1 else next(here) for size in shape[1:]))
+
+
+def _detail(tensor: Any) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "quantization": (tensor.scale, tensor.zero_point)}
+
+
+@dataclasses.dataclass
+class _Difference:
+    """Sums over the differences of one tensor's codes."""
+
+    count: int = 0
+    same: int = 0
+    total: float = 0.0
+    largest: int = 0
+
+    def add(self, expected: np.ndarray, codes: np.ndarray) -> None:
+        differences = np.abs(codes.astype(np.int32).ravel() - expected.astype(np.int32).ravel())
+        self.count += differences.size
+        self.same += int(np.count_nonzero(differences == 0))
+        self.total += float(differences.sum())
+        self.largest = max(self.largest, int(differences.max(initial=0)))
+
+    def agreement(self) -> Agreement | None:
+        if not self.count:
+            return None
+        return Agreement(self.same / self.count, float(self.largest), self.total / self.count)
+
+
+class _Sums:
+    """What is counted for one tensor."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.fed, self.run = _Difference(), _Difference()
+        self.lowest = self.highest = 0
+        self.signal = self.noise = 0.0
+        limits = np.iinfo(pair.tensor.dtype)
+        bits = pair.levels.bits if pair.levels is not None else limits.bits
+        self.ends = int(limits.min), int(limits.min) + 2**bits - 1
+
+    def add(
+        self, expected: np.ndarray, fed: np.ndarray | None, run: np.ndarray, exact: np.ndarray
+    ) -> None:
+        """Takes in a batch: the model's codes, the file's fed and in a free run, the floats."""
+        if fed is not None:
+            self.fed.add(expected, fed)
+        self.run.add(expected, run)
+        lowest, highest = self.ends
+        self.lowest += int(np.count_nonzero(run <= lowest))
+        self.highest += int(np.count_nonzero(run >= highest))
+        exact = exact.astype(np.float64).ravel()
+        self.signal += float(np.sum(exact**2))
+        self.noise += float(np.sum((self.pair.tensor.values(run).ravel() - exact) ** 2))
+
+    def report(self, file: FileGraph, known: set[int]) -> TensorReport:
+        """The sums as shares and means."""
+        pair, count = self.pair, self.run.count
+        operations = file.piece(pair.tensor.index, known | {i.index for i in file.inputs.values()})
+        run = self.run.agreement()
+        assert run is not None
+        sqnr = None
+        if self.signal and self.noise:
+            sqnr = float(10 * np.log10(self.signal / self.noise))
+        return TensorReport(
+            name=pair.name,
+            layers=pair.layers,
+            kernels=tuple(each.kernel for each in operations),
+            fed=self.fed.agreement(),
+            run=run,
+            scale=None if pair.levels is None else pair.levels.scale,
+            zero_point=None if pair.levels is None else pair.levels.zero_point,
+            file_scale=pair.tensor.scale,
+            file_zero_point=pair.tensor.zero_point,
+            scale_ulps=pair.scale_ulps,
+            same_range=pair.has_same_range,
+            at_lowest=self.lowest / count,
+            at_highest=self.highest / count,
+            sqnr=sqnr,
+        )

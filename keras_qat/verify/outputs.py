@@ -1,0 +1,89 @@
+"""The outputs of a file against those of the model: the end-to-end comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat import graph as graph_lib
+from keras_qat.graph import Graph, values_in
+from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.verify.report import OutputReport
+from keras_qat.verify.tensors import levels_of
+
+__all__ = ["check_match", "compare_outputs"]
+
+
+def compare_outputs(
+    model: Any, file: TFLiteModel, x: Any, inputs: dict[str, np.ndarray], batch_size: int
+) -> list[OutputReport]:
+    """Runs both on all examples; one report for each output."""
+    codes = file.run(inputs, batch_size)
+    expected = tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=0))
+    return [
+        _compare(name, values, codes[name], file.outputs[name], step)
+        for name, values, step in zip(
+            model.output_names, expected, _steps(graph_lib.read(model)), strict=True
+        )
+    ]
+
+
+def _steps(graph: Graph) -> list[float | None]:
+    """The step (LSB) of each output, None for one that is not quantized."""
+    levels = levels_of(graph)
+    found = [levels.get(value) for value in values_in(graph.outputs)]
+    return [None if each is None else each.scale for each in found]
+
+
+def check_match(file: TFLiteModel, model: Any) -> None:
+    """Raises a `ValueError` if the file's inputs or outputs are not those of the model."""
+    ends = {
+        "inputs": (file.inputs, model.input_names, model.inputs),
+        "outputs": (file.outputs, model.output_names, model.outputs),
+    }
+    for end, (details, names, tensors) in ends.items():
+        there = {
+            name: tuple(int(size) for size in each["shape_signature"][1:])
+            for name, each in details.items()
+        }
+        here = {
+            name: tuple(-1 if size is None else size for size in tensor.shape[1:])
+            for name, tensor in zip(names, tensors, strict=True)
+        }
+        same = there.keys() == here.keys() and all(
+            len(there[name]) == len(here[name])
+            and all(a == b or -1 in (a, b) for a, b in zip(there[name], here[name], strict=True))
+            for name in here
+        )
+        if not same:
+            raise ValueError(
+                f"The TFLite file belongs to another model: its {end} are {there}, the model's "
+                f"are {here}. Verify the model that the file was exported from."
+            )
+
+
+def _compare(
+    name: str,
+    expected: np.ndarray,
+    codes: np.ndarray,
+    detail: dict[str, Any],
+    step: float | None,
+) -> OutputReport:
+    if step is None and np.dtype(detail["dtype"]).kind in "iu":
+        step = float(detail["quantization"][0]) or None
+    if step is None:
+        step = float(np.ptp(expected)) / 255 or 1.0
+        differences = np.abs(to_values(codes, detail) - expected) / step
+        identical = float(np.mean(differences < 1e-3))
+    else:
+        # Both sides lie on whole steps: the differences are whole numbers, up to float rounding.
+        differences = np.abs(np.round((to_values(codes, detail) - expected) / step))
+        identical = float(np.mean(differences == 0))
+    agreement = None
+    if expected.ndim > 1 and expected.shape[-1] > 1:
+        agreement = float(np.mean(np.argmax(codes, -1) == np.argmax(expected, -1)))
+    return OutputReport(
+        name, identical, float(differences.max()), float(differences.mean()), agreement
+    )
