@@ -69,13 +69,22 @@ def convolve(kernels: str, layer: Any, x: Codes, weights: Weights, output: Grid)
 
 
 def _sums(layer: Any, steps: np.ndarray, bare: Folded) -> np.ndarray:
-    """Sums of products of whole numbers, computed in floating point where it is exact."""
-    largest = float(np.abs(steps).max(initial=0)) * np.abs(bare.kernel).sum(
-        axis=tuple(range(bare.kernel.ndim - 1))
-    ).max(initial=0)
-    dtype = np.float32 if largest < 2**24 else np.float64
+    """Sums of products of whole numbers, by the layer itself.
+
+    Float32 adds whole numbers exactly below 2^24. Where sums can be larger, the kernel is taken
+    apart: into multiples of 2, 4 or 16, and the rest.
+    """
+    kernel = bare.kernel
     if not bare.name:  # An affine layer.
-        return (steps * bare.kernel.reshape(-1)).astype(np.int64)
-    bias = None if bare.bias is None else bare.bias.astype(dtype)
-    bare = dataclasses.replace(bare, kernel=bare.kernel.astype(dtype), bias=bias)
-    return as_keras(layer, tf.constant(steps.astype(dtype)), bare).numpy().astype(np.int64)
+        return (steps * kernel.reshape(-1)).astype(np.int64)
+    axes = tuple(range(kernel.ndim - 1))
+    largest = np.abs(steps).max(initial=0) * np.abs(kernel).sum(axes).max(initial=0)
+    bits = int(np.abs(kernel).max(initial=0)).bit_length()
+    if largest < 2**24 or bits < 2:
+        bare = dataclasses.replace(bare, kernel=kernel.astype(np.float32))
+        return as_keras(layer, tf.constant(steps, tf.float32), bare).numpy().astype(np.int64)
+    base = 2 ** ((bits + 1) // 2)
+    high = np.rint(kernel / base)
+    parts = (dataclasses.replace(bare, kernel=part) for part in (high, kernel - base * high))
+    upper, lower = (_sums(layer, steps, part) for part in parts)
+    return base * upper + lower

@@ -37,11 +37,16 @@ class Walk:
 
     def __init__(self, graph: Graph, kernels: str) -> None:
         self.kernels = kernels
-        self.weights: dict[Any, folded.Folded | Weights] = {}
-        for layer in graph.call_counts():
-            if isinstance(layer, QuantizeWrapper):
-                found = folded.fold(layer)
-                self.weights[layer] = found if found.limits is None else Weights.of(found)
+        self.folded = {
+            layer: folded.fold(layer)
+            for layer in graph.call_counts()
+            if isinstance(layer, QuantizeWrapper)
+        }
+        self.weights = {
+            layer: Weights.of(each)
+            for layer, each in self.folded.items()
+            if each.limits is not None
+        }
         self.rounded = {call.inputs[0] for call in graph.calls if isinstance(call.layer, Quantize)}
         """Values that a quantizer rounds, itself or behind a ReLU."""
         for call in reversed(graph.calls):
@@ -99,12 +104,12 @@ class Walk:
 
     def wrapper(self, call: Call, x: Any) -> Any:
         """A layer with a kernel, and the activation that is merged into it."""
-        wrapper, weights = call.layer, self.weights[call.layer]
+        wrapper, weights = call.layer, self.weights.get(call.layer)
         layer = wrapper.layer
-        if isinstance(weights, Weights) and isinstance(layer, _layers.Embedding):
+        if weights is not None and isinstance(layer, _layers.Embedding):
             return weights.entries(np.asarray(x))
         is_rounded = wrapper.output_quantizer is not None or call.output in self.rounded
-        if not (isinstance(weights, Weights) and isinstance(x, Codes) and is_rounded):
+        if weights is None or not isinstance(x, Codes) or not is_rounded:
             return self.in_float(call, (x,), {})
         kernels = self.kernels
         if type(layer) in TRANSPOSED and call.inputs[0].shape[0] is None:
@@ -140,10 +145,8 @@ class Walk:
         )
         layer = call.layer
         if isinstance(layer, QuantizeWrapper):
-            weights = self.weights[layer]
             activation = layer.activation or tf.identity
-            assert isinstance(weights, folded.Folded)
-            return spelling.as_keras(layer.layer, args[0], weights, activation)
+            return spelling.as_keras(layer.layer, args[0], self.folded[layer], activation)
         if "training" in kwargs:
             kwargs = {**kwargs, "training": False}
         return layer(*args, **kwargs)
