@@ -6,11 +6,13 @@ from keras_qat.export import export_saved_model, export_tflite
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.rules import register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization
+from keras_qat.simulate import Simulation, simulate
 from keras_qat.verify import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Simulation",
     "callbacks",
     "export_saved_model",
     "export_tflite",
@@ -23,6 +25,7 @@ __all__ = [
     "recipes",
     "register_rule",
     "set_quantization",
+    "simulate",
     "specs",
     "verify",
 ]

@@ -96,6 +96,8 @@ def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
 
 
 def _is_number(leaf: Any) -> bool:
+    if tf.is_tensor(leaf):  # As in 3.0 + x.
+        return leaf.shape.rank == 0 and leaf.dtype.is_floating
     return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
 
 

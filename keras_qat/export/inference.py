@@ -183,21 +183,15 @@ class _Writer:
         `recipes.contrib` leaves pooling, concatenation and softmax without quantizers, like the
         original; its converter filled in the same ranges.
         """
-        kind = kind_of(call)
         known = [self.levels[value] for value in call.inputs if value in self.levels]
-        if kind is None or len(known) < len(call.inputs) or call.inputs == []:
+        implied = implied_levels(call, known) if len(known) == len(call.inputs) else None
+        if implied is None:
             return x
-        if kind in ("move", "linear"):
-            self.levels[call.output] = known[0]
-            if not is_known(call.layer):  # The converter may not see that the range stays.
-                return known[0].round(x)
-        elif call.output in self.quantized_next:
-            pass
-        elif kind in FIXED_RANGES:
-            return self.quantize(call.output, x, Levels(*FIXED_RANGES[kind]))
-        elif kind in ("average_pooling", "mean", "concatenate"):
-            return self.quantize(call.output, x, Levels.around(known))
-        return x
+        if kind_of(call) in ("move", "linear"):
+            self.levels[call.output] = implied
+            # The converter may not see that a custom layer's range stays.
+            return x if is_known(call.layer) else implied.round(x)
+        return x if call.output in self.quantized_next else self.quantize(call.output, x, implied)
 
     def in_one_range(self, call: Call, args: Any) -> Any:
         """The tensors of a concatenation, in a range that holds them all.
@@ -219,6 +213,20 @@ class _Writer:
 
         clipped = [clip(x, each) for x, each in zip(tf.nest.flatten(args), known, strict=True)]
         return tf.nest.pack_sequence_as(args, clipped)
+
+
+def implied_levels(call: Call, known: list[Levels]) -> Levels | None:
+    """The levels of a call's output that follow from those of all of its inputs."""
+    kind = kind_of(call)
+    if kind is None or not known:
+        return None
+    if kind in ("move", "linear"):
+        return known[0]
+    if kind in FIXED_RANGES:
+        return Levels(*FIXED_RANGES[kind])
+    if kind in ("average_pooling", "mean", "concatenate"):
+        return Levels.around(known)
+    return None
 
 
 def activate(activation: Any, x: Any, quantized: bool) -> Any:

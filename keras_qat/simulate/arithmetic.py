@@ -1,0 +1,73 @@
+"""How integer kernels multiply by a real number: TFLite's way and XNNPACK's.
+
+TFLite's kernels (and those for microcontrollers) hold the number as a 31-bit integer and a shift,
+and round twice. XNNPACK multiplies in float32 and rounds once, halves to the even neighbour;
+where speed asks for it, with small integer multipliers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["divide_by_power_of_two", "fixed_point", "multiply", "requantize"]
+
+
+def fixed_point(number: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A positive real number as a multiplier of 31 bits and a power of two.
+
+    Args:
+        number: float64, a scalar or an array.
+
+    Returns:
+        `multiplier` (int64, 2^30 to 2^31 - 1) and `exponent`, with
+        number = multiplier / 2^31 * 2^exponent, up to rounding.
+    """
+    fraction, exponent = np.frexp(np.asarray(number, np.float64))
+    multiplier = np.floor(fraction * 2.0**31 + 0.5).astype(np.int64)
+    carried = multiplier == 2**31
+    multiplier = np.where(carried, multiplier // 2, multiplier)
+    exponent = exponent + carried
+    lost = exponent < -31
+    return np.where(lost, 0, multiplier), np.where(lost, 0, exponent)
+
+
+def multiply(x: Any, multiplier: Any, exponent: Any) -> np.ndarray:
+    """Whole numbers times a `fixed_point` number, rounded as TFLite's kernels do."""
+    shifted = np.asarray(x, np.int64) << np.maximum(exponent, 0)
+    product = high_product(shifted, multiplier)
+    return divide_by_power_of_two(product, np.maximum(-np.asarray(exponent), 0))
+
+
+def high_product(a: Any, b: Any, bits: int = 32) -> np.ndarray:
+    """Twice the upper half of a product of two `bits`-wide integers, rounded to nearest."""
+    return (np.asarray(a, np.int64) * b + (1 << (bits - 2))) >> (bits - 1)
+
+
+def divide_by_power_of_two(x: np.ndarray, exponent: Any) -> np.ndarray:
+    """x / 2^exponent, rounded to nearest, halves away from zero."""
+    half = (1 << np.asarray(exponent, np.int64)) >> 1
+    return (x + half - ((x < 0) & (half > 0))) >> exponent
+
+
+def requantize(kernels: str, sums: np.ndarray, *scales: Any) -> np.ndarray:
+    """Sums of products in steps of the output.
+
+    Args:
+        kernels: the family of kernels.
+        sums: int32.
+        scales: those of the two factors, or that of the one input, then that of the output;
+            float32, scalars or one for each entry of the last axis.
+
+    Returns:
+        Whole numbers, the zero point not yet added.
+    """
+    *inputs, output = scales
+    if kernels == "xnnpack":
+        ratio = np.float32(1)
+        for scale in inputs:
+            ratio = np.multiply(ratio, scale, dtype=np.float32)
+        return np.rint(sums.astype(np.float32) * (ratio / np.float32(output))).astype(np.int64)
+    number = np.prod(np.broadcast_arrays(*map(np.float64, inputs)), axis=0)
+    return multiply(sums, *fixed_point(number / np.float64(output)))

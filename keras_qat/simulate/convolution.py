@@ -1,0 +1,90 @@
+"""Convolutions and matrix products: a sum of products of integers, a bias, one multiplication."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.backend import keras
+from keras_qat.export.folded import INT8_MAX, Folded
+from keras_qat.export.spelling import as_keras
+from keras_qat.simulate.arithmetic import requantize
+from keras_qat.simulate.codes import Codes, Grid, round_away
+
+__all__ = ["Weights", "convolve"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A layer's kernel and bias as the file holds them.
+
+    Args:
+        folded: the kernel with its codes (-127 to 127, in float64) in place of its values, and
+            zeros for a bias.
+        scales: float64, one for each output channel, or a single one.
+        bias: the bias in real numbers, or None.
+    """
+
+    folded: Folded
+    scales: np.ndarray
+    bias: np.ndarray | None
+
+    @classmethod
+    def of(cls, folded: Folded) -> Weights:
+        """The weights of a folded layer with a quantized kernel."""
+        assert folded.limits is not None
+        # The converter reads the limits as float32 and divides in double precision.
+        scales = folded.limits.astype(np.float64) / INT8_MAX
+        codes = np.rint(folded.kernel / scales)
+        zeros = None if folded.bias is None else np.zeros_like(folded.bias)
+        bare = dataclasses.replace(folded, kernel=codes, bias=zeros)
+        return cls(bare, scales.reshape(-1), folded.bias)
+
+    def entries(self, indices: np.ndarray) -> Codes:
+        """Rows of an embedding's table, which hold its own steps."""
+        (scale,) = self.scales.astype(np.float32)
+        return Codes(self.folded.kernel[indices.astype(np.int64)].astype(np.int8), Grid(scale, 0))
+
+    def bias_codes(self, input_scale: Any) -> np.ndarray | int:
+        """The bias in steps of input scale times weight scale."""
+        if self.bias is None:
+            return 0
+        scales = self.scales.reshape(self.bias.shape) if self.scales.size > 1 else self.scales
+        steps = self.bias.astype(np.float64) / (np.float64(input_scale) * scales)
+        return round_away(steps).astype(np.int64)
+
+
+def convolve(kernels: str, layer: Any, x: Codes, weights: Weights, output: Grid) -> np.ndarray:
+    """What a layer with a kernel computes, in codes of `output` that are not yet clipped."""
+    sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.scale)
+    scales = weights.scales.astype(np.float32)
+    if kernels == "reference" and isinstance(layer, keras.layers.EinsumDense):
+        # A FULLY_CONNECTED: the one kernel that multiplies in double precision.
+        ratio = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
+        return round_away(sums * ratio).astype(np.int64) + output.zero_point
+    return requantize(kernels, sums, x.scale, scales, output.scale) + output.zero_point
+
+
+def _sums(layer: Any, steps: np.ndarray, bare: Folded) -> np.ndarray:
+    """Sums of products of whole numbers, by the layer itself.
+
+    Float32 adds whole numbers exactly below 2^24. Where sums can be larger, the kernel is taken
+    apart: into multiples of 2, 4 or 16, and the rest.
+    """
+    kernel = bare.kernel
+    if not bare.name:  # An affine layer.
+        return (steps * kernel.reshape(-1)).astype(np.int64)
+    axes = tuple(range(kernel.ndim - 1))
+    largest = np.abs(steps).max(initial=0) * np.abs(kernel).sum(axes).max(initial=0)
+    bits = int(np.abs(kernel).max(initial=0)).bit_length()
+    if largest < 2**24 or bits < 2:
+        bare = dataclasses.replace(bare, kernel=kernel.astype(np.float32))
+        return as_keras(layer, tf.constant(steps, tf.float32), bare).numpy().astype(np.int64)
+    base = 2 ** ((bits + 1) // 2)
+    high = np.rint(kernel / base)
+    parts = (dataclasses.replace(bare, kernel=part) for part in (high, kernel - base * high))
+    upper, lower = (_sums(layer, steps, part) for part in parts)
+    return base * upper + lower

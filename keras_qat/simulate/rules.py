@@ -1,0 +1,227 @@
+"""What each kind of layer without a kernel computes in codes: a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.backend import keras
+from keras_qat.graph import Call, is_operation
+from keras_qat.simulate import elementwise, pooling
+from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
+from keras_qat.simulate.softmax import softmax
+
+__all__ = ["RULES", "Pending", "limit_of"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pending:
+    """The result of a kernel whose output's grid is not known yet.
+
+    Args:
+        compute: codes of a grid, not yet clipped.
+        low, high: real numbers that the kernel clips at: a ReLU that is merged into it.
+    """
+
+    compute: Callable[[Grid], np.ndarray]
+    low: float = -np.inf
+    high: float = np.inf
+
+    def clipped(self, low: float, high: float) -> Pending:
+        """With an activation merged into the kernel."""
+        return Pending(self.compute, max(self.low, low), min(self.high, high))
+
+    def on(self, grid: Grid) -> Codes:
+        """The codes."""
+        low, high = grid.code_of(self.low), min(grid.code_of(self.high), grid.highest)
+        return Codes(np.clip(self.compute(grid), low, high).astype(np.int8), grid)
+
+
+def limit_of(activation: Any) -> float:
+    """Where a ReLU in front of a quantizer clips: at 6 if it is a ReLU6, else nowhere.
+
+    With another maximum it is an ordinary ReLU in the file, as its quantizer clips there too.
+    """
+    is_relu6 = (
+        getattr(activation, "max_value", None) == 6
+        or getattr(activation, "activation", None) is tf.nn.relu6
+        or str(getattr(activation, "symbol", "")) == "nn.relu6"
+    )
+    return 6.0 if is_relu6 else np.inf
+
+
+Rule = Callable[[str, Call, Any, dict[str, Any]], Any]
+"""From the family of kernels, a call, and its arguments with `Codes` to `Codes` or `Pending`."""
+
+
+def _operands(args: Any, kwargs: dict[str, Any]) -> list[Codes]:
+    """The tensors among a call's arguments, numbers as constants in codes."""
+    leaves = tf.nest.flatten((args, kwargs))
+    return [
+        each if isinstance(each, Codes) else _constant(np.asarray(each, np.float32))
+        for each in leaves
+        if each is not None and not isinstance(each, (str, bool))
+    ]
+
+
+def _constant(values: np.ndarray) -> Codes:
+    """A constant as the converter quantizes it: 256 steps over its values and zero."""
+    low, high = (float(f(values, initial=0.0)) for f in (np.min, np.max))
+    scale = (high - low) / 255 or 1.0
+    zero_point = LOW + int(np.rint(-low / scale))
+    codes = np.clip(round_away(values / scale) + zero_point, LOW, HIGH)
+    return Codes(codes.astype(np.int8), Grid(np.float32(scale), zero_point))
+
+
+def _of_two(kernel: Callable[..., np.ndarray], **options: Any) -> Rule:
+    """A kernel of two tensors."""
+
+    def rule(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+        a, b = _operands(args, kwargs)
+        return Pending(lambda output: kernel(kernels, a, b, output, **options))
+
+    return rule
+
+
+def _of_one(kernel: Callable[..., np.ndarray], **options: Any) -> Rule:
+    """A kernel of one tensor."""
+
+    def rule(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+        x = tf.nest.flatten((args, kwargs))[0]
+        return Pending(lambda output: kernel(kernels, x, output, **options))
+
+    return rule
+
+
+def _clip(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    """A ReLU, in an operation of its own or merged into the pooling before it."""
+    x = tf.nest.flatten((args, kwargs))[0]
+    limit = limit_of(call.layer)
+    if isinstance(x, Pending):
+        return x.clipped(0.0, limit)
+    return Pending(lambda output: elementwise.relu(kernels, x, output), 0.0, limit)
+
+
+def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+    """A layer that only moves or selects values: it does so with the steps.
+
+    Padding adds zeros, which are steps like any other.
+    """
+    leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
+    grid = leaves[0].grid
+    steps = _compute(call, args, kwargs, lambda x: x.steps)
+    return Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid)
+
+
+def _average(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+    grid = tf.nest.flatten((args, kwargs))[0].grid
+    averages = _compute(call, args, kwargs, lambda x: x.codes)
+    return Codes(pooling.average(averages).astype(np.int8), grid)
+
+
+def _mean(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    x = tf.nest.flatten((args, kwargs))[0]
+    means = _compute(call, args, kwargs, lambda x: x.codes)
+    return Pending(lambda output: pooling.mean(kernels, x, means, output))
+
+
+def _compute(
+    call: Call, args: Any, kwargs: dict[str, Any], numbers: Callable[[Codes], np.ndarray]
+) -> np.ndarray:
+    """The layer itself on whole numbers, in float64: exact, or nearly so if it divides."""
+    args, kwargs = tf.nest.map_structure(
+        lambda leaf: tf.constant(numbers(leaf), tf.float64) if isinstance(leaf, Codes) else leaf,
+        (args, kwargs),
+    )
+    layer = call.layer
+    if not is_operation(layer) and layer._call_spec.expects_training_arg:
+        kwargs = {**kwargs, "training": False}
+    return np.asarray(layer.call(*args, **kwargs))
+
+
+def _leaky_relu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    x = tf.nest.flatten((args, kwargs))[0]
+    layer = call.layer
+    if is_operation(layer):
+        slope = kwargs.get("alpha", args[1] if len(args) > 1 else 0.2)
+    elif hasattr(layer, "negative_slope"):
+        slope = layer.negative_slope
+    else:
+        slope = layer.alpha if hasattr(layer, "alpha") else 0.2  # tf.nn.leaky_relu's own.
+    slope = float(slope)
+    return Pending(lambda output: elementwise.leaky_relu(kernels, x, output, slope))
+
+
+def _prelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    x = args[0]
+    values = call.layer.alpha.numpy()
+    scale = np.abs(values).max().astype(np.float64) / HIGH or 1.0
+    alpha = Codes(round_away(values / scale).astype(np.int8), Grid(np.float32(scale), 0))
+    return Pending(lambda output: elementwise.prelu(kernels, x, alpha, output))
+
+
+def _gelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    approximate = kwargs.get("approximate", args[1] if len(args) > 1 else False)
+    function = elementwise.gelu_approximate if approximate else elementwise.gelu
+    return _of_one(elementwise.table, function=function)("reference", call, args, kwargs)
+
+
+def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+    x = args[0]
+    if isinstance(call.layer, keras.layers.Resizing):
+        sizes = call.layer.height, call.layer.width
+    else:
+        sizes = tuple(s * f for s, f in zip(x.codes.shape[1:3], call.layer.size, strict=True))
+    return Codes(pooling.resize(kernels, x, *sizes).astype(np.int8), x.grid)
+
+
+def _concatenate(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """TFLite joins tensors on one grid; those on another are converted first."""
+    leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
+    if len({each.grid for each in leaves}) == 1:
+        return _move(kernels, call, args, kwargs)
+
+    def convert(x: Codes, grid: Grid) -> Codes:
+        if x.grid == grid:
+            return x
+        # The exported function clips what has no negative values at 0, which becomes a RELU.
+        positive = x.zero_point == LOW and any(each.zero_point > LOW for each in leaves)
+        kernel = elementwise.relu if positive else elementwise.convert
+        return Pending(lambda output: kernel(kernels, x, output)).on(grid)
+
+    def compute(grid: Grid) -> np.ndarray:
+        converted = tf.nest.map_structure(
+            lambda leaf: convert(leaf, grid) if isinstance(leaf, Codes) else leaf, (args, kwargs)
+        )
+        return _move(kernels, call, *converted).codes
+
+    return Pending(compute)
+
+
+RULES: dict[str, Rule] = {
+    "move": _move,
+    "linear": _move,
+    "maximum": _move,
+    "concatenate": _concatenate,
+    "average_pooling": _average,
+    "mean": _mean,
+    "resize": _resize,
+    "add": _of_two(elementwise.add),
+    "subtract": _of_two(elementwise.add, sign=-1),
+    "multiply": _of_two(elementwise.product),
+    "relu": _clip,
+    "relu6": _clip,
+    "relu_n": _clip,
+    "leaky_relu": _leaky_relu,
+    "prelu": _prelu,
+    "hard_swish": _of_one(elementwise.hard_swish),
+    "sigmoid": _of_one(elementwise.table, function=elementwise.sigmoid),
+    "tanh": _of_one(elementwise.table, function=elementwise.tanh),
+    "gelu": _gelu,
+    "softmax": _of_one(softmax),
+}
+"""Kind of a call, as in `patterns.kind_of` -> what computes it."""
