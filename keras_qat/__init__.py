@@ -6,6 +6,7 @@ from keras_qat.export import export_saved_model, export_tflite
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.rules import register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization
+from keras_qat.strip import strip_quantization
 from keras_qat.verify import verify
 
 __version__ = "0.1.0"
@@ -24,5 +25,6 @@ __all__ = [
     "register_rule",
     "set_quantization",
     "specs",
+    "strip_quantization",
     "verify",
 ]
