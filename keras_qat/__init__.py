@@ -2,6 +2,7 @@
 
 from keras_qat import callbacks, layers, recipes, specs
 from keras_qat.backend import keras
+from keras_qat.calibrate import calibrate
 from keras_qat.export import export_saved_model, export_tflite
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.rules import register_rule
@@ -12,6 +13,7 @@ from keras_qat.verify import verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "calibrate",
     "callbacks",
     "export_saved_model",
     "export_tflite",

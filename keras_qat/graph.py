@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_qat import backend
 from keras_qat.backend import keras
 
-__all__ = ["Call", "Graph", "Value", "clone", "config_of", "read", "rebuild"]
+__all__ = ["Call", "Graph", "Value", "clone", "config_of", "flat_inputs", "read", "rebuild"]
 
 _Model = keras.Model
 
@@ -227,6 +227,15 @@ def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any
             apply(call, args, kwargs),
         )
     return map_values(tensors.__getitem__, graph.outputs)
+
+
+def flat_inputs(model: Any, x: Any) -> list[Any]:
+    """Inputs of a functional model, as it takes them, as tensors in its order and of its types."""
+    flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
+    return [
+        model._conform_to_reference_input(tf.convert_to_tensor(each), ref_input=reference)
+        for each, reference in flat
+    ]
 
 
 def clone(layer: Any, **changes: Any) -> Any:

@@ -65,7 +65,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     done: set[Any] = set()
     for call in graph.calls:
         trained = there.get(PREFIX + call.name)
-        pairs = [(call, trained)]
+        pairs: list[tuple[Any, Any]] = [(call, trained)]
         if isinstance(trained, QuantizeWrapper):
             group = kernels[call]
             pairs = [(group.kernel, trained.layer), (group.batch_norm, trained.batch_norm)]
