@@ -64,7 +64,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     plain.trainable = True
     done: set[Any] = set()
     for call in graph.calls:
-        trained = there.get(PREFIX + call.name)
+        trained: Any = there.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
         if isinstance(trained, QuantizeWrapper):
             group = kernels[call]
