@@ -2,17 +2,20 @@
 
 from keras_qat import callbacks, layers, recipes, specs
 from keras_qat.backend import keras
-from keras_qat.export import export_saved_model, export_tflite
+from keras_qat.calibrate import calibrate
+from keras_qat.export import export_saved_model, export_tflite, read_metadata
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.rules import register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization
 from keras_qat.simulate import Simulation, simulate
+from keras_qat.strip import strip_quantization
 from keras_qat.verify import verify
-
-__version__ = "0.1.0"
+from keras_qat.version import __version__
 
 __all__ = [
     "Simulation",
+    "__version__",
+    "calibrate",
     "callbacks",
     "export_saved_model",
     "export_tflite",
@@ -22,10 +25,12 @@ __all__ = [
     "plan",
     "quantize_model",
     "quantizers",
+    "read_metadata",
     "recipes",
     "register_rule",
     "set_quantization",
     "simulate",
     "specs",
+    "strip_quantization",
     "verify",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tensorflow as tf
 __all__ = [
     "KeepsTrainable",
     "applications_scope",
+    "deserialization_scope",
     "keras",
     "mask_of",
     "recurrence",
@@ -75,6 +76,33 @@ def applications_scope() -> Any:
             if layer is not None and keras.utils.get_registered_object(name) is None
         }
     )
+
+
+@contextlib.contextmanager
+def deserialization_scope(layers: Iterable[Any]) -> Iterator[None]:
+    """A scope in which Keras makes layers of the same classes as `layers` from configurations.
+
+    Custom classes need not be registered. A `Lambda` of a Python lambda, which Keras makes only
+    where that was allowed, is made if `layers` hold one: it was allowed then, or never saved.
+    """
+    layers = list(layers)
+    own = ("keras", "tf_keras", "keras_qat")
+    custom = {
+        type(layer).__name__: type(layer)
+        for layer in layers
+        if type(layer).__module__.split(".")[0] not in own
+    }
+    has_lambda = any(
+        isinstance(layer, keras.layers.Lambda) and layer.function.__name__ == "<lambda>"
+        for layer in layers
+    )
+    module: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
+    with contextlib.ExitStack() as scopes:
+        scopes.enter_context(applications_scope())
+        scopes.enter_context(keras.utils.custom_object_scope(custom))
+        if has_lambda:
+            scopes.enter_context(module.SafeModeScope(False))
+        yield
 
 
 def refuse_keras_3(model: Any) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_qat import backend
 from keras_qat.backend import keras
 
-__all__ = ["Call", "Graph", "Value", "clone", "read", "rebuild"]
+__all__ = ["Call", "Graph", "Value", "clone", "config_of", "flat_inputs", "read", "rebuild"]
 
 _Model = keras.Model
 
@@ -191,23 +191,31 @@ def read(model: Any) -> Graph:
     return Graph(model.name, inputs, outputs, list(model.output_names), calls)
 
 
-def rebuild(graph: Graph, model_class: Any = _Model) -> Any:
-    """Makes a model from a graph, with the layers of its calls."""
+def config_of(model: Any) -> dict[str, Any]:
+    """The configuration of a readable model as a functional one: `keras.Model.from_config`."""
+    inputs, outputs = _nested_inputs(model), _nested_outputs(model)
+    return _Model(inputs, outputs, name=model.name).get_config()
+
+
+def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    return call.layer(*args, **kwargs)
+
+
+Apply = Callable[[Call, Any, dict[str, Any]], Any]
+"""What computes the outputs of a call from its arguments."""
+
+
+def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer) -> Any:
+    """Makes a model from a graph, with the layers of its calls or what `apply` calls instead."""
     inputs = map_values(
         lambda value: keras.Input(batch_shape=value.shape, dtype=value.dtype, name=value.name),
         graph.inputs,
     )
-    outputs = evaluate(graph, tf.nest.flatten(inputs))
+    outputs = evaluate(graph, tf.nest.flatten(inputs), apply)
     return model_class(inputs=inputs, outputs=outputs, name=graph.name)
 
 
-def evaluate(
-    graph: Graph,
-    inputs: list[Any],
-    apply: Callable[[Call, Any, dict[str, Any]], Any] = lambda call, args, kwargs: call.layer(
-        *args, **kwargs
-    ),
-) -> Any:
+def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
     """Computes a graph: the structure of its outputs from a flat list of inputs.
 
     Args:
@@ -224,6 +232,15 @@ def evaluate(
             apply(call, args, kwargs),
         )
     return map_values(tensors.__getitem__, graph.outputs)
+
+
+def flat_inputs(model: Any, x: Any) -> list[Any]:
+    """Inputs of a functional model, as it takes them, as tensors in its order and of its types."""
+    flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
+    return [
+        model._conform_to_reference_input(tf.convert_to_tensor(each), ref_input=reference)
+        for each, reference in flat
+    ]
 
 
 def clone(layer: Any, **changes: Any) -> Any:

@@ -68,7 +68,9 @@ def quantize_model(
             + "\n".join(lines)
             + "\nLeave strict=False to let them compute in float."
         )
-    return rewrite(found)
+    qat = rewrite(found)
+    qat.keep_float_config(graph_lib.config_of(model))
+    return qat
 
 
 def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None) -> Plan:

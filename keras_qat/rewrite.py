@@ -23,14 +23,21 @@ PREFIX = "quant_"
 
 @register
 class QuantizedModel(PhasedTraining, KeepsTrainable, keras.Model):
-    """A functional model that knows the recipe it was quantized with."""
+    """A functional model that knows what it was made of: float model and recipe."""
 
     recipe: Recipe
+    float_config: dict[str, Any]
+    """Configuration of the float model, as `keras.Model.from_config` takes it."""
+
+    def keep_float_config(self, config: dict[str, Any]) -> None:
+        """Sets `float_config`, past Keras, which would track every list and dict in it."""
+        object.__setattr__(self, "float_config", config)
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "recipe": self.recipe.to_config(),
+            "float_config": self.float_config,
             "output_names": list(self.output_names),
         }
 
@@ -38,9 +45,11 @@ class QuantizedModel(PhasedTraining, KeepsTrainable, keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
+        float_config = config.pop("float_config")
         with applications_scope():
             model = super().from_config(config, custom_objects)
         model.recipe = Recipe.from_config(recipe)
+        model.keep_float_config(float_config)
         model.output_names = output_names
         link(model)
         return model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -277,7 +279,7 @@ def test_failure_in_the_middle_leaves_what_was_there(exported, export, tmp_path,
     else:
         path.mkdir()
         monkeypatch.setattr(tf.saved_model, "save", _disk_is_full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space left on device"):
         export(exported.model, path)
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
     assert path.is_dir() or path.read_text() == "old"
@@ -289,3 +291,47 @@ def _disk_is_full(*args, **kwargs):
 
 def test_residual_net_is_quantized_completely():
     keras_qat.quantize_model(residual_net(), strict=True)
+
+
+@pytest.mark.legacy
+def test_layer_that_the_converter_refuses():
+    def build(x):
+        x = layers.Dense(4, name="fine")(x)
+        x = layers.Lambda(lambda x: tf.math.bessel_i0(x), name="waves")(x)
+        x = layers.Dense(3)(x)
+        return layers.Lambda(lambda x: tf.math.igamma(2.0, tf.abs(x)), name="gamma")(x)
+
+    qat = observe(keras_qat.quantize_model(functional((4,), build=build)), images(8, (4,)))
+    message = (
+        r"refuses 2 layers: 'waves' \(Lambda\): .*tf\.BesselI0; 'gamma' \(Lambda\): .*tf\.Igamma"
+    )
+    with pytest.raises(ValueError, match=message) as info:
+        keras_qat.export_tflite(qat)
+    assert "fine" not in str(info.value)
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("kind", ["tflite", "saved_model"])
+def test_full_disk_leaves_the_old_file(kind, exported, tmp_path, monkeypatch):
+    export = getattr(keras_qat, f"export_{kind}")
+    path = tmp_path / "model"
+    export(exported.model, path)
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+
+    def write_half(self, contents):
+        with open(self, "wb") as file:
+            file.write(contents[: len(contents) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    def save_half(module, path, **kwargs):
+        os.makedirs(path)
+        (Path(path) / "saved_model.pb").write_bytes(b"half")
+        raise tf.errors.ResourceExhaustedError(None, None, "variables; No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    monkeypatch.setattr(tf.saved_model, "save", save_half)
+    with pytest.raises(OSError, match=r"No space left.*was there is unchanged") as info:
+        export(exported.model, path)
+    assert info.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.backend import keras
@@ -66,8 +67,13 @@ def test_names_and_order_of_several_inputs_and_outputs():
     observe(qat, *x)
     contents = keras_qat.export_tflite(qat)
     file = TFLiteModel(contents)
-    assert set(file.inputs) == {"left", "right"}
-    assert set(file.outputs) == {"zebra", "apple"}
+    for end, names in ((file.inputs, ["right", "left"]), (file.outputs, ["zebra", "apple"])):
+        assert end.keys() == set(names)
+        assert all(detail["name"] == name for name, detail in end.items())
+    interpreter = file.interpreter
+    assert [each["name"] for each in interpreter.get_input_details()] == ["right", "left"]
+    assert [each["name"] for each in interpreter.get_output_details()] == ["zebra", "apple"]
+    assert list(interpreter.get_signature_list()) == ["serving_default"]
     report = keras_qat.verify(qat, contents, x)
     assert [each.name for each in report.outputs] == ["zebra", "apple"]
     assert report.identical >= 0.99
@@ -122,3 +128,45 @@ def test_any_batch_size(exported):
     (name,) = file.outputs
     inputs = {"image": exported.x}
     np.testing.assert_array_equal(file.run(inputs, batch=1)[name], file.run(inputs, batch=96)[name])
+
+
+def test_outputs_that_are_inputs_or_the_same():
+    x = keras.Input((4,), name="x")
+    y = layers.Dense(3, name="y")(x)
+    qat = keras_qat.quantize_model(keras.Model(x, [y, x, layers.ReLU(name="z")(y), y]))
+    data = images(32, (4,))
+    observe(qat, data)
+    contents = keras_qat.export_tflite(qat)
+    found = TFLiteModel(contents)
+    codes, details = found.run({"x": data}), found.outputs
+    expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
+    assert codes.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(to_values(codes[name], details[name]), values, atol=0.05)
+
+
+def test_metadata(exported, tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(exported.tflite)
+    for file in (exported.tflite, path, str(path)):
+        found = keras_qat.read_metadata(file)
+        assert found["version"] == keras_qat.__version__
+        assert keras_qat.recipes.Recipe.from_config(found["recipe"]) == exported.model.recipe
+    with pytest.raises(ValueError, match="no TFLite file"):
+        keras_qat.read_metadata(b"no file at all")
+    converter = tf.lite.TFLiteConverter.from_keras_model(exported.float_model)
+    with pytest.raises(ValueError, match="no metadata of keras_qat"):
+        keras_qat.read_metadata(converter.convert())
+
+
+def test_another_process_writes_the_same_bytes(exported, tmp_path, fresh_process):
+    path = str(tmp_path / "qat.keras")
+    exported.model.save(path)
+    found = fresh_process(
+        f"""
+import keras_qat
+model = keras_qat.keras.models.load_model({path!r})
+result = np.frombuffer(keras_qat.export_tflite(model), np.uint8)
+"""
+    )
+    assert found.tobytes() == exported.tflite

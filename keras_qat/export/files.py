@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import tensorflow as tf
 
 __all__ = ["check_writable", "replacing"]
 
@@ -55,14 +58,34 @@ def _check_replaceable(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a temporary path beside `path`, and moves it there once the block has succeeded.
 
-    If the block fails, or the disk fills, what was at `path` before is untouched.
+    If the block fails, what was at `path` before is untouched.
+
+    Raises:
+        OSError: if the disk fills.
     """
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise _explained(error, path) from error
     try:
         new, old = scratch / "new", scratch / "old"
         yield new
         if path.is_dir() and not path.is_symlink():
             path.rename(old)
         new.replace(path)
+    except (OSError, tf.errors.OpError) as error:
+        raise _explained(error, path) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _explained(error: Exception, path: Path) -> Exception:
+    """The error as it is, or in clear words if the disk is full; TensorFlow has no type for it."""
+    if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
+        return error
+    before = "What was there is unchanged" if path.exists() else "Nothing was written"
+    return OSError(
+        errno.ENOSPC,
+        f"Cannot write {path}: No space left on device. {before}; free some space, or choose "
+        f"another path.",
+    )

@@ -19,13 +19,13 @@ from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.export.barrier import barrier
 from keras_qat.export.names import SCOPE, as_scope, scope_of
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 
-__all__ = ["check_exportable", "inference_module"]
+__all__ = ["call_module", "check_exportable", "inference_module"]
 
 
 def inference_module(
@@ -68,6 +68,23 @@ def inference_module(
         for weight in layer.weights
     ]
     module.serve = tf.function(serve, input_signature=signature, autograph=False)
+    module.writer = writer
+    return module
+
+
+def call_module(writer: _Writer, call: Call) -> tf.Module:
+    """A module like that of `inference_module` for one call, once that one was traced."""
+    values = list(dict.fromkeys(call.inputs))
+    signature = [tf.TensorSpec(each.shape, each.dtype) for each in values]
+
+    def serve(*inputs: Any) -> Any:
+        tensors = dict(zip(values, inputs, strict=True))
+        args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
+        return tf.nest.flatten(writer.apply(call, args, kwargs))
+
+    module = tf.Module()
+    module.layer = call.layer
+    module.serve = tf.function(serve, input_signature=signature, autograph=False)
     return module
 
 
@@ -75,7 +92,7 @@ class _Writer:
     """Computes the calls of a model in their exported form, and keeps track of ranges."""
 
     def __init__(self, graph: Graph, for_tflite: bool) -> None:
-        self.for_tflite = for_tflite
+        self.graph, self.for_tflite = graph, for_tflite
         self.spelled = spelling.as_tflite if for_tflite else spelling.as_keras
         self.folded = {
             layer: folded.fold(layer)

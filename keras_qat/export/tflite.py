@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from typing import Any, Literal
 
 import tensorflow as tf
+from tensorflow.lite.python.convert_phase import ConverterError
 
+from keras_qat.export import flatbuffer
 from keras_qat.export.files import check_writable, replacing
-from keras_qat.export.inference import check_exportable, inference_module
+from keras_qat.export.inference import call_module, check_exportable, inference_module
+from keras_qat.patterns import kind_of
+from keras_qat.version import __version__
 
 __all__ = ["convert", "export_tflite"]
 
@@ -26,6 +31,10 @@ def export_tflite(
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
+    The file has the model's inputs and outputs by name (as tensors and in its signature
+    `serving_default`) and in the model's order, takes batches of any size, and says in its
+    metadata how it was made: `read_metadata`. The same model gives the same bytes.
+
     Args:
         model: the model.
         path: where to write the file, or None. An existing file is replaced at the end only.
@@ -39,8 +48,8 @@ def export_tflite(
         The file's contents.
 
     Raises:
-        ValueError: if the model is not quantized, a quantizer has no usable range, or a type is
-            none of those.
+        ValueError: if the model is not quantized, a quantizer has no usable range, a type is
+            none of those, or TFLite's converter refuses a layer; the message names it.
         OSError: if `path` cannot be written; checked before the work begins.
 
     Example:
@@ -53,22 +62,66 @@ def export_tflite(
     check_exportable(model)
     target = None if path is None else check_writable(path)
     module = inference_module(model, for_tflite=True, input_range=input_range)
-    contents = convert(module, types[input_dtype], types[output_dtype])
+    try:
+        contents = convert(module, types[input_dtype], types[output_dtype])
+    except ConverterError as error:
+        raise ValueError(explain(error, module)) from error
+    file = flatbuffer.unpack(contents)
+    flatbuffer.name_ends(file, model.input_names, model.output_names)
+    flatbuffer.add_metadata(file, {"version": __version__, "recipe": model.recipe.to_config()})
+    contents = flatbuffer.pack(file)
     if target is not None:
         with replacing(target) as scratch:
             scratch.write_bytes(contents)
     return contents
 
 
-def convert(module: tf.Module, input_type: Any, output_type: Any, quantized: bool = True) -> bytes:
-    """Converts the `serve` function of a module; unquantized for comparisons in float."""
+def convert(module: tf.Module, input_type: Any, output_type: Any) -> bytes:
+    """Converts the `serve` function of a module, whose ranges are in it."""
     function = module.serve.get_concrete_function()
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
-    if quantized:
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.inference_input_type = input_type
-        converter.inference_output_type = output_type
+    # By way of a SavedModel, weights are written to the disk and read twice: half of the time.
+    converter.experimental_lower_to_saved_model = False
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.inference_input_type = input_type
+    converter.inference_output_type = output_type
     with warnings.catch_warnings():
         # "Statistics for quantized inputs were expected": the ranges are in the function.
         warnings.simplefilter("ignore", UserWarning)
         return converter.convert()
+
+
+def explain(error: Exception, module: tf.Module) -> str:
+    """What the converter does not convert, with the layer that has it.
+
+    The converter does not name layers, so each is converted by itself: those of an unknown kind
+    first, which are most likely the cause.
+    """
+    causes: dict[str, str] = {}
+    for unknown in (True, False):
+        for call in module.writer.graph.calls:
+            if (kind_of(call) is None) is unknown:
+                try:
+                    convert(call_module(module.writer, call), tf.float32, tf.float32)
+                except ConverterError as alone:
+                    name = f"'{call.origin.removeprefix('quant_')}' ({type(call.layer).__name__})"
+                    causes.setdefault(name, _reason(alone))
+        if causes:
+            break
+    if not causes:
+        return f"TFLite's converter refuses the model: {_reason(error)}."
+    listed = "; ".join(f"{name}: {reason}" for name, reason in causes.items())
+    return (
+        f"TFLite's converter refuses {len(causes)} layers: {listed}. Replace them by what TFLite "
+        f"has, or split the model there and export the parts."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first error in the converter's text that says something, without the path in front."""
+    text = str(error)
+    missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither a custom op nor a flex op", text)))
+    if missing:
+        return f"TFLite has no operation for {', '.join(missing)}"
+    found = re.findall(r"error: (.*)", text)
+    return found[0] if found else text.splitlines()[0]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat import backend, fake_quant
 from keras_qat.layers.scheduled import Phase
 
-__all__ = ["add_rounding", "factor_and_bias", "rounded_bias"]
+__all__ = ["add_rounding", "factor_and_bias", "normalization", "rounded_bias"]
 
 _layers = backend.keras.layers
 
@@ -45,14 +45,18 @@ def factor_and_bias(wrapper: Any) -> tuple[Any, Any]:
             bias = tf.zeros_like(factor)
         if norm is None:
             return tf.broadcast_to(factor, [channels]), tf.broadcast_to(bias, [channels])
-    if norm is not None:
-        factor = tf.math.rsqrt(norm.moving_variance + norm.epsilon)
-        if norm.scale:
-            factor *= norm.gamma
-        bias = (0.0 if bias is None else bias) - norm.moving_mean
-        bias *= factor
-        if norm.center:
-            bias += norm.beta
+    return (factor, bias) if norm is None else normalization(bias, norm)
+
+
+def normalization(bias: Any, norm: Any) -> tuple[Any, Any]:
+    """The factor of a BatchNormalization at inference, and the bias in front of it folded in."""
+    factor = tf.math.rsqrt(norm.moving_variance + norm.epsilon)
+    if norm.scale:
+        factor *= norm.gamma
+    bias = (0.0 if bias is None else bias) - norm.moving_mean
+    bias *= factor
+    if norm.center:
+        bias += norm.beta
     return factor, bias
 
 

@@ -60,6 +60,11 @@ class ScheduledLayer(backend.keras.layers.Layer):
         self.freeze_from = self._counter("freeze_from", NEVER)
         super().build(input_shape)
 
+    @property
+    def switches(self) -> list[Any]:
+        """The weights that say what a call does."""
+        return [self.step, self.quantize_from, self.freeze_from]
+
     def _counter(self, name: str, value: int) -> Any:
         return self.add_weight(
             name=name,

@@ -1,0 +1,99 @@
+"""Ranges from data, without training: what post-training quantization needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat import graph as graph_lib
+from keras_qat.backend import keras
+from keras_qat.graph import Call
+from keras_qat.layers import ScheduledLayer
+from keras_qat.layers.scheduled import NEVER
+from keras_qat.quantize import quantizers
+from keras_qat.schedule import schedule, scheduled_layers
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    model: Any, dataset: Any, steps: int | None = None, batch_size: int | None = None
+) -> None:
+    """Observes the ranges of a quantization-aware model on data, without training it.
+
+    After this the model can be exported: post-training quantization. Ranges are those of the
+    float model at inference (quantization, dropout and noise are off), observed batch by batch as
+    in training; ranges that training has left go on from there. No other weight changes: not
+    those that train, not BatchNormalization's statistics, not the training step.
+
+    Args:
+        model: the model.
+        dataset: inputs, as `model.predict` takes them: an array, a list or dict of arrays, a
+            `tf.data.Dataset`, a generator or a `keras.utils.Sequence` of batches. Labels that
+            come along are ignored.
+        steps: how many batches to look at; all by default. A dataset that never ends needs it.
+        batch_size: examples per batch of arrays, 32 by default. The moving average of batches'
+            extremes depends on it: larger batches give wider ranges.
+
+    Raises:
+        ValueError: if the model is not quantized, the dataset is empty, or a batch holds NaN or
+            infinity.
+
+    Example:
+        >>> qat = keras_qat.quantize_model(model)
+        >>> keras_qat.calibrate(qat, x_train[:512])
+        >>> keras_qat.export_tflite(qat, "model.tflite")
+    """
+    layers = list(scheduled_layers(model))
+    state = [weight for layer in layers for weight in layer.non_trainable_weights]
+    before = [weight.numpy() for weight in state]
+    schedule(model, quantize_from=NEVER, freeze_from=0)
+    done = False
+    try:
+        _Observing(model).predict(dataset, steps=steps, batch_size=batch_size, verbose=0)
+        _check_finite(model)
+        done = True
+    finally:
+        switches = {id(weight) for layer in layers for weight in layer.switches}
+        for weight, value in zip(state, before, strict=True):
+            if not done or id(weight) in switches:
+                weight.assign(value)
+
+
+class _Observing(keras.Model):
+    """Observes in `predict`, which takes every kind of data."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.observed = model
+        self.calls = graph_lib.read(model)
+
+    def predict_step(self, data: Any) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        inputs = graph_lib.flat_inputs(self.observed, x)
+        graph_lib.evaluate(self.calls, inputs, _observe)
+        return tf.zeros([tf.shape(inputs[0])[0]])
+
+
+def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a layer as at inference, but for what observes."""
+    if isinstance(call.layer, ScheduledLayer):
+        kwargs = {**kwargs, "training": True}
+    elif "training" in kwargs:
+        kwargs = {**kwargs, "training": False}
+    return call.layer(*args, **kwargs)
+
+
+def _check_finite(model: Any) -> None:
+    broken = [
+        each.name
+        for each in quantizers(model)
+        if not np.isfinite([each.minimum, each.maximum]).all()
+    ]
+    if broken:
+        raise ValueError(
+            f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "
+            f"{broken[0]}. Look for NaN or infinity in the inputs and in the weights."
+        )

@@ -1,0 +1,93 @@
+"""What is inside a TFLite file: the names at its ends, and what the library notes in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorflow.lite.python import schema_py_generated as schema
+from tensorflow.lite.tools import flatbuffer_utils
+
+__all__ = ["add_metadata", "name_ends", "pack", "read_metadata", "unpack"]
+
+METADATA = b"keras_qat"
+"""Name of the library's entry in a file's metadata. Interpreters pass over it."""
+
+SIGNATURE = b"serving_default"
+
+
+def unpack(contents: bytes) -> Any:
+    """A file's contents as an object of TFLite's schema (`ModelT`)."""
+    return flatbuffer_utils.convert_bytearray_to_object(contents)
+
+
+def pack(model: Any) -> bytes:
+    """The inverse of `unpack`."""
+    return flatbuffer_utils.convert_object_to_bytearray(model)
+
+
+def name_ends(model: Any, input_names: list[str], output_names: list[str]) -> None:
+    """Gives a file's inputs and outputs their names and order, also as a signature.
+
+    Args:
+        model: the file, unpacked; its inputs in the order of `input_names`, its outputs in
+            alphabetical order, as the converter leaves those of a dict.
+        input_names: names of the inputs.
+        output_names: names of the outputs, in the order that they shall have.
+    """
+    (graph, *_) = model.subgraphs
+    by_name = dict(zip(sorted(output_names), graph.outputs, strict=True))
+    graph.outputs = np.array([by_name[name] for name in output_names], np.int32)
+    ends = [
+        list(zip(names, map(int, indices), strict=True))
+        for names, indices in ((input_names, graph.inputs), (output_names, graph.outputs))
+    ]
+    for name, index in reversed([*ends[0], *ends[1]]):
+        graph.tensors[index].name = name.encode()
+    maps = [
+        [schema.TensorMapT(name=name.encode(), tensorIndex=index) for name, index in end]
+        for end in ends
+    ]
+    model.signatureDefs = [schema.SignatureDefT(*maps, signatureKey=SIGNATURE, subgraphIndex=0)]
+
+
+def add_metadata(model: Any, metadata: dict[str, Any]) -> None:
+    """Notes data in a file as JSON, for `read_metadata`."""
+    data = np.frombuffer(json.dumps(metadata, sort_keys=True).encode(), np.uint8)
+    model.buffers.append(schema.BufferT(data=data))
+    entry = schema.MetadataT(name=METADATA, buffer=len(model.buffers) - 1)
+    model.metadata = [*(model.metadata or []), entry]
+
+
+def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
+    """Reads what `export_tflite` noted in a file.
+
+    Args:
+        tflite: path or contents of the file.
+
+    Returns:
+        A dict with `version`, that of keras_qat, and `recipe`, the recipe as JSON data:
+        `Recipe.from_config` makes a recipe of it.
+
+    Raises:
+        ValueError: if it is no TFLite file, or not one that `export_tflite` wrote.
+
+    Example:
+        >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]
+        'int8'
+    """
+    contents = tflite if isinstance(tflite, bytes) else Path(tflite).read_bytes()
+    if contents[4:8] != b"TFL3":
+        name = "The given bytes are" if isinstance(tflite, bytes) else f"{tflite} is"
+        raise ValueError(f"{name} no TFLite file. Pass what keras_qat.export_tflite wrote.")
+    model = schema.Model.GetRootAsModel(contents, 0)
+    for index in range(model.MetadataLength()):
+        entry = model.Metadata(index)
+        if entry.Name() == METADATA:
+            return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+    raise ValueError(
+        "The file holds no metadata of keras_qat: another program has written or changed it."
+    )

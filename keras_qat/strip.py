@@ -1,0 +1,125 @@
+"""From a quantization-aware model back to a plain float one, with the trained weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import graph as graph_lib
+from keras_qat.backend import deserialization_scope, keras
+from keras_qat.graph import Call
+from keras_qat.layers import QuantizeWrapper
+from keras_qat.layers.bias import normalization
+from keras_qat.lower import lower
+from keras_qat.patterns import Group, groups
+from keras_qat.placement import place
+from keras_qat.rewrite import PREFIX, QuantizedModel
+
+__all__ = ["strip_quantization"]
+
+
+def strip_quantization(model: Any, folded: bool = False) -> Any:
+    """Makes a plain float Keras model with the weights of a quantization-aware one.
+
+    It has the layers, names, nesting and inputs and outputs of the float model that
+    `quantize_model` was given, and the `trainable` flags of the quantization-aware one. It
+    computes what that one computes with quantization off, and Keras saves and loads it without
+    keras_qat.
+
+    Args:
+        model: a quantization-aware model. It is not changed.
+        folded: whether each BatchNormalization behind a convolution or dense layer is multiplied
+            into its kernel and bias, as exports do. The result is then flat, and layers that do
+            several things (a convolution with an activation, a separable convolution) are split
+            into parts, as a BatchNormalization may belong to one of them.
+
+    Returns:
+        A functional Keras model, not compiled.
+
+    Raises:
+        ValueError: if the model was not made by `quantize_model`.
+
+    Example:
+        >>> keras_qat.strip_quantization(qat).save("float.keras")
+    """
+    if not isinstance(model, QuantizedModel):
+        raise ValueError(
+            f"'{getattr(model, 'name', model)}' was not made by keras_qat.quantize_model: pass "
+            f"what that returned, or what keras.models.load_model read of it."
+        )
+    with deserialization_scope(model._flatten_layers()):
+        plain = keras.Model.from_config(model.float_config)
+    _take_weights(plain, model)
+    return _fold(plain) if folded else plain
+
+
+def _take_weights(plain: Any, model: QuantizedModel) -> None:
+    """Gives the float layers the weights and flags of those that quantization made of them."""
+    read = graph_lib.read(plain)
+    owners = {call.name: call.layer for call in reversed(read.calls)}
+    graph = lower(read, activations=model.recipe.placement == "int8")
+    kernels = {group.kernel: group for group in place(graph, model.recipe).groups}
+    there = {layer.name: layer for layer in model.layers}
+    plain.trainable = True
+    done: set[Any] = set()
+    for call in graph.calls:
+        trained: Any = there.get(PREFIX + call.name)
+        pairs: list[tuple[Any, Any]] = [(call, trained)]
+        if isinstance(trained, QuantizeWrapper):
+            group = kernels[call]
+            pairs = [(group.kernel, trained.layer), (group.batch_norm, trained.batch_norm)]
+        for part, source in pairs:
+            if source is None or not source.weights or part.layer in done:
+                continue
+            done.add(part.layer)
+            owners[part.origin].trainable = trained.trainable and source.trainable
+            for ours, theirs in zip(
+                graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
+            ):
+                ours.assign(theirs)
+    for layer in plain._flatten_layers(include_self=False):
+        if isinstance(layer, keras.Model) and not layer.trainable_weights:
+            layer.trainable = False
+        layer.finalize_state()  # Normalization computes with what it makes of its weights.
+
+
+def _fold(model: Any) -> Any:
+    """A flat copy of a float model without the BatchNormalizations that fold into a kernel."""
+    graph = lower(graph_lib.read(model), activations=False)
+    folds = {group.kernel.layer: group for group in groups(graph, affine=False) if group.batch_norm}
+    norms = {group.batch_norm.layer for group in folds.values() if group.batch_norm}
+    copies: dict[Any, Any] = {}
+
+    def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        layer = call.layer
+        if layer in norms:
+            return args[0]
+        if layer not in copies:
+            changes = {"use_bias": True} if layer in folds else {}
+            copies[layer] = graph_lib.clone(layer, name=call.name, **changes)
+        return copies[layer](*args, **kwargs)
+
+    folded = graph_lib.rebuild(graph, apply=apply)
+    for layer, copy in copies.items():
+        weights = graph.weights.get(layer, layer.weights)
+        for new, old in zip(copy.weights, weights, strict=layer not in folds):
+            new.assign(old)
+        if layer in folds:
+            if not layer.use_bias:
+                copy.bias.assign(tf.zeros_like(copy.bias))
+            _multiply_in(copy, folds[layer])
+        copy.finalize_state()
+    return folded
+
+
+def _multiply_in(layer: Any, group: Group) -> None:
+    """Merges the BatchNormalization of a group into its kernel layer, which has a bias."""
+    assert group.batch_norm is not None
+    factor, bias = normalization(layer.bias, group.batch_norm.layer)
+    ((name, axes),) = group.weights.items()
+    kernel = getattr(layer, name)
+    rank = len(kernel.shape)
+    shape = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
+    kernel.assign(kernel * tf.reshape(factor, shape))
+    layer.bias.assign(bias)

@@ -1,0 +1,153 @@
+"""Back to a plain float model: the numbers, the names, and that Keras alone loads it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.backend import keras
+from tests.models import functional, images, layers, residual_net, rng, scramble, tiny_net, train
+
+pytestmark = pytest.mark.legacy
+X = images(16, (8, 8, 1))
+
+
+def without_quantization(qat):
+    """What the quantization-aware model computes in float."""
+    keras_qat.set_quantization(qat, False)
+    return lambda *x: qat.predict(x[0] if len(x) == 1 else list(x), verbose=0)
+
+
+def signature(model):
+    return [
+        (layer.name, type(layer).__name__, layer.trainable, [w.shape for w in layer.weights])
+        for layer in model._flatten_layers(include_self=False)
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_computes_what_was_trained(recipe, folded):
+    model = scramble(residual_net())
+    model.get_layer("stem").trainable = False
+    qat = train(keras_qat.quantize_model(model, recipe), X)
+    plain = keras_qat.strip_quantization(qat, folded=folded)
+    kinds = {type(layer).__name__ for layer in plain.layers}
+    assert ("BatchNormalization" in kinds) is not folded
+    if not folded:
+        assert signature(plain) == signature(model)
+        trained = qat.get_layer("quant_logits").layer.get_weights()
+        for one, other in zip(plain.get_layer("logits").get_weights(), trained, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert plain.output_names == model.output_names
+    assert plain.input_names == model.input_names
+    expected = without_quantization(qat)(X)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(plain.predict(X, verbose=0), expected, atol=1e-5 * scale)
+    assert np.abs(model.predict(X, verbose=0) - expected).max() > 1e-3 * scale  # It has trained.
+
+
+def mixed(x):
+    """What lowering takes apart, a nested model, a shared layer, and operations."""
+    inner = keras.Sequential(
+        [keras.Input((8, 8, 6)), layers.Conv2D(6, 3, padding="same", activation="swish")],
+        name="inner",
+    )
+    shared = layers.Conv2D(6, 1, name="shared")
+    x = layers.SeparableConv2D(6, 3, padding="same", use_bias=False, name="separable")(x)
+    x = layers.BatchNormalization(name="bn")(x)
+    x = x * keras_qat.keras.activations.relu(x + 3.0, max_value=6.0) / 6.0
+    x = shared(inner(shared(x)))
+    x = layers.Add(name="three")([x, x, layers.Conv2D(6, 1, activation="relu", name="c")(x)])
+    x = layers.Normalization(mean=[0.5] * 6, variance=[2.0] * 6)(x)
+    return layers.Dense(3, name="y")(layers.GlobalAveragePooling2D()(x))
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_structures_come_back(folded):
+    model = scramble(functional((8, 8, 1), build=mixed, name="mixed"))
+    model.get_layer("inner").trainable = False
+    qat = train(keras_qat.quantize_model(model), X)
+    plain = keras_qat.strip_quantization(qat, folded=folded)
+    if not folded:
+        assert signature(plain) == signature(model)
+        model.set_weights(plain.get_weights())
+        np.testing.assert_array_equal(model.predict(X), plain.predict(X))
+    expected = without_quantization(qat)(X)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(plain.predict(X, verbose=0), expected, atol=2e-5 * scale)
+
+
+def test_flags_are_those_of_the_quantized_model():
+    model = scramble(tiny_net())
+    model.trainable = False
+    qat = keras_qat.quantize_model(model)
+    qat.get_layer("quant_logits").trainable = True
+    plain = keras_qat.strip_quantization(qat)
+    assert [w.name for w in plain.trainable_weights] == ["logits/kernel:0", "logits/bias:0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "folded"),
+    [("plain.keras", False), ("plain.h5", False), ("plain", False), ("plain.keras", True)],
+)
+def test_keras_alone_loads_it(kind, folded, tmp_path, fresh_process):
+    qat = keras_qat.quantize_model(scramble(functional((8, 8, 1), build=mixed)))
+    plain = keras_qat.strip_quantization(qat, folded=folded)
+    path = str(tmp_path / kind)
+    plain.save(path)
+    found = fresh_process(
+        f"""
+import sys
+from {keras.__name__.replace("keras.api._v2.", "tensorflow.")} import models
+model = models.load_model({path!r})
+assert "keras_qat" not in sys.modules
+result = model.predict(arrays["x"], verbose=0)
+""",
+        x=X,
+    )
+    np.testing.assert_allclose(found, plain.predict(X, verbose=0), rtol=1e-6, atol=1e-6)
+
+
+def test_after_saving_and_loading(tmp_path):
+    qat = train(keras_qat.quantize_model(scramble(residual_net())), X)
+    path = str(tmp_path / "qat.keras")
+    qat.save(path)
+    expected = keras_qat.strip_quantization(qat)
+    found = keras_qat.strip_quantization(keras.models.load_model(path))
+    assert found.get_config() == expected.get_config()
+    np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+
+
+def test_several_inputs_and_outputs_in_dicts():
+    inputs = {"b": keras.Input((4,), name="b"), "a": keras.Input((4,), name="a")}
+    total = layers.Add()([inputs["a"], inputs["b"]])
+    model = keras.Model(inputs, {"y": layers.Dense(3, name="y")(total), "z": total})
+    plain = keras_qat.strip_quantization(keras_qat.quantize_model(model))
+    x = {"a": images(5, (4,), 1), "b": images(5, (4,), 2)}
+    found, expected = plain.predict(x, verbose=0), model.predict(x, verbose=0)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+class Doubled(layers.Layer):
+    """A custom layer that nobody registered."""
+
+    def call(self, inputs):
+        return 2 * inputs
+
+
+def test_custom_and_lambda_layers_of_this_process():
+    model = functional(
+        (4,), build=lambda x: layers.Lambda(lambda x: x - 1)(Doubled()(layers.Dense(3)(x)))
+    )
+    plain = keras_qat.strip_quantization(keras_qat.quantize_model(model))
+    x = rng(1).normal(size=(5, 4))
+    np.testing.assert_array_equal(plain.predict(x), model.predict(x))
+
+
+def test_refuses_other_models():
+    with pytest.raises(ValueError, match=r"'tiny' was not made by keras_qat\.quantize_model"):
+        keras_qat.strip_quantization(tiny_net())
