@@ -174,6 +174,7 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
     def rounded(x: Any) -> Any:
         levels = float(2**bits - 1)
         scale = (maximum - minimum) / levels
+        scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
         zero_point = tf.clip_by_value(tf.round(-minimum / scale), 0.0, levels) - 2 ** (bits - 1)
         codes = x / scale + zero_point
         # Halves are off by float rounding: far less than this for any window up to 16x16.

@@ -8,12 +8,12 @@ from keras_qat import specs
 from keras_qat.backend import KeepsTrainable, applications_scope, keras, register
 from keras_qat.graph import Call, Graph, Value, clone, map_values, read, rebuild, values_in
 from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWrapper
-from keras_qat.layers.scheduled import NEVER
+from keras_qat.layers.scheduled import NEVER, shapes_only
 from keras_qat.patterns import Group, is_batch_norm, kind_of
+from keras_qat.phases import PhasedModel
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.schedule import schedule
-from keras_qat.training import PhasedTraining
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
@@ -22,7 +22,7 @@ PREFIX = "quant_"
 
 
 @register
-class QuantizedModel(PhasedTraining, KeepsTrainable, keras.Model):
+class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
     """A functional model that knows what it was made of: float model and recipe."""
 
     recipe: Recipe
@@ -46,7 +46,7 @@ class QuantizedModel(PhasedTraining, KeepsTrainable, keras.Model):
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config = config.pop("float_config")
-        with applications_scope():
+        with applications_scope(), shapes_only():
             model = super().from_config(config, custom_objects)
         model.recipe = Recipe.from_config(recipe)
         model.keep_float_config(float_config)
@@ -63,7 +63,8 @@ def rewrite(plan: Plan) -> QuantizedModel:
     """Builds the quantization-aware model of a plan, with the float model's weights."""
     visitor = _Visitor(plan)
     graph = visitor.visit()
-    model = rebuild(graph, QuantizedModel)
+    with shapes_only():
+        model = rebuild(graph, QuantizedModel)
     model.recipe = plan.recipe
     model.output_names = graph.output_names
     for layer, weights in visitor.sources.items():

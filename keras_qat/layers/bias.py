@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat import backend, fake_quant
+from keras_qat.branching import cond
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["add_rounding", "factor_and_bias", "normalization", "rounded_bias"]
@@ -100,8 +101,10 @@ def add_rounding(wrapper: Any, x: Any, phase: Phase) -> Any:
         exact, rounded = rounded_bias(wrapper)
         return tf.zeros([1]) if exact is None else rounded - exact
 
-    applies = tf.logical_and(phase.quantizing, tf.logical_not(phase.training))
-    added = tf.cond(applies, difference, lambda: tf.zeros_like(difference()))
+    applies = phase.quantizing
+    if phase.training is not False:
+        applies = tf.logical_and(applies, tf.logical_not(phase.training))
+    added = cond(applies, difference, lambda: tf.zeros_like(difference()))
     if getattr(wrapper.layer, "data_format", None) == "channels_first":
         added = tf.reshape(added, [-1] + [1] * (len(wrapper.layer.kernel_size)))
     return x + added

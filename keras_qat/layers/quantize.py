@@ -43,9 +43,7 @@ class ActivationQuantizer:
         a `ceiling`, what is quantized is a ReLU of `x` that ends there.
         """
         minimum, maximum = self.observe(x, phase.training, slot, ceiling)
-        # In training x itself has just widened the range, but for an average.
-        observed = phase.training is True and slot is not None
-        applies = phase.quantizing if observed else self.applies(phase, minimum, maximum)
+        applies = self.applies(phase, minimum, maximum)
         if slot is not None:
             return fake_quant.fake_quantize_if(
                 applies, x, minimum, maximum, self.spec.bits, ceiling=ceiling
@@ -84,9 +82,19 @@ class ActivationQuantizer:
 
     def applies(self, phase: Phase, minimum: Any, maximum: Any) -> Any:
         """Whether this call quantizes: not before its delay, nor before it has seen data."""
-        if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
+        if phase.calibrated:
             return phase.quantizing
-        return tf.logical_and(phase.quantizing, maximum > minimum)
+        return tf.logical_and(phase.quantizing, self.has_range(minimum, maximum))
+
+    def has_range(self, minimum: Any, maximum: Any) -> Any:
+        """Whether this is a range to quantize to, and not that of a quantizer without data."""
+        if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
+            return True
+        return maximum > minimum
+
+    def is_calibrated(self) -> Any:
+        """Whether it has a range."""
+        return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:
         """The range as numbers: (0, 0) before any data."""
@@ -126,11 +134,12 @@ class Quantize(ScheduledLayer):
         self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
         super().build(input_shape)
 
-    def call(self, inputs: Any, training: Any = None, slot: int | None = 0) -> Any:
-        return self._quantize(inputs, training, slot)
+    @property
+    def quantizers(self) -> list[Any]:
+        return [self.quantizer]
 
     @tf.autograph.experimental.do_not_convert
-    def _quantize(self, inputs: Any, training: Any, slot: int | None) -> Any:
+    def compute(self, inputs: Any, training: Any, slot: int | None = 0) -> Any:
         return self.quantizer(inputs, self.advance(training), slot)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

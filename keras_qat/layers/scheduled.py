@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_qat import backend
 from keras_qat.branching import cond
 
-__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming"]
+__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "shapes_only"]
 
 NEVER = 2**62
 """A threshold that no training reaches."""
@@ -29,6 +29,8 @@ class Phase(NamedTuple):
     training: Any
     quantizing: Any
     frozen: Any
+    calibrated: bool = False
+    """Whether all quantizers are known to have a range."""
 
 
 _assumed: ContextVar[Phase | None] = ContextVar("assumed phase", default=None)
@@ -36,7 +38,7 @@ _assumed: ContextVar[Phase | None] = ContextVar("assumed phase", default=None)
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None) -> Iterator[None]:
-    """Runs a block in which training steps are known to be in `phase` (None: not known).
+    """Runs a block in which all calls are known to be in `phase` (None: not known).
 
     What is traced there has no branches for other phases.
     """
@@ -47,12 +49,34 @@ def assuming(phase: Phase | None) -> Iterator[None]:
         _assumed.reset(token)
 
 
+_shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Runs a block in which layers are called on symbolic tensors just to find out shapes.
+
+    Keras would trace every layer for that, which takes most of the time of building a model.
+    """
+    token = _shapes_only.set(True)
+    try:
+        yield
+    finally:
+        _shapes_only.reset(token)
+
+
 class ScheduledLayer(backend.keras.layers.Layer):
     """A layer that knows the training step.
 
     Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
     step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
     """
+
+    def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
+        if _shapes_only.get():
+            shape = self.compute_output_shape(inputs.shape)
+            return tf.raw_ops.Placeholder(dtype=self.compute_dtype, shape=shape)
+        return self.compute(inputs, training, **kwargs)
 
     def build(self, input_shape: Any) -> None:
         self.step = self._counter("step", 0)
@@ -64,6 +88,11 @@ class ScheduledLayer(backend.keras.layers.Layer):
     def switches(self) -> list[Any]:
         """The weights that say what a call does."""
         return [self.step, self.quantize_from, self.freeze_from]
+
+    @property
+    def quantizers(self) -> list[Any]:
+        """The layer's activation quantizers."""
+        return []
 
     def _counter(self, name: str, value: int) -> Any:
         return self.add_weight(
@@ -82,6 +111,6 @@ class ScheduledLayer(backend.keras.layers.Layer):
             training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value
         )
         assumed = _assumed.get()
-        if training is True and assumed is not None:
+        if assumed is not None and assumed.training is training:
             return assumed
         return Phase(training, step >= self.quantize_from, step >= self.freeze_from)

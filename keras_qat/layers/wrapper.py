@@ -62,6 +62,10 @@ class QuantizeWrapper(ScheduledLayer):
         """What quantizes the input, if it is one and the same in all calls; set by the model."""
 
     @property
+    def quantizers(self) -> list[Any]:
+        return [] if self.output_quantizer is None else [self.output_quantizer]
+
+    @property
     def sublayers(self) -> list[Any]:
         """The float layers inside, in the order in which they compute."""
         return [each for each in (self.layer, self.batch_norm, self.activation) if each is not None]
@@ -89,11 +93,8 @@ class QuantizeWrapper(ScheduledLayer):
                 self.ceiling = patterns.ceiling_of(self.activation)
         super().build(input_shape)
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        return self._compute(inputs, training)
-
     @tf.autograph.experimental.do_not_convert
-    def _compute(self, inputs: Any, training: Any) -> Any:
+    def compute(self, inputs: Any, training: Any) -> Any:
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)

@@ -1,0 +1,90 @@
+"""Graphs for the phase that a model is in.
+
+In a graph that serves all phases every layer branches, on whether it quantizes yet and whether its
+BatchNormalization is frozen. Such a graph takes several times longer to trace and to optimize than
+the float model's. `fit`, `evaluate` and `predict` know beforehand which way all layers will go, so
+each phase gets a graph of its own, without the branches. Custom training loops branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.layers.scheduled import Phase, ScheduledLayer, assuming
+
+__all__ = ["PhasedModel"]
+
+
+class PhasedModel:
+    """A Keras model that traces its functions once for each phase that it meets."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As Keras documents it: called by `fit` and `train_on_batch`."""
+        return self._phased("train", super().make_train_function, force)  # type: ignore[misc]
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """As Keras documents it: called by `evaluate` and `test_on_batch`."""
+        return self._phased("test", super().make_test_function, force)  # type: ignore[misc]
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """As Keras documents it: called by `predict` and `predict_on_batch`."""
+        return self._phased("predict", super().make_predict_function, force)  # type: ignore[misc]
+
+    def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
+        """A function that runs, and makes where it is missing, Keras' function for the phase."""
+        attribute = f"{name}_function"
+        if getattr(self, attribute) is not None and not force:
+            return getattr(self, attribute)
+        look = _observer(self)
+        functions: dict[Phase | None, Any] = {}
+
+        def function(iterator: Any) -> Any:
+            phase = look(name == "train")
+            if phase not in functions:
+                functions[phase] = make(force=True)
+                setattr(self, attribute, function)
+            with assuming(phase):
+                return functions[phase](iterator)
+
+        setattr(self, attribute, function)
+        return function
+
+
+def _observer(model: Any) -> Callable[[bool], Phase | None]:
+    """A function that says which phase all layers will be in during the next execution.
+
+    None if they differ, or if a phase ends within the execution. It looks at the layers' weights
+    each time, so it does not matter how they were set.
+    """
+    layers = [each for each in model._flatten_layers() if isinstance(each, ScheduledLayer)]
+    most_calls = max(len(layer.inbound_nodes) for layer in layers)
+
+    @tf.function
+    def weights() -> Any:
+        names = ("step", "quantize_from", "freeze_from")
+        calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
+        return (
+            *(tf.stack([getattr(layer, name) for layer in layers]) for name in names),
+            tf.reduce_all(tf.stack([True, *calibrated])),
+        )
+
+    def look(training: bool) -> Phase | None:
+        done, quantize_from, freeze_from, calibrated = (each.numpy() for each in weights())
+        next_step = done + training
+        last_step = done + most_calls * int(model._steps_per_execution or 1) * training
+        gates: list[bool] = []
+        for threshold in (quantize_from, freeze_from):
+            if np.all(next_step >= threshold):
+                gates.append(True)
+            elif np.all(last_step < threshold):
+                gates.append(False)
+            else:
+                return None
+        quantizing, frozen = gates
+        return Phase(training, quantizing, frozen, training or bool(calibrated))
+
+    return look
