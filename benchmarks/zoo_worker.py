@@ -132,6 +132,35 @@ def run(name: str) -> None:
         result["identical"] = report.identical
         result["largest"] = report.max_difference
         result["mean"] = max(each.mean_difference for each in report.outputs)
+    with result.step("simulate"):
+        result["simulated"] = simulated(qat, contents, x[:BATCH])
+    with result.step("layers"):
+        result["layers"] = layers(qat, contents, x[:BATCH])
+
+
+def simulated(qat: Any, contents: bytes, x: np.ndarray) -> float:
+    """Share of the file's output codes that the integer simulation gives as well."""
+    import keras_qat
+    from keras_qat.interpreter import TFLiteModel
+
+    ((name, codes),) = TFLiteModel(contents).run({qat.input_names[0]: x}).items()
+    return float(np.mean(keras_qat.simulate(qat, x).outputs[name].codes == codes))
+
+
+def layers(qat: Any, contents: bytes, x: np.ndarray) -> dict[str, Any]:
+    """How the layers agree, each fed what the model computed before it."""
+    import keras_qat
+
+    report = keras_qat.verify(qat, contents, x, per_layer=True, batch_size=BATCH)
+    fed = [(each.fed, each) for each in report.tensors if each.fed is not None]
+    return {
+        "compared": len(fed),
+        "agree": sum(each.agrees for _, each in fed),
+        "identical": float(np.mean([fed.identical for fed, _ in fed])),
+        "largest": max(fed.max_difference for fed, _ in fed),
+        "lowest": min((fed.identical, each.name, "+".join(each.kernels)) for fed, each in fed),
+        "other_ranges": len(report.other_ranges),
+    }
 
 
 def operations(contents: bytes) -> dict[str, Any]:
