@@ -6,7 +6,18 @@ from typing import Any
 
 from keras_qat import specs
 from keras_qat.backend import KeepsTrainable, applications_scope, keras, register
-from keras_qat.graph import Call, Graph, Value, clone, map_values, read, rebuild, values_in
+from keras_qat.graph import (
+    Call,
+    Graph,
+    Value,
+    clone,
+    is_operation,
+    map_values,
+    read,
+    rebuild,
+    values_in,
+)
+from keras_qat.kernel_rounding import ROUNDINGS
 from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER, shapes_only
 from keras_qat.patterns import Group, is_batch_norm, kind_of
@@ -80,11 +91,19 @@ def rewrite(plan: Plan) -> QuantizedModel:
 
 
 def link(model: QuantizedModel) -> None:
-    """Tells each wrapper what quantizes its input: the scale of its bias follows from that."""
+    """Tells each wrapper what quantizes its input: the scale of its bias follows from that.
+
+    Quantizers behind kernels that round in a way of their own are told the same, and the layer.
+    """
     found: dict[QuantizeWrapper, set[Any]] = {}
     for call in read(model).calls:
         if isinstance(call.layer, QuantizeWrapper):
             found.setdefault(call.layer, set()).add(_quantizer_of(call.inputs[0]))
+        elif "source" in call.kwargs:
+            unquantized, source = call.inputs
+            before, maker = _quantizer_of(source), unquantized.producer
+            if before is not None and maker is not None:
+                call.layer.quantizer.sources[call.kwargs["slot"]] = maker.layer, before
     for wrapper, quantizers in found.items():
         wrapper.input_quantizer = quantizers.pop() if len(quantizers) == 1 else None
 
@@ -215,8 +234,17 @@ class _Visitor:
                 name=name,
             )
         slot = found.observed.index(value) if value in found.observed else None
-        unquantized = self.current[value]
+        unquantized, kwargs = self.current[value], {"slot": slot, **self._kernel(value, found)}
         outputs = self._copy(value)
-        self.calls.append(
-            Call(self.quantizers[found], (unquantized,), {"slot": slot}, outputs, name)
-        )
+        self.calls.append(Call(self.quantizers[found], (unquantized,), kwargs, outputs, name))
+
+    def _kernel(self, value: Value, found: Range) -> dict[str, Any]:
+        """What a quantizer has to know of the kernel in front of it, if that rounds otherwise."""
+        call = value.producer
+        kind = kind_of(call) if call is not None else None
+        if call is None or kind not in ROUNDINGS or found.spec.bits != 8:
+            return {}
+        source = self.range_of.get(call.inputs[0])
+        if source is None or source.spec.bits != 8 or is_operation(call.layer):
+            return {}
+        return {"source": self.current[call.inputs[0]], "kernel": kind}

@@ -299,7 +299,7 @@ INEXACT: dict[str, tuple[list[tuple[int, ...]], dict[str, Structure]]] = {
         },
     ),
 }
-"""Families of which the kernels round otherwise."""
+"""Families of which the kernels do not give the nearest code."""
 
 FAMILIES = SINGLE | CHAINED | INEXACT
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
-from keras_qat.layers.bias import factor_and_bias, rounded_bias
+from keras_qat.layers.bias import factor_and_bias, least_weight_step, rounded_bias
 
 __all__ = ["Folded", "fold"]
 
@@ -40,18 +40,18 @@ class Folded:
 
 def fold(wrapper: Any) -> Folded:
     """Folds the BatchNormalization of a wrapper into its kernel and bias."""
-    factor: Any = factor_and_bias(wrapper)[0]
+    factor: Any
+    factor, exact = factor_and_bias(wrapper)
+    least: Any = least_weight_step(wrapper, exact).numpy().astype(np.float64)
     bias: Any = rounded_bias(wrapper)[1]
     factor, bias = (None if each is None else each.numpy() for each in (factor, bias))
     if not wrapper.weight_axes:
-        return _affine(factor, bias)
+        return _affine(factor, bias, least)
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(wrapper.layer, name).numpy()
-    if factor is not None:
-        rank = kernel.ndim
-        factor = factor.reshape(
-            [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
-        )
+    per_channel = [kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.ndim, 0)]
+    factor = None if factor is None else factor.reshape(per_channel)
+    least = least.reshape(per_channel) if least.ndim else least
     quantizer = wrapper.weight_quantizers.get(name)
     if quantizer is None:
         return Folded(name, kernel if factor is None else kernel * factor, None, bias)
@@ -59,7 +59,7 @@ def fold(wrapper: Any) -> Folded:
         codes, scale = _codes_per_channel(kernel, axes, quantizer.spec.bits, factor)
     else:
         codes, scale = _codes_per_tensor(kernel, quantizer, factor)
-    kernel, scale, rounding = _in_int8(codes, scale, axes)
+    kernel, scale, rounding = _in_int8(codes, scale, axes, least)
     limits = (INT8_MAX * scale).astype(np.float32)
     return Folded(name, kernel.astype(np.float32), limits, bias, rounding)
 
@@ -92,14 +92,16 @@ def _codes_per_tensor(
 
 
 def _in_int8(
-    codes: np.ndarray, scale: np.ndarray, axes: tuple[int, ...]
+    codes: np.ndarray, scale: np.ndarray, axes: tuple[int, ...], least: Any = 0.0
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Kernel values and scale per channel with codes of at most 127.
 
     TFLite's int8 kernels have no zero point for weights. A channel of an asymmetric 8-bit kernel
     that reaches past 127 steps gets wider ones, and its weights are rounded to them. Where codes
     are small, as with fewer bits, steps become a whole number of times finer: the weights stay,
-    and the bias, which TFLite rounds to input scale times weight scale, is rounded less.
+    and the bias, which TFLite rounds to input scale times weight scale, is rounded less. No step
+    is below `least`, with which the bias fits 32 bits; the few weights that this rounds are next
+    to nothing against their bias.
     """
     reduced = tuple(axis for axis in range(-codes.ndim, 0) if axis not in axes)
     highest = np.max(np.abs(codes), axis=reduced, keepdims=True)
@@ -107,13 +109,27 @@ def _in_int8(
     rounded = np.round(codes / widening) * widening
     rounding = float(np.max(np.abs(rounded - codes)))
     finer = np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0)
-    return rounded * scale, scale * widening / finer, rounding
+    if np.any(least > 0):
+        finest = np.divide(scale, least, out=np.full_like(finer, np.inf), where=least > 0)
+        finer = np.clip(np.floor(finest), 1.0, finer)
+    values, step = rounded * scale, scale * widening / finer
+    narrow = step < least
+    wide = np.where(narrow, least, 1.0)
+    return (
+        np.where(narrow, np.round(values / wide) * wide, values),
+        np.maximum(step, least),
+        rounding,
+    )
 
 
-def _affine(factor: np.ndarray, bias: np.ndarray) -> Folded:
+def _affine(factor: np.ndarray, bias: np.ndarray, least: np.ndarray) -> Folded:
     """A layer that multiplies and adds per channel, as a kernel [1, 1, channels, 1] and a bias.
 
     One weight per channel with a scale of its own is always exact.
     """
-    kernel = factor.reshape(1, 1, -1, 1)
-    return Folded("", kernel, np.where(kernel == 0, np.float32(1), np.abs(kernel)), bias)
+    kernel = factor.reshape(1, 1, -1, 1).astype(np.float64)
+    codes, scale = np.sign(kernel) * INT8_MAX, np.abs(kernel) / INT8_MAX
+    scale = np.where(kernel == 0, 1.0 / INT8_MAX, scale)
+    least = least.reshape(1, 1, -1, 1) if least.ndim else least
+    kernel, scale, _ = _in_int8(codes, scale, (-2,), least)
+    return Folded("", kernel.astype(np.float32), (INT8_MAX * scale).astype(np.float32), bias)

@@ -11,9 +11,12 @@ from keras_qat import backend, fake_quant
 from keras_qat.branching import cond
 from keras_qat.layers.scheduled import Phase
 
-__all__ = ["add_rounding", "factor_and_bias", "normalization", "rounded_bias"]
+__all__ = ["add_rounding", "factor_and_bias", "least_weight_step", "normalization", "rounded_bias"]
 
 _layers = backend.keras.layers
+
+BIAS_MAX = 2.0**30
+"""Largest code of a bias: half of what 32 bits hold, the rest is for the sum it is added to."""
 
 
 def factor_and_bias(wrapper: Any) -> tuple[Any, Any]:
@@ -61,6 +64,27 @@ def normalization(bias: Any, norm: Any) -> tuple[Any, Any]:
     return factor, bias
 
 
+def least_weight_step(wrapper: Any, bias: Any) -> Any:
+    """The smallest step of each channel's weights with which its bias fits 32 bits.
+
+    Next to nothing is left of a channel's weights where training switched it off, but its bias
+    stays. In steps of such weights it would not fit; in these it does, and all products together
+    are next to nothing against it.
+
+    Returns:
+        A vector, a scalar for weights with one range; 0 if the input's step is not known.
+    """
+    if bias is None or wrapper.input_quantizer is None or wrapper.fold != "per_channel":
+        return tf.constant(0.0)
+    least = tf.math.divide_no_nan(tf.abs(bias), _input_step(wrapper) * BIAS_MAX)
+    return tf.reduce_max(least) if () in wrapper.weight_axes.values() else least
+
+
+def _input_step(wrapper: Any) -> Any:
+    minimum, maximum = wrapper.input_quantizer.observe(None, False)
+    return (maximum - minimum) / (2**wrapper.input_quantizer.spec.bits - 1)
+
+
 def rounded_bias(wrapper: Any) -> tuple[Any, Any]:
     """The folded bias, and the same in whole steps of input scale times weight scale.
 
@@ -83,8 +107,7 @@ def rounded_bias(wrapper: Any) -> tuple[Any, Any]:
             limits *= tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
     else:
         limits, levels = tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor)), 127
-    minimum, maximum = quantizer.observe(None, False)
-    step = limits / levels * ((maximum - minimum) / (2**quantizer.spec.bits - 1))
+    step = tf.maximum(limits / levels, least_weight_step(wrapper, bias)) * _input_step(wrapper)
     safe = tf.where(step > 0, step, tf.ones_like(step))
     return bias, tf.where(step > 0, tf.round(bias / safe) * step, bias)
 

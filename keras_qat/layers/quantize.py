@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_qat import backend, fake_quant, observers, specs
 from keras_qat.branching import cond, straight_through
+from keras_qat.kernel_rounding import Grid, rounded
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
 
 __all__ = ["ActivationQuantizer", "Quantize"]
@@ -33,6 +34,9 @@ class ActivationQuantizer:
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, each) for each in names]
+        self.sources: dict[int | None, tuple[Any, ActivationQuantizer]] = {}
+        """Slot -> the layer that computes the tensor and what quantizes its input, for kernels
+        that round in a way of their own; set by the model."""
 
     def __call__(
         self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
@@ -139,8 +143,32 @@ class Quantize(ScheduledLayer):
         return [self.quantizer]
 
     @tf.autograph.experimental.do_not_convert
-    def compute(self, inputs: Any, training: Any, slot: int | None = 0) -> Any:
-        return self.quantizer(inputs, self.advance(training), slot)
+    def compute(
+        self,
+        inputs: Any,
+        training: Any,
+        slot: int | None = 0,
+        source: Any = None,
+        kernel: str = "",
+    ) -> Any:
+        phase = self.advance(training)
+        x = self.quantizer(inputs, phase, slot)
+        return self._as_kernel(x, phase, slot, source, kernel) if kernel else x
+
+    def _as_kernel(self, x: Any, phase: Phase, slot: int | None, source: Any, kernel: str) -> Any:
+        """`x`, at inference as the kernel rounds it that computes it from `source`."""
+        if phase.training is True or slot not in self.quantizer.sources:
+            return x
+        layer, before = self.quantizer.sources[slot]
+        ranges = [each.observe(None, training=False) for each in (before, self.quantizer)]
+        grid, output = (Grid.of(*each) for each in ranges)
+        conditions = [phase.training is False or tf.logical_not(phase.training)]
+        conditions += [before.applies(phase, *ranges[0]), self.quantizer.applies(phase, *ranges[1])]
+        return cond(
+            all(each is True for each in conditions) or tf.reduce_all(tf.stack(conditions)),
+            lambda: rounded(kernel, layer, source, grid, output, x),
+            lambda: tf.identity(x),
+        )
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

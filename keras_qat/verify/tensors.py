@@ -124,7 +124,7 @@ def pair(graph: Graph, file: FileGraph, output_names: list[str]) -> Pairing:
         """The value itself, or that behind its quantizer."""
         if value not in levels:
             for reader in consumers[value]:
-                if isinstance(reader.layer, Quantize):
+                if isinstance(reader.layer, Quantize) and reader.inputs[0] is value:
                     return reader.output
         return value
 

@@ -1,0 +1,103 @@
+"""Trained networks, layer by layer: does the exported file compute what was trained?
+
+    python -m benchmarks.parity                        handwritten digits, some minutes on 2 cores
+    python -m benchmarks.parity --data fashion-mnist   photos of clothes, 28x28
+
+Trains small networks of the usual kinds in float and quantized, exports them and compares each
+layer, fed the model's own codes, with every kind of kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
+
+from demo_data import DATA, Data
+
+import keras_qat
+from benchmarks.parity_models import MODELS
+from keras_qat.backend import keras
+from keras_qat.interpreter import Kernels
+
+BATCH = 32
+HEADER = (
+    f"{'network':<13} {'kernels':<10} {'layers':>6} {'agree':>6} {'worst fed':>10} {'LSB':>4}  "
+    f"{'codes out':>9} {'LSB':>4} {'same class':>10}"
+)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MODELS)}; all")
+    parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--epochs", type=int, default=6, help="of each of the two trainings")
+    parser.add_argument("--output", type=Path, help="a JSON file with every figure")
+    arguments = parser.parse_args()
+    data = DATA[arguments.data]()
+    results: dict[str, Any] = {}
+    differing: dict[str, list[str]] = {}
+    print(HEADER)
+    for name in arguments.names or MODELS:
+        qat = trained(name, data, arguments.epochs)
+        contents = keras_qat.export_tflite(qat)
+        for kernels in get_args(Kernels):
+            report = keras_qat.verify(
+                qat, contents, data.x_test, per_layer=True, kernels=kernels, batch_size=64
+            )
+            results.setdefault(name, {})[kernels] = report.to_dict()
+            print(row(name, report), flush=True)
+            for each in report.differing:
+                found = "" if each.fed is None else f" {each.fed.identical:.2%}"
+                text = f"{name} {each.name} ({'+'.join(each.kernels)}){found}"
+                differing.setdefault(kernels, []).append(text)
+    for kernels, names in differing.items():
+        print(f"\nBelow 99.9 % or off by more than 1 LSB with the {kernels} kernels:")
+        print("\n".join(f"  {each}" for each in names))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(results, indent=1))
+
+
+def trained(name: str, data: Data, epochs: int) -> Any:
+    """A network that was trained in float, and then with quantization."""
+    keras.utils.set_random_seed(0)
+    model = MODELS[name](data.x_train.shape[1:])
+    steps = -(-len(data.x_train) // BATCH)
+    qat = None
+    for rate in (3e-3, 1e-4):
+        if rate == 1e-4:
+            model = qat = keras_qat.quantize_model(model)
+        model.compile(
+            keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps * epochs)),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        callbacks = [
+            keras_qat.callbacks.QuantDelay(steps),
+            keras_qat.callbacks.FreezeBatchNorm(steps * epochs // 2),
+        ]
+        model.fit(
+            data.x_train, data.y_train, BATCH, epochs, verbose=0, callbacks=callbacks if qat else []
+        )
+    return qat
+
+
+def row(name: str, report: Any) -> str:
+    """One line of the table."""
+    fed = [each.fed for each in report.tensors if each.fed is not None]
+    agree = len(report.tensors) - len(report.differing)
+    (output,) = report.outputs
+    return (
+        f"{name:<13} {report.kernels:<10} {len(report.tensors):>6} {agree:>6} "
+        f"{min(each.identical for each in fed):>10.3%} "
+        f"{max(each.max_difference for each in fed):>4.0f}  {output.identical:>9.2%} "
+        f"{output.max_difference:>4.0f} {output.argmax_agreement:>10.2%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
