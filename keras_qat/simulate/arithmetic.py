@@ -51,23 +51,18 @@ def divide_by_power_of_two(x: np.ndarray, exponent: Any) -> np.ndarray:
     return (x + half - ((x < 0) & (half > 0))) >> exponent
 
 
-def requantize(kernels: str, sums: np.ndarray, *scales: Any) -> np.ndarray:
+def requantize(kernels: str, sums: np.ndarray, ratio: Any) -> np.ndarray:
     """Sums of products in steps of the output.
 
     Args:
         kernels: the family of kernels.
-        sums: int32.
-        scales: those of the two factors, or that of the one input, then that of the output;
-            float32, scalars or one for each entry of the last axis.
+        sums: whole numbers.
+        ratio: the step of a product over that of the output, a scalar or one for each entry of
+            the last axis: float32 or float64, as the kernel computes it.
 
     Returns:
         Whole numbers, the zero point not yet added.
     """
-    *inputs, output = scales
     if kernels == "xnnpack":
-        ratio = np.float32(1)
-        for scale in inputs:
-            ratio = np.multiply(ratio, scale, dtype=np.float32)
-        return np.rint(sums.astype(np.float32) * (ratio / np.float32(output))).astype(np.int64)
-    number = np.prod(np.broadcast_arrays(*map(np.float64, inputs)), axis=0)
-    return multiply(sums, *fixed_point(number / np.float64(output)))
+        return np.rint(sums.astype(np.float32) * np.float32(ratio)).astype(np.int64)
+    return multiply(sums, *fixed_point(ratio))

@@ -61,11 +61,13 @@ def convolve(kernels: str, layer: Any, x: Codes, weights: Weights, output: Grid)
     """What a layer with a kernel computes, in codes of `output` that are not yet clipped."""
     sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.scale)
     scales = weights.scales.astype(np.float32)
+    ratio: Any = x.scale * scales / output.scale
+    if kernels != "xnnpack":
+        ratio = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
     if kernels == "reference" and isinstance(layer, keras.layers.EinsumDense):
         # A FULLY_CONNECTED: the one kernel that multiplies in double precision.
-        ratio = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
         return round_away(sums * ratio).astype(np.int64) + output.zero_point
-    return requantize(kernels, sums, x.scale, scales, output.scale) + output.zero_point
+    return requantize(kernels, sums, ratio) + output.zero_point
 
 
 def _sums(layer: Any, steps: np.ndarray, bare: Folded) -> np.ndarray:
