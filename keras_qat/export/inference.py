@@ -138,9 +138,11 @@ class _Writer:
         """The outputs of a call."""
         layer = call.layer
         if isinstance(layer, Quantize):
+            levels = Levels.of(layer.quantizer)
             if self.for_tflite and kwargs["slot"] is None:
+                self.levels[call.output] = levels
                 return args[0]  # An average: the runtime's kernel rounds it to its input's range.
-            return self.quantize(call.output, args[0], Levels.of(layer.quantizer))
+            return self.quantize(call.output, args[0], levels)
         if isinstance(layer, QuantizeWrapper):
             quantized = layer.output_quantizer is not None
 

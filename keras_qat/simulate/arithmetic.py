@@ -33,11 +33,22 @@ def fixed_point(number: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.where(lost, 0, multiplier), np.where(lost, 0, exponent)
 
 
-def multiply(x: Any, multiplier: Any, exponent: Any) -> np.ndarray:
-    """Whole numbers times a `fixed_point` number, rounded as TFLite's kernels do."""
+def multiply(x: Any, multiplier: Any, exponent: Any, halves_up: Any = False) -> np.ndarray:
+    """Whole numbers times a `fixed_point` number, rounded as TFLite's kernels do.
+
+    Args:
+        x: whole numbers.
+        multiplier, exponent: the number; scalars or one for each entry of the last axis.
+        halves_up: where the second rounding moves halves up instead of away from zero, as it
+            does in optimized kernels.
+    """
     shifted = np.asarray(x, np.int64) << np.maximum(exponent, 0)
     product = high_product(shifted, multiplier)
-    return divide_by_power_of_two(product, np.maximum(-np.asarray(exponent), 0))
+    shift = np.maximum(-np.asarray(exponent), 0)
+    away = divide_by_power_of_two(product, shift)
+    if not np.any(halves_up):
+        return away
+    return np.where(halves_up, (product + ((1 << shift) >> 1)) >> shift, away)
 
 
 def high_product(a: Any, b: Any, bits: int = 32) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,23 +59,23 @@ Rule = Callable[[str, Call, Any, dict[str, Any]], Any]
 """From the family of kernels, a call, and its arguments with `Codes` to `Codes` or `Pending`."""
 
 
-def _operands(args: Any, kwargs: dict[str, Any]) -> list[Codes]:
-    """The tensors among a call's arguments, numbers as constants in codes."""
-    leaves = tf.nest.flatten((args, kwargs))
+def _operands(args: Any, kwargs: dict[str, Any], grid: Grid | None = None) -> list[Codes]:
+    """The tensors among a call's arguments; numbers as constants in codes, of `grid` if given."""
     return [
-        each if isinstance(each, Codes) else _constant(np.asarray(each, np.float32))
-        for each in leaves
+        each if isinstance(each, Codes) else _constant(np.asarray(each, np.float32), grid)
+        for each in tf.nest.flatten((args, kwargs))
         if each is not None and not isinstance(each, (str, bool))
     ]
 
 
-def _constant(values: np.ndarray) -> Codes:
+def _constant(values: np.ndarray, grid: Grid | None = None) -> Codes:
     """A constant as the converter quantizes it: 256 steps over its values and zero."""
-    low, high = (float(f(values, initial=0.0)) for f in (np.min, np.max))
-    scale = (high - low) / 255 or 1.0
-    zero_point = LOW + int(np.rint(-low / scale))
-    codes = np.clip(round_away(values / scale) + zero_point, LOW, HIGH)
-    return Codes(codes.astype(np.int8), Grid(np.float32(scale), zero_point))
+    if grid is None:
+        low, high = (float(f(values, initial=0.0)) for f in (np.min, np.max))
+        scale = (high - low) / 255 or 1.0
+        grid = Grid(np.float32(scale), LOW + int(np.rint(-low / scale)))
+    codes = np.clip(round_away(values / grid.scale + np.float32(grid.zero_point)), LOW, HIGH)
+    return Codes(codes.astype(np.int8), grid)
 
 
 def _of_two(kernel: Callable[..., np.ndarray], **options: Any) -> Rule:
@@ -115,6 +116,20 @@ def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
     grid = leaves[0].grid
     steps = _compute(call, args, kwargs, lambda x: x.steps)
     return Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid)
+
+
+def _extremum(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+    """The larger or smaller one of two tensors, or of a tensor and a constant, on one grid."""
+    leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
+    grid = leaves[0].grid
+    operands = _operands(args, kwargs, grid)
+    smaller = type(call.layer) is keras.layers.Minimum or "minimum" in _symbol(call)
+    choose = np.minimum if smaller else np.maximum
+    return Codes(functools.reduce(choose, [each.codes for each in operands]), grid)
+
+
+def _symbol(call: Call) -> str:
+    return str(getattr(call.layer, "symbol", ""))
 
 
 def _average(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
@@ -170,6 +185,16 @@ def _gelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
     return _of_one(elementwise.table, function=function)("reference", call, args, kwargs)
 
 
+def _softmax(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    x = tf.nest.flatten((args, kwargs))[0]
+    axis = getattr(call.layer, "axis", -1)
+    if is_operation(call.layer):
+        axis = kwargs.get("axis", args[1] if len(args) > 1 else None)
+    axis = -1 if axis is None else int(axis)
+    last = Codes(np.moveaxis(x.codes, axis, -1), x.grid)
+    return Pending(lambda output: np.moveaxis(softmax(kernels, last, output), -1, axis))
+
+
 def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
     x = args[0]
     if isinstance(call.layer, keras.layers.Resizing):
@@ -205,7 +230,7 @@ def _concatenate(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) ->
 RULES: dict[str, Rule] = {
     "move": _move,
     "linear": _move,
-    "maximum": _move,
+    "maximum": _extremum,
     "concatenate": _concatenate,
     "average_pooling": _average,
     "mean": _mean,
@@ -222,6 +247,6 @@ RULES: dict[str, Rule] = {
     "sigmoid": _of_one(elementwise.table, function=elementwise.sigmoid),
     "tanh": _of_one(elementwise.table, function=elementwise.tanh),
     "gelu": _gelu,
-    "softmax": _of_one(softmax),
+    "softmax": _softmax,
 }
 """Kind of a call, as in `patterns.kind_of` -> what computes it."""

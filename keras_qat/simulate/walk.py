@@ -111,10 +111,10 @@ class Walk:
         is_rounded = wrapper.output_quantizer is not None or call.output in self.rounded
         if weights is None or not isinstance(x, Codes) or not is_rounded:
             return self.in_float(call, (x,), {})
-        kernels = self.kernels
-        if type(layer) in TRANSPOSED and call.inputs[0].shape[0] is None:
-            kernels = "reference"  # XNNPACK takes only those whose output's shape is known.
-        result = Pending(lambda output: convolve(kernels, layer, x, weights, output))
+        any_batch = call.inputs[0].shape[0] is None
+        result = Pending(
+            lambda output: convolve(self.kernels, layer, x, weights, output, any_batch)
+        )
         if wrapper.activation is not None:
             result = result.clipped(0.0, limit_of(wrapper.activation))
         return result
@@ -161,6 +161,3 @@ def _name(value: Value) -> str:
     if isinstance(layer, Quantize) and call is not None and call.kwargs.get("slot") is not None:
         return layer.tensors[call.kwargs["slot"]]
     return value.name.removeprefix(PREFIX)
-
-
-TRANSPOSED = (_layers.Conv1DTranspose, _layers.Conv2DTranspose)
