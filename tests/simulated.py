@@ -1,4 +1,4 @@
-"""Running a file with a family of kernels, and comparing with the integer simulation."""
+"""Comparing files with the integer simulation."""
 
 from __future__ import annotations
 
@@ -7,30 +7,16 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat import interpreter
 from keras_qat.interpreter import TFLiteModel
 
-KERNELS = {"xnnpack": "AUTO", "reference": "BUILTIN_REF"}
-"""Family of kernels -> the interpreter's name for it."""
-
-
-def file_with(kernels: str, contents: bytes) -> TFLiteModel:
-    """A file that runs with a family of kernels."""
-    module = interpreter._interpreter_module()
-    types = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
-    file = TFLiteModel(contents)
-    file.interpreter = module.Interpreter(
-        model_content=contents, experimental_op_resolver_type=getattr(types, KERNELS[kernels])
-    )
-    file.interpreter.allocate_tensors()
-    return file
+KERNELS = ("xnnpack", "reference")
 
 
 def assert_identical(
-    qat: Any, x: Any, kernels: str, contents: bytes | None = None, **options: Any
+    qat: Any, x: Any, kernels: Any, contents: bytes | None = None, **options: Any
 ) -> keras_qat.Simulation:
     """Asserts that the simulation gives the file's codes, all of them, and its quantization."""
-    file = file_with(kernels, contents or keras_qat.export_tflite(qat, **options))
+    file = TFLiteModel(contents or keras_qat.export_tflite(qat, **options), kernels)
     simulated = keras_qat.simulate(qat, x, kernels, **options)
     arrays = qat._flatten_to_reference_inputs(x)
     found = file.run(dict(zip(qat.input_names, arrays, strict=True)))

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, is_operation
+from keras_qat.graph import Call, is_operation, takes_training
+from keras_qat.patterns import ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
 from keras_qat.simulate.softmax import softmax
@@ -47,12 +48,7 @@ def limit_of(activation: Any) -> float:
 
     With another maximum it is an ordinary ReLU in the file, as its quantizer clips there too.
     """
-    is_relu6 = (
-        getattr(activation, "max_value", None) == 6
-        or getattr(activation, "activation", None) is tf.nn.relu6
-        or str(getattr(activation, "symbol", "")) == "nn.relu6"
-    )
-    return 6.0 if is_relu6 else np.inf
+    return 6.0 if ceiling_of(activation) == 6 else np.inf
 
 
 Rule = Callable[[str, Call, Any, dict[str, Any]], Any]
@@ -107,15 +103,17 @@ def _clip(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
     return Pending(lambda output: elementwise.relu(kernels, x, output), 0.0, limit)
 
 
-def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """A layer that only moves or selects values: it does so with the steps.
 
     Padding adds zeros, which are steps like any other.
     """
     leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
     grid = leaves[0].grid
-    steps = _compute(call, args, kwargs, lambda x: x.steps)
-    return Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid)
+    moved = _compute(call, args, kwargs, lambda x: x.steps)
+    return tf.nest.map_structure(
+        lambda steps: Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid), moved
+    )
 
 
 def _extremum(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
@@ -146,16 +144,15 @@ def _mean(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
 
 def _compute(
     call: Call, args: Any, kwargs: dict[str, Any], numbers: Callable[[Codes], np.ndarray]
-) -> np.ndarray:
+) -> Any:
     """The layer itself on whole numbers, in float64: exact, or nearly so if it divides."""
     args, kwargs = tf.nest.map_structure(
         lambda leaf: tf.constant(numbers(leaf), tf.float64) if isinstance(leaf, Codes) else leaf,
         (args, kwargs),
     )
-    layer = call.layer
-    if not is_operation(layer) and layer._call_spec.expects_training_arg:
+    if takes_training(call.layer):
         kwargs = {**kwargs, "training": False}
-    return np.asarray(layer.call(*args, **kwargs))
+    return tf.nest.map_structure(np.asarray, call.layer.call(*args, **kwargs))
 
 
 def _leaky_relu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:

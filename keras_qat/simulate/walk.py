@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.export.inference import Levels, implied_levels
-from keras_qat.graph import Call, Graph, Value
+from keras_qat.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.patterns import CLIPS, kind_of
 from keras_qat.rewrite import PREFIX
@@ -19,7 +19,7 @@ from keras_qat.simulate.convolution import Weights, convolve
 from keras_qat.simulate.elementwise import convert
 from keras_qat.simulate.rules import RULES, Pending, limit_of
 
-__all__ = ["Walk"]
+__all__ = ["Walk", "name_of"]
 
 _layers = keras.layers
 
@@ -76,7 +76,9 @@ class Walk:
                 result = self.quantize(call.output, call.output, result, levels)
         else:
             result = self.bare(call, args, kwargs)
-        self.tensors[call.output] = result
+        tf.nest.map_structure(
+            lambda value, x: self.tensors.update({value: x}), call.outputs, result
+        )
         return result
 
     def named_tensors(self) -> dict[str, Codes]:
@@ -84,7 +86,7 @@ class Walk:
         found = {}
         for value, x in self.tensors.items():
             if isinstance(x, Codes):
-                found[_name(value)] = x
+                found[name_of(value)] = x
         return found
 
     def quantize(self, source: Value, value: Value, x: Any, levels: Levels) -> Codes:
@@ -131,14 +133,14 @@ class Walk:
         known = [self.levels[value] for value in call.inputs if value in self.levels]
         implied = implied_levels(call, known) if len(known) == len(inputs) else None
         if implied is not None:
-            self.levels[call.output] = implied
+            self.levels.update(dict.fromkeys(values_in(call.outputs), implied))
         if not isinstance(result, Pending):
             return result
         return self.in_float(call, args, kwargs) if implied is None else result.on(Grid.of(implied))
 
     def in_float(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call that the file computes in float."""
-        self.float_layers[call.name] = None
+        self.float_layers[call.name.removeprefix(PREFIX)] = None
         args, kwargs = tf.nest.map_structure(
             lambda leaf: tf.constant(leaf.values) if isinstance(leaf, Codes) else leaf,
             (args, kwargs),
@@ -147,12 +149,12 @@ class Walk:
         if isinstance(layer, QuantizeWrapper):
             activation = layer.activation or tf.identity
             return spelling.as_keras(layer.layer, args[0], self.folded[layer], activation)
-        if "training" in kwargs:
+        if takes_training(layer):
             kwargs = {**kwargs, "training": False}
-        return layer(*args, **kwargs)
+        return spelling.in_float(layer, args, kwargs)
 
 
-def _name(value: Value) -> str:
+def name_of(value: Value) -> str:
     """The name that a tensor of a quantization-aware model has in the float model."""
     call = value.producer
     layer = call.layer if call else None
