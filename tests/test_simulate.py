@@ -148,10 +148,39 @@ BEYOND = {
     "means": lambda x: tf.reduce_mean(x, axis=[1, 3]),
     "gelu": lambda x: tf.nn.gelu(x, approximate=True),
     "split": lambda x: layers.Subtract()(list(tf.split(x, 2, axis=-1))),
-    "average_and_sigmoid": lambda x: layers.Concatenate()(
-        [layers.Activation("sigmoid")(x), layers.AveragePooling2D(1)(x)]
-    ),
 }
+
+
+def joined(*parts):
+    """A concatenation; TFLite converts what comes in other ranges than its own."""
+    return lambda x: layers.Concatenate()([part(x) for part in parts])
+
+
+def conv(x):
+    return layers.Conv2D(4, 3, padding="same")(x)
+
+
+def sigmoid(x):
+    return layers.Activation("sigmoid")(x)
+
+
+def tanh(x):
+    return layers.Activation("tanh")(x)
+
+
+JOINED = {
+    "tanh_and_input": joined(tanh, layers.Identity()),
+    "tanh_and_sigmoid": joined(tanh, sigmoid),
+    "sigmoid_and_relu": joined(sigmoid, lambda x: layers.ReLU()(x)),
+    "sigmoid_and_conv": joined(sigmoid, conv),
+    "sigmoid_and_small": joined(sigmoid, lambda x: layers.Rescaling(0.1)(x)),
+    "tanh_and_small_relu": joined(tanh, lambda x: layers.ReLU()(layers.Rescaling(0.1)(x))),
+    "tanh_and_pooled_conv": joined(tanh, lambda x: layers.AveragePooling2D(1)(conv(x))),
+    "softmax_tanh_and_conv": joined(lambda x: layers.Softmax()(x), tanh, conv),
+    "nested": joined(joined(conv, tanh), sigmoid),
+    "read_twice": lambda x: (lambda y: joined(sigmoid, lambda _: y, lambda _: conv(y))(x))(conv(x)),
+}
+BEYOND |= {f"joined_{name}": build for name, build in JOINED.items()}
 
 
 @pytest.mark.parametrize("name", BEYOND)

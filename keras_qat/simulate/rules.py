@@ -201,34 +201,11 @@ def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Code
     return Codes(pooling.resize(kernels, x, *sizes).astype(np.int8), x.grid)
 
 
-def _concatenate(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """TFLite joins tensors on one grid; those on another are converted first."""
-    leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
-    if len({each.grid for each in leaves}) == 1:
-        return _move(kernels, call, args, kwargs)
-
-    def convert(x: Codes, grid: Grid) -> Codes:
-        if x.grid == grid:
-            return x
-        # The exported function clips what has no negative values at 0, which becomes a RELU.
-        positive = x.zero_point == LOW and any(each.zero_point > LOW for each in leaves)
-        kernel = elementwise.relu if positive else elementwise.convert
-        return Pending(lambda output: kernel(kernels, x, output)).on(grid)
-
-    def compute(grid: Grid) -> np.ndarray:
-        converted = tf.nest.map_structure(
-            lambda leaf: convert(leaf, grid) if isinstance(leaf, Codes) else leaf, (args, kwargs)
-        )
-        return _move(kernels, call, *converted).codes
-
-    return Pending(compute)
-
-
 RULES: dict[str, Rule] = {
     "move": _move,
     "linear": _move,
     "maximum": _extremum,
-    "concatenate": _concatenate,
+    "concatenate": _move,
     "average_pooling": _average,
     "mean": _mean,
     "resize": _resize,
@@ -246,4 +223,5 @@ RULES: dict[str, Rule] = {
     "gelu": _gelu,
     "softmax": _softmax,
 }
-"""Kind of a call, as in `patterns.kind_of` -> what computes it."""
+"""Kind of a call, as in `patterns.kind_of` -> what computes it. Tensors to concatenate are brought
+to one grid first, by `walk`."""
