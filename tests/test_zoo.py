@@ -18,6 +18,7 @@ import keras_qat
 from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
 from tests.models import rng
+from tests.simulated import KERNELS, assert_identical
 
 apps = keras.applications
 CLASSES = 10
@@ -145,7 +146,7 @@ FAMILY = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name f
 
 
 @functools.cache
-def taken_through(family: str) -> tuple[Any, Any, np.ndarray, TFLiteModel, Any]:
+def taken_through(family: str) -> tuple[Any, Any, np.ndarray, bytes, Any]:
     """Plan, trained model, inputs, file and report of a family: computed once.
 
     BatchNormalization has the offset 1.5, so that most units are in the linear range of their
@@ -169,17 +170,17 @@ def taken_through(family: str) -> tuple[Any, Any, np.ndarray, TFLiteModel, Any]:
         qat(x[start : start + 8], training=True)
     contents = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, contents, x)
-    return keras_qat.plan(model), qat, x, TFLiteModel(contents), report
+    return keras_qat.plan(model), qat, x, contents, report
 
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_computes_in_int8(family):
-    plan, _, _, file, _ = taken_through(family)
+    plan, _, _, contents, _ = taken_through(family)
     kinds = {call.name: type(call.layer).__name__ for call in plan.graph.calls}
     assert {kinds[name] for name in plan.float_layers} == FLOAT.get(family, set())
     floating = {
         name
-        for name, reads, writes in file.operations()
+        for name, reads, writes in TFLiteModel(contents).operations()
         if any(dtype.kind == "f" for dtype in reads + writes)
     }
     kernels = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "BATCH_MATMUL"}
@@ -191,6 +192,14 @@ def test_computes_in_int8(family):
 def test_file_agrees_with_the_simulation(family):
     report = taken_through(family)[-1]
     assert report.outputs[0].mean_difference <= 1
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("family", FAMILY)
+def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
+    _, qat, x, contents, _ = taken_through(family)
+    simulated = assert_identical(qat, x, kernels, contents)
+    assert bool(simulated.float_layers) == (family in FLOAT)
 
 
 @pytest.mark.parametrize("family", FAMILY)

@@ -102,7 +102,7 @@ class _Writer:
         if for_tflite:
             self.warn_of_rounding()
         self.quantized_next = {
-            call.inputs[0] for call in graph.calls if isinstance(call.layer, Quantize)
+            call.inputs[0]: call for call in graph.calls if isinstance(call.layer, Quantize)
         }
         self.levels: dict[Value, Levels] = {}
         self.float_values: set[Value] = set()
@@ -138,9 +138,11 @@ class _Writer:
         """The outputs of a call."""
         layer = call.layer
         if isinstance(layer, Quantize):
+            levels = Levels.of(layer.quantizer)
             if self.for_tflite and kwargs["slot"] is None:
+                self.levels[call.output] = levels
                 return args[0]  # An average: the runtime's kernel rounds it to its input's range.
-            return self.quantize(call.output, args[0], Levels.of(layer.quantizer))
+            return self.quantize(call.output, args[0], levels)
         if isinstance(layer, QuantizeWrapper):
             quantized = layer.output_quantizer is not None
 
@@ -211,7 +213,7 @@ class _Writer:
         return x if call.output in self.quantized_next else self.quantize(call.output, x, implied)
 
     def in_one_range(self, call: Call, args: Any) -> Any:
-        """The tensors of a concatenation, in a range that holds them all.
+        """The tensors of a concatenation, in its own range or one that holds them all.
 
         TFLite's kernel asks for one. Its converter would give it to the tensors themselves and
         forget where they were clipped in training.
@@ -219,14 +221,16 @@ class _Writer:
         known = [self.levels[value] for value in call.inputs if value in self.levels]
         if len(known) < len(call.inputs) or len(set(known)) == 1:
             return args
-        union = Levels.around(known)
+        behind = self.quantized_next.get(call.output)
+        joined = Levels.of(behind.layer.quantizer) if behind else Levels.around(known)
 
         def clip(x: Any, levels: Levels) -> Any:
-            if levels.maximum < union.maximum:
-                x = tf.minimum(x, levels.maximum)
-            if levels.minimum > union.minimum:
-                x = tf.maximum(x, levels.minimum)
-            return union.round(x)
+            y = x
+            if levels.maximum < joined.maximum:
+                y = tf.minimum(y, levels.maximum)
+            if levels.minimum > joined.minimum:
+                y = tf.maximum(y, levels.minimum)
+            return x if y is x else joined.round(y)  # The converter sees what it has to convert.
 
         clipped = [clip(x, each) for x, each in zip(tf.nest.flatten(args), known, strict=True)]
         return tf.nest.pack_sequence_as(args, clipped)

@@ -33,11 +33,22 @@ def fixed_point(number: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.where(lost, 0, multiplier), np.where(lost, 0, exponent)
 
 
-def multiply(x: Any, multiplier: Any, exponent: Any) -> np.ndarray:
-    """Whole numbers times a `fixed_point` number, rounded as TFLite's kernels do."""
+def multiply(x: Any, multiplier: Any, exponent: Any, halves_up: Any = False) -> np.ndarray:
+    """Whole numbers times a `fixed_point` number, rounded as TFLite's kernels do.
+
+    Args:
+        x: whole numbers.
+        multiplier, exponent: the number; scalars or one for each entry of the last axis.
+        halves_up: where the second rounding moves halves up instead of away from zero, as it
+            does in optimized kernels.
+    """
     shifted = np.asarray(x, np.int64) << np.maximum(exponent, 0)
     product = high_product(shifted, multiplier)
-    return divide_by_power_of_two(product, np.maximum(-np.asarray(exponent), 0))
+    shift = np.maximum(-np.asarray(exponent), 0)
+    away = divide_by_power_of_two(product, shift)
+    if not np.any(halves_up):
+        return away
+    return np.where(halves_up, (product + ((1 << shift) >> 1)) >> shift, away)
 
 
 def high_product(a: Any, b: Any, bits: int = 32) -> np.ndarray:
@@ -51,23 +62,18 @@ def divide_by_power_of_two(x: np.ndarray, exponent: Any) -> np.ndarray:
     return (x + half - ((x < 0) & (half > 0))) >> exponent
 
 
-def requantize(kernels: str, sums: np.ndarray, *scales: Any) -> np.ndarray:
+def requantize(kernels: str, sums: np.ndarray, ratio: Any) -> np.ndarray:
     """Sums of products in steps of the output.
 
     Args:
         kernels: the family of kernels.
-        sums: int32.
-        scales: those of the two factors, or that of the one input, then that of the output;
-            float32, scalars or one for each entry of the last axis.
+        sums: whole numbers.
+        ratio: the step of a product over that of the output, a scalar or one for each entry of
+            the last axis: float32 or float64, as the kernel computes it.
 
     Returns:
         Whole numbers, the zero point not yet added.
     """
-    *inputs, output = scales
     if kernels == "xnnpack":
-        ratio = np.float32(1)
-        for scale in inputs:
-            ratio = np.multiply(ratio, scale, dtype=np.float32)
-        return np.rint(sums.astype(np.float32) * (ratio / np.float32(output))).astype(np.int64)
-    number = np.prod(np.broadcast_arrays(*map(np.float64, inputs)), axis=0)
-    return multiply(sums, *fixed_point(number / np.float64(output)))
+        return np.rint(sums.astype(np.float32) * np.float32(ratio)).astype(np.int64)
+    return multiply(sums, *fixed_point(ratio))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.export.folded import INT8_MAX, Folded
 from keras_qat.export.spelling import as_keras
-from keras_qat.simulate.arithmetic import requantize
+from keras_qat.simulate.arithmetic import fixed_point, multiply, requantize
 from keras_qat.simulate.codes import Codes, Grid, round_away
 
 __all__ = ["Weights", "convolve"]
@@ -57,15 +57,39 @@ class Weights:
         return round_away(steps).astype(np.int64)
 
 
-def convolve(kernels: str, layer: Any, x: Codes, weights: Weights, output: Grid) -> np.ndarray:
-    """What a layer with a kernel computes, in codes of `output` that are not yet clipped."""
+def convolve(
+    kernels: str, layer: Any, x: Codes, weights: Weights, output: Grid, any_batch: bool
+) -> np.ndarray:
+    """What a layer with a kernel computes, in codes of `output` that are not yet clipped.
+
+    Args:
+        kernels: the family of kernels.
+        layer: the layer.
+        x: its input.
+        weights: its weights.
+        output: the output's grid.
+        any_batch: whether the file leaves the number of examples open.
+    """
     sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.scale)
     scales = weights.scales.astype(np.float32)
-    if kernels == "reference" and isinstance(layer, keras.layers.EinsumDense):
+    exact = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
+    if kernels == "xnnpack" and any_batch and type(layer) in TRANSPOSED:
+        # XNNPACK takes only those whose output's shape is known. TFLite's optimized kernel
+        # computes eight channels at a time, and those that are left as the reference kernel does.
+        channels = np.arange(sums.shape[-1])
+        in_eights = channels < channels.size // 8 * 8
+        codes = multiply(sums, *fixed_point(exact), in_eights)
+    elif kernels == "xnnpack":
+        codes = requantize(kernels, sums, x.scale * scales / output.scale)
+    elif type(layer) is keras.layers.EinsumDense:
         # A FULLY_CONNECTED: the one kernel that multiplies in double precision.
-        ratio = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
-        return round_away(sums * ratio).astype(np.int64) + output.zero_point
-    return requantize(kernels, sums, x.scale, scales, output.scale) + output.zero_point
+        codes = round_away(sums * exact).astype(np.int64)
+    else:
+        codes = requantize(kernels, sums, exact)
+    return codes + output.zero_point
+
+
+TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)
 
 
 def _sums(layer: Any, steps: np.ndarray, bare: Folded) -> np.ndarray:

@@ -68,10 +68,10 @@ def _xnnpack_add(a: Codes, b: Codes, ratios: list[np.float32], sign: int) -> np.
 
 def product(kernels: str, a: Codes, b: Codes, output: Grid) -> np.ndarray:
     """a * b."""
-    if not 2**-16 <= a.scale * b.scale / output.scale < 2**8:
-        kernels = "reference"
-    sums = a.steps * b.steps
-    return requantize(kernels, sums, a.scale, b.scale, output.scale) + output.zero_point
+    ratio = a.scale * b.scale / output.scale
+    taken = 2**-16 <= ratio < 2**8
+    family = kernels if taken else "reference"
+    return requantize(family, a.steps * b.steps, ratio) + output.zero_point
 
 
 def convert(kernels: str, x: Codes, output: Grid) -> np.ndarray:
@@ -81,7 +81,8 @@ def convert(kernels: str, x: Codes, output: Grid) -> np.ndarray:
         ratio = grid.scale / output.scale
         if kernels == "xnnpack" and 2**-8 <= ratio <= 2**7:
             return _times_256th(steps, ratio) + output.zero_point
-        return requantize("reference", steps, grid.scale, output.scale) + output.zero_point
+        exact = np.float64(grid.scale) / np.float64(output.scale)
+        return requantize("reference", steps, exact) + output.zero_point
 
     return lookup(x, output, function)
 
@@ -95,9 +96,7 @@ def relu(kernels: str, x: Codes, output: Grid) -> np.ndarray:
     """The same real values; the caller clips them. XNNPACK does not take it."""
 
     def function(steps: np.ndarray, grid: Grid, output: Grid) -> np.ndarray:
-        # TFLite divides in float32 here.
-        factor = fixed_point(np.float64(grid.scale / output.scale))
-        return multiply(steps, *factor) + output.zero_point
+        return requantize("reference", steps, grid.scale / output.scale) + output.zero_point
 
     return lookup(x, output, function)
 
@@ -113,10 +112,10 @@ def leaky_relu(kernels: str, x: Codes, output: Grid, slope: float) -> np.ndarray
         if kernels == "xnnpack" and taken:
             branches = _times_256th(steps, above), _times_256th(steps, below)
         else:
-            magnitude = fixed_point(np.float64(abs(below)))
+            below = abs(grid.scale * alpha / output.scale)
             branches = (
-                multiply(steps, *fixed_point(np.float64(above))),
-                int(np.sign(alpha)) * multiply(steps, *magnitude),
+                requantize("reference", steps, above),
+                int(np.sign(alpha)) * requantize("reference", steps, below),
             )
         return np.where(steps >= 0, *branches) + output.zero_point
 
@@ -126,9 +125,9 @@ def leaky_relu(kernels: str, x: Codes, output: Grid, slope: float) -> np.ndarray
 def prelu(kernels: str, x: Codes, alpha: Codes, output: Grid) -> np.ndarray:
     """x above zero, alpha * x below. XNNPACK does not take it."""
     steps = x.steps
-    above = multiply(steps, *fixed_point(np.float64(x.scale / output.scale)))
-    factor = fixed_point(np.float64(x.scale * alpha.scale / output.scale))
-    below = multiply(steps * alpha.steps, *factor)
+    above = requantize("reference", steps, x.scale / output.scale)
+    product_ratio = x.scale * alpha.scale / output.scale
+    below = requantize("reference", steps * alpha.steps, product_ratio)
     return np.where(steps >= 0, above, below) + output.zero_point
 
 

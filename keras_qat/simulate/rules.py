@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, is_operation
+from keras_qat.graph import Call, is_operation, takes_training
+from keras_qat.patterns import ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
 from keras_qat.simulate.softmax import softmax
@@ -46,35 +48,30 @@ def limit_of(activation: Any) -> float:
 
     With another maximum it is an ordinary ReLU in the file, as its quantizer clips there too.
     """
-    is_relu6 = (
-        getattr(activation, "max_value", None) == 6
-        or getattr(activation, "activation", None) is tf.nn.relu6
-        or str(getattr(activation, "symbol", "")) == "nn.relu6"
-    )
-    return 6.0 if is_relu6 else np.inf
+    return 6.0 if ceiling_of(activation) == 6 else np.inf
 
 
 Rule = Callable[[str, Call, Any, dict[str, Any]], Any]
 """From the family of kernels, a call, and its arguments with `Codes` to `Codes` or `Pending`."""
 
 
-def _operands(args: Any, kwargs: dict[str, Any]) -> list[Codes]:
-    """The tensors among a call's arguments, numbers as constants in codes."""
-    leaves = tf.nest.flatten((args, kwargs))
+def _operands(args: Any, kwargs: dict[str, Any], grid: Grid | None = None) -> list[Codes]:
+    """The tensors among a call's arguments; numbers as constants in codes, of `grid` if given."""
     return [
-        each if isinstance(each, Codes) else _constant(np.asarray(each, np.float32))
-        for each in leaves
+        each if isinstance(each, Codes) else _constant(np.asarray(each, np.float32), grid)
+        for each in tf.nest.flatten((args, kwargs))
         if each is not None and not isinstance(each, (str, bool))
     ]
 
 
-def _constant(values: np.ndarray) -> Codes:
+def _constant(values: np.ndarray, grid: Grid | None = None) -> Codes:
     """A constant as the converter quantizes it: 256 steps over its values and zero."""
-    low, high = (float(f(values, initial=0.0)) for f in (np.min, np.max))
-    scale = (high - low) / 255 or 1.0
-    zero_point = LOW + int(np.rint(-low / scale))
-    codes = np.clip(round_away(values / scale) + zero_point, LOW, HIGH)
-    return Codes(codes.astype(np.int8), Grid(np.float32(scale), zero_point))
+    if grid is None:
+        low, high = (float(f(values, initial=0.0)) for f in (np.min, np.max))
+        scale = (high - low) / 255 or 1.0
+        grid = Grid(np.float32(scale), LOW + int(np.rint(-low / scale)))
+    codes = np.clip(round_away(values / grid.scale + np.float32(grid.zero_point)), LOW, HIGH)
+    return Codes(codes.astype(np.int8), grid)
 
 
 def _of_two(kernel: Callable[..., np.ndarray], **options: Any) -> Rule:
@@ -106,15 +103,31 @@ def _clip(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
     return Pending(lambda output: elementwise.relu(kernels, x, output), 0.0, limit)
 
 
-def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """A layer that only moves or selects values: it does so with the steps.
 
     Padding adds zeros, which are steps like any other.
     """
     leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
     grid = leaves[0].grid
-    steps = _compute(call, args, kwargs, lambda x: x.steps)
-    return Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid)
+    moved = _compute(call, args, kwargs, lambda x: x.steps)
+    return tf.nest.map_structure(
+        lambda steps: Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid), moved
+    )
+
+
+def _extremum(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
+    """The larger or smaller one of two tensors, or of a tensor and a constant, on one grid."""
+    leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
+    grid = leaves[0].grid
+    operands = _operands(args, kwargs, grid)
+    smaller = type(call.layer) is keras.layers.Minimum or "minimum" in _symbol(call)
+    choose = np.minimum if smaller else np.maximum
+    return Codes(functools.reduce(choose, [each.codes for each in operands]), grid)
+
+
+def _symbol(call: Call) -> str:
+    return str(getattr(call.layer, "symbol", ""))
 
 
 def _average(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
@@ -131,16 +144,15 @@ def _mean(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
 
 def _compute(
     call: Call, args: Any, kwargs: dict[str, Any], numbers: Callable[[Codes], np.ndarray]
-) -> np.ndarray:
+) -> Any:
     """The layer itself on whole numbers, in float64: exact, or nearly so if it divides."""
     args, kwargs = tf.nest.map_structure(
         lambda leaf: tf.constant(numbers(leaf), tf.float64) if isinstance(leaf, Codes) else leaf,
         (args, kwargs),
     )
-    layer = call.layer
-    if not is_operation(layer) and layer._call_spec.expects_training_arg:
+    if takes_training(call.layer):
         kwargs = {**kwargs, "training": False}
-    return np.asarray(layer.call(*args, **kwargs))
+    return tf.nest.map_structure(np.asarray, call.layer.call(*args, **kwargs))
 
 
 def _leaky_relu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
@@ -170,6 +182,16 @@ def _gelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
     return _of_one(elementwise.table, function=function)("reference", call, args, kwargs)
 
 
+def _softmax(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    x = tf.nest.flatten((args, kwargs))[0]
+    axis = getattr(call.layer, "axis", -1)
+    if is_operation(call.layer):
+        axis = kwargs.get("axis", args[1] if len(args) > 1 else None)
+    axis = -1 if axis is None else int(axis)
+    last = Codes(np.moveaxis(x.codes, axis, -1), x.grid)
+    return Pending(lambda output: np.moveaxis(softmax(kernels, last, output), -1, axis))
+
+
 def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
     x = args[0]
     if isinstance(call.layer, keras.layers.Resizing):
@@ -179,34 +201,11 @@ def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Code
     return Codes(pooling.resize(kernels, x, *sizes).astype(np.int8), x.grid)
 
 
-def _concatenate(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """TFLite joins tensors on one grid; those on another are converted first."""
-    leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
-    if len({each.grid for each in leaves}) == 1:
-        return _move(kernels, call, args, kwargs)
-
-    def convert(x: Codes, grid: Grid) -> Codes:
-        if x.grid == grid:
-            return x
-        # The exported function clips what has no negative values at 0, which becomes a RELU.
-        positive = x.zero_point == LOW and any(each.zero_point > LOW for each in leaves)
-        kernel = elementwise.relu if positive else elementwise.convert
-        return Pending(lambda output: kernel(kernels, x, output)).on(grid)
-
-    def compute(grid: Grid) -> np.ndarray:
-        converted = tf.nest.map_structure(
-            lambda leaf: convert(leaf, grid) if isinstance(leaf, Codes) else leaf, (args, kwargs)
-        )
-        return _move(kernels, call, *converted).codes
-
-    return Pending(compute)
-
-
 RULES: dict[str, Rule] = {
     "move": _move,
     "linear": _move,
-    "maximum": _move,
-    "concatenate": _concatenate,
+    "maximum": _extremum,
+    "concatenate": _move,
     "average_pooling": _average,
     "mean": _mean,
     "resize": _resize,
@@ -222,6 +221,7 @@ RULES: dict[str, Rule] = {
     "sigmoid": _of_one(elementwise.table, function=elementwise.sigmoid),
     "tanh": _of_one(elementwise.table, function=elementwise.tanh),
     "gelu": _gelu,
-    "softmax": _of_one(softmax),
+    "softmax": _softmax,
 }
-"""Kind of a call, as in `patterns.kind_of` -> what computes it."""
+"""Kind of a call, as in `patterns.kind_of` -> what computes it. Tensors to concatenate are brought
+to one grid first, by `walk`."""

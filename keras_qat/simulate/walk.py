@@ -10,16 +10,17 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.export.inference import Levels, implied_levels
-from keras_qat.graph import Call, Graph, Value
+from keras_qat.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.patterns import CLIPS, kind_of
 from keras_qat.rewrite import PREFIX
 from keras_qat.simulate.codes import Codes, Grid, from_values
 from keras_qat.simulate.convolution import Weights, convolve
-from keras_qat.simulate.elementwise import convert
+from keras_qat.simulate.elementwise import convert, relu
 from keras_qat.simulate.rules import RULES, Pending, limit_of
+from keras_qat.specs import QuantSpec
 
-__all__ = ["Walk"]
+__all__ = ["Walk", "name_of"]
 
 _layers = keras.layers
 
@@ -47,12 +48,18 @@ class Walk:
             for layer, each in self.folded.items()
             if each.limits is not None
         }
-        self.rounded = {call.inputs[0] for call in graph.calls if isinstance(call.layer, Quantize)}
+        self.quantized_next = {
+            call.inputs[0]: call for call in graph.calls if isinstance(call.layer, Quantize)
+        }
+        self.rounded = set(self.quantized_next)
         """Values that a quantizer rounds, itself or behind a ReLU."""
         for call in reversed(graph.calls):
             if kind_of(call) in CLIPS and call.output in self.rounded:
                 self.rounded.add(call.inputs[0])
+        self.consumers, self.outputs = graph.consumers(), set(values_in(graph.outputs))
         self.levels: dict[Value, Levels] = {}
+        self.free: dict[Value, Pending] = {}
+        """Tensors whose kernel the converter may let round to other levels than their own."""
         self.tensors: dict[Value, Any] = {}
         self.float_layers: dict[str, None] = {}
 
@@ -69,14 +76,20 @@ class Walk:
         if isinstance(layer, Quantize):
             levels = Levels.of(layer.quantizer)
             result = self.quantize(call.inputs[0], call.output, args[0], levels)
+            if isinstance(args[0], Pending) and isinstance(layer.spec, QuantSpec):
+                self.free[call.output] = args[0]
         elif isinstance(layer, QuantizeWrapper):
             result = self.wrapper(call, args[0])
             if layer.output_quantizer is not None:
                 levels = Levels.of(layer.output_quantizer)
+                if isinstance(result, Pending):
+                    self.free[call.output] = result
                 result = self.quantize(call.output, call.output, result, levels)
         else:
             result = self.bare(call, args, kwargs)
-        self.tensors[call.output] = result
+        tf.nest.map_structure(
+            lambda value, x: self.tensors.update({value: x}), call.outputs, result
+        )
         return result
 
     def named_tensors(self) -> dict[str, Codes]:
@@ -84,7 +97,7 @@ class Walk:
         found = {}
         for value, x in self.tensors.items():
             if isinstance(x, Codes):
-                found[_name(value)] = x
+                found[name_of(value)] = x
         return found
 
     def quantize(self, source: Value, value: Value, x: Any, levels: Levels) -> Codes:
@@ -111,10 +124,10 @@ class Walk:
         is_rounded = wrapper.output_quantizer is not None or call.output in self.rounded
         if weights is None or not isinstance(x, Codes) or not is_rounded:
             return self.in_float(call, (x,), {})
-        kernels = self.kernels
-        if type(layer) in TRANSPOSED and call.inputs[0].shape[0] is None:
-            kernels = "reference"  # XNNPACK takes only those whose output's shape is known.
-        result = Pending(lambda output: convolve(kernels, layer, x, weights, output))
+        any_batch = call.inputs[0].shape[0] is None
+        result = Pending(
+            lambda output: convolve(self.kernels, layer, x, weights, output, any_batch)
+        )
         if wrapper.activation is not None:
             result = result.clipped(0.0, limit_of(wrapper.activation))
         return result
@@ -125,20 +138,59 @@ class Walk:
         inputs = [self.tensors[value] for value in call.inputs]
         if rule is None or not inputs or not all(isinstance(x, (Codes, Pending)) for x in inputs):
             return self.in_float(call, args, kwargs)
+        if kind_of(call) == "concatenate":
+            args, kwargs = self.in_one_range(call, (args, kwargs))
         result = rule(self.kernels, call, args, kwargs)
         if isinstance(result, Pending) and call.output in self.rounded:
             return result
         known = [self.levels[value] for value in call.inputs if value in self.levels]
         implied = implied_levels(call, known) if len(known) == len(inputs) else None
         if implied is not None:
-            self.levels[call.output] = implied
+            self.levels.update(dict.fromkeys(values_in(call.outputs), implied))
         if not isinstance(result, Pending):
             return result
         return self.in_float(call, args, kwargs) if implied is None else result.on(Grid.of(implied))
 
+    def in_one_range(self, call: Call, arguments: Any) -> Any:
+        """The tensors of a concatenation on one grid, as `inference_module` spells it."""
+        values = iter(call.inputs)
+        grids = {self.tensors[value].grid for value in call.inputs}
+        known = [self.levels[value] for value in call.inputs if value in self.levels]
+        if len(grids) == 1 or len(known) < len(call.inputs):
+            return arguments
+        behind = self.quantized_next.get(call.output)
+        joined = Levels.of(behind.layer.quantizer) if behind else Levels.around(known)
+        return tf.nest.map_structure(
+            lambda leaf: (
+                self.converted(next(values), leaf, joined) if isinstance(leaf, Codes) else leaf
+            ),
+            arguments,
+        )
+
+    def converted(self, value: Value, x: Codes, joined: Levels) -> Codes:
+        """A tensor of a concatenation in the range of all, clipped where its own range ends.
+
+        Of two clips the first one is in the tensor's own range, and so changes nothing. The
+        converter makes one operation of a clip at zero and the conversion. Where there is at
+        most one clip it converts nothing, but lets the kernel itself give the new range, if
+        nobody else reads its result.
+        """
+        levels, grid = self.levels[value], Grid.of(joined)
+        if x.grid == grid:
+            return x
+        below, above = levels.minimum > joined.minimum, levels.maximum < joined.maximum
+        if below and levels.minimum == 0:
+            return Pending(lambda output: relu(self.kernels, x, output)).on(grid)
+        low = levels.minimum if below else -np.inf
+        high = levels.maximum if above and not below else np.inf
+        read_once = len(self.consumers[value]) == 1 and value not in self.outputs
+        if value in self.free and read_once and not (below and above):
+            return self.free[value].clipped(low, high).on(grid)
+        return Pending(lambda output: convert(self.kernels, x, output), low, high).on(grid)
+
     def in_float(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call that the file computes in float."""
-        self.float_layers[call.name] = None
+        self.float_layers[call.name.removeprefix(PREFIX)] = None
         args, kwargs = tf.nest.map_structure(
             lambda leaf: tf.constant(leaf.values) if isinstance(leaf, Codes) else leaf,
             (args, kwargs),
@@ -147,12 +199,12 @@ class Walk:
         if isinstance(layer, QuantizeWrapper):
             activation = layer.activation or tf.identity
             return spelling.as_keras(layer.layer, args[0], self.folded[layer], activation)
-        if "training" in kwargs:
+        if takes_training(layer):
             kwargs = {**kwargs, "training": False}
-        return layer(*args, **kwargs)
+        return spelling.in_float(layer, args, kwargs)
 
 
-def _name(value: Value) -> str:
+def name_of(value: Value) -> str:
     """The name that a tensor of a quantization-aware model has in the float model."""
     call = value.producer
     layer = call.layer if call else None
@@ -161,6 +213,3 @@ def _name(value: Value) -> str:
     if isinstance(layer, Quantize) and call is not None and call.kwargs.get("slot") is not None:
         return layer.tensors[call.kwargs["slot"]]
     return value.name.removeprefix(PREFIX)
-
-
-TRANSPOSED = (_layers.Conv1DTranspose, _layers.Conv2DTranspose)

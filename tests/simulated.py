@@ -1,0 +1,30 @@
+"""Comparing files with the integer simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+
+KERNELS = ("xnnpack", "reference")
+
+
+def assert_identical(
+    qat: Any, x: Any, kernels: Any, contents: bytes | None = None, **options: Any
+) -> keras_qat.Simulation:
+    """Asserts that the simulation gives the file's codes, all of them, and its quantization."""
+    file = TFLiteModel(contents or keras_qat.export_tflite(qat, **options), kernels)
+    simulated = keras_qat.simulate(qat, x, kernels, **options)
+    arrays = qat._flatten_to_reference_inputs(x)
+    found = file.run(dict(zip(qat.input_names, arrays, strict=True)))
+    assert set(found) == set(simulated.outputs)
+    for name, codes in found.items():
+        output = simulated.outputs[name]
+        scale, zero_point = file.outputs[name]["quantization"]
+        assert (output.scale, output.zero_point) == (np.float32(scale), zero_point), name
+        differing = np.count_nonzero(output.codes != codes)
+        assert differing == 0, f"{name}: {differing} of {codes.size} codes differ"
+    return simulated

@@ -1,0 +1,259 @@
+"""The integer simulation: whole models, its arithmetic, and what it takes and gives."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import graph as graph_lib
+from keras_qat.backend import keras
+from keras_qat.flatbuffer import FileGraph
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.simulate.arithmetic import divide_by_power_of_two, fixed_point, multiply, requantize
+from keras_qat.simulate.codes import Grid, from_values
+from keras_qat.simulate.walk import name_of
+from keras_qat.verify.tensors import pair
+from tests.models import functional, images, layers, observe, residual_net, rng, scramble, train
+from tests.simulated import KERNELS, assert_identical
+
+with_kernels = pytest.mark.parametrize("kernels", KERNELS)
+
+
+@with_kernels
+def test_trained_model(exported, kernels):
+    simulated = assert_identical(exported.model, exported.x, kernels, exported.tflite)
+    assert simulated.kernels == kernels
+    assert simulated.float_layers == ()
+    assert len(np.unique(simulated.outputs["logits"].codes)) > 50
+
+
+def test_the_families_differ(exported):
+    """So that the tests show something: in a few codes, by one step."""
+    first, second = (keras_qat.simulate(exported.model, exported.x, each) for each in KERNELS)
+    differences = {
+        name: first.tensors[name].codes.astype(int) - second.tensors[name].codes
+        for name in first.tensors
+    }
+    assert not differences["image"].any()
+    assert 0 < np.mean(differences["stem_relu"] != 0) < 0.01
+    assert np.abs(differences["stem_relu"]).max() == 1
+
+
+@with_kernels
+def test_tensors_inside(exported, kernels):
+    """Each tensor that the file has too has the file's codes."""
+    graph, file_graph = graph_lib.read(exported.model), FileGraph(exported.tflite)
+    pairs = pair(graph, file_graph, exported.model.output_names).pairs
+    contents = file_graph.with_outputs(each.tensor.index for each in pairs)
+    file = TFLiteModel(contents, kernels)
+    codes = file.run(dict.fromkeys(file.inputs, exported.x))
+    tensors = keras_qat.simulate(exported.model, exported.x, kernels).tensors
+    assert {"image", "stem_relu", "project_bn", "merge_relu", "pool", "logits"} <= set(tensors)
+    assert len(pairs) >= 7
+    for each in pairs:
+        found = tensors[name_of(each.value)]
+        np.testing.assert_array_equal(found.codes, codes[str(each.tensor.index)], each.name)
+        assert (found.scale, found.zero_point) == (each.tensor.scale, each.tensor.zero_point)
+
+
+def test_real_values_and_codes_as_inputs(exported):
+    simulated = keras_qat.simulate(exported.model, exported.x)
+    image, logits = simulated.tensors["image"], simulated.outputs["logits"]
+    inside = np.clip(exported.x, image.values.min(), image.values.max())
+    assert np.abs(image.values - inside).max() <= 0.51 * image.scale
+    np.testing.assert_array_equal(
+        logits.values, (logits.codes.astype(np.float32) - logits.zero_point) * logits.scale
+    )
+    again = keras_qat.simulate(exported.model, image.codes, batch_size=7)
+    np.testing.assert_array_equal(again.outputs["logits"].codes, logits.codes)
+
+
+def test_the_model_is_not_changed(exported):
+    before = exported.model.get_weights()
+    keras_qat.simulate(exported.model, exported.x[:4])
+    for one, other in zip(exported.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@with_kernels
+def test_dict_inputs_and_shared_layers(kernels):
+    inputs = {"b": keras.Input((6, 6, 4), name="b"), "a": keras.Input((6, 6, 4), name="a")}
+    conv, norm = layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization()
+    once = norm(conv(layers.Subtract()([inputs["a"], inputs["b"]])))
+    outputs = {"once": layers.Flatten(name="once")(once), "twice": norm(conv(layers.ReLU()(once)))}
+    model = scramble(keras.Model(inputs, outputs))
+    qat = keras_qat.quantize_model(model)
+    keras_qat.freeze_batch_norm(qat)
+    x = {"a": images(48, (6, 6, 4), 1), "b": images(48, (6, 6, 4), 2)}
+    qat(x, training=True)
+    assert_identical(qat, x, kernels)
+
+
+@with_kernels
+def test_embedding(kernels):
+    tokens = keras.Input((6,), dtype="int32", name="tokens")
+    x = layers.Conv1D(3, 3, activation="relu")(layers.Embedding(20, 4)(tokens))
+    qat = keras_qat.quantize_model(
+        keras.Model(tokens, layers.Dense(5)(layers.GlobalAveragePooling1D()(x)))
+    )
+    x = rng().integers(0, 20, (64, 6)).astype(np.int32)
+    qat(x, training=True)
+    assert_identical(qat, x, kernels)
+
+
+@with_kernels
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        (keras_qat.recipes.int8(weight_bits=4, activation_bits=4), {}),
+        (keras_qat.recipes.int8(weight_bits=2), {}),
+        (keras_qat.recipes.int8().override("Dense", quantize=False), {}),
+        (keras_qat.recipes.contrib(symmetric=True), {"input_range": (-3.0, 3.0)}),
+    ],
+    ids=["4-bit", "2-bit-weights", "float-dense", "contrib"],
+)
+def test_recipes(recipe, options, kernels):
+    x = images(64, (8, 8, 1))
+    qat = train(keras_qat.quantize_model(residual_net(), recipe), x, steps=8)
+    assert_identical(qat, x, kernels, **options)
+
+
+def test_float_layers_are_named():
+    def build(x):
+        return layers.Conv2D(3, 1)(layers.LayerNormalization(name="norm")(layers.Conv2D(4, 1)(x)))
+
+    x = images(16, (4, 4, 3))
+    qat = observe(keras_qat.quantize_model(functional((4, 4, 3), build=build)), x)
+    assert keras_qat.simulate(qat, x).float_layers == ("norm",)
+
+
+BEYOND = {
+    # Ratios of scales that XNNPACK leaves to TFLite's own kernels.
+    "add": lambda x: layers.Add()([x, layers.Rescaling(1e-4)(x)]),
+    "subtract": lambda x: layers.Subtract()(
+        [layers.Rescaling(1e4)(x), layers.Rescaling(9999.0)(x)]
+    ),
+    "leaky_relu": lambda x: layers.LeakyReLU(0.001)(x),
+    "leaky_relu_negative": lambda x: layers.LeakyReLU(-0.3)(x),
+    # Sums that float32 does not hold.
+    "conv_of_many": lambda x: layers.Conv2D(4, 3)(tf.tile(x, [1, 1, 1, 200])),
+    # Kernels that compute eight channels at a time.
+    "transposed": lambda x: layers.Conv2DTranspose(11, 3, strides=2)(tf.tile(x, [1, 1, 1, 40])),
+    "constants": lambda x: tf.maximum(x, 0.1) * tf.constant([0.5, -1.0, 2.0, 0.25]),
+    "softmax_of_rows": lambda x: layers.Softmax(axis=1)(x),
+    "means": lambda x: tf.reduce_mean(x, axis=[1, 3]),
+    "gelu": lambda x: tf.nn.gelu(x, approximate=True),
+    "split": lambda x: layers.Subtract()(list(tf.split(x, 2, axis=-1))),
+}
+
+
+def joined(*parts):
+    """A concatenation; TFLite converts what comes in other ranges than its own."""
+    return lambda x: layers.Concatenate()([part(x) for part in parts])
+
+
+def conv(x):
+    return layers.Conv2D(4, 3, padding="same")(x)
+
+
+def sigmoid(x):
+    return layers.Activation("sigmoid")(x)
+
+
+def tanh(x):
+    return layers.Activation("tanh")(x)
+
+
+JOINED = {
+    "tanh_and_input": joined(tanh, layers.Identity()),
+    "tanh_and_sigmoid": joined(tanh, sigmoid),
+    "sigmoid_and_relu": joined(sigmoid, lambda x: layers.ReLU()(x)),
+    "sigmoid_and_conv": joined(sigmoid, conv),
+    "sigmoid_and_small": joined(sigmoid, lambda x: layers.Rescaling(0.1)(x)),
+    "tanh_and_small_relu": joined(tanh, lambda x: layers.ReLU()(layers.Rescaling(0.1)(x))),
+    "tanh_and_pooled_conv": joined(tanh, lambda x: layers.AveragePooling2D(1)(conv(x))),
+    "softmax_tanh_and_conv": joined(lambda x: layers.Softmax()(x), tanh, conv),
+    "nested": joined(joined(conv, tanh), sigmoid),
+    "read_twice": lambda x: (lambda y: joined(sigmoid, lambda _: y, lambda _: conv(y))(x))(conv(x)),
+}
+BEYOND |= {f"joined_{name}": build for name, build in JOINED.items()}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_parameters_out_of_the_ordinary(name):
+    x = images(48, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(functional((6, 6, 4), build=BEYOND[name])), x)
+    contents = keras_qat.export_tflite(qat)
+    assert_identical(qat, x, "xnnpack", contents)
+    if "TILE" not in [each for each, _, _ in TFLiteModel(contents).operations()]:
+        assert_identical(qat, x, "reference", contents)
+
+
+@with_kernels
+def test_batch_size_that_the_model_fixes(kernels):
+    """XNNPACK takes a transposed convolution then."""
+    inputs = keras.Input(batch_shape=(8, 5, 5, 4))
+    qat = keras_qat.quantize_model(
+        scramble(
+            keras.Model(inputs, layers.Conv2DTranspose(16, 3, strides=2, activation="relu")(inputs))
+        )
+    )
+    x = images(8, (5, 5, 4))
+    qat(x, training=True)
+    assert_identical(qat, x, kernels)
+
+
+def test_unknown_kernels(exported):
+    with pytest.raises(ValueError, match=r"kernels='gpu': use 'xnnpack' or 'reference'"):
+        keras_qat.simulate(exported.model, exported.x, "gpu")
+
+
+def test_model_that_cannot_be_exported():
+    with pytest.raises(ValueError, match="not quantization-aware"):
+        keras_qat.simulate(residual_net(), images(2, (8, 8, 1)))
+    with pytest.raises(ValueError, match="have seen no data yet"):
+        keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
+
+
+def rounded(x: Fraction) -> int:
+    """To the nearest whole number, halves away from zero."""
+    return int(x + Fraction(1, 2)) if x >= 0 else -int(-x + Fraction(1, 2))
+
+
+@pytest.mark.parametrize("number", [1e-6, 0.0123, 0.25, 0.9999999999, 1.0, 3.7, 100.0])
+def test_fixed_point_numbers(number):
+    """Against the same in fractions: a rounding to 31 bits behind the point, then the shift."""
+    multiplier, exponent = (int(each) for each in fixed_point(number))
+    assert 2**30 <= multiplier < 2**31
+    assert multiplier * 2.0 ** (exponent - 31) == pytest.approx(number, rel=2**-30)
+    x = rng().integers(-(2**17), 2**17, 200)
+    expected = []
+    for each in x:
+        product = Fraction(int(each) << max(exponent, 0)) * multiplier / 2**31
+        high = int((product + Fraction(1, 2)).__floor__())
+        expected.append(rounded(Fraction(high, 2 ** max(-exponent, 0))))
+    np.testing.assert_array_equal(multiply(x, multiplier, exponent), expected)
+
+
+def test_division_by_a_power_of_two():
+    x = np.arange(-12, 13)
+    for exponent in range(4):
+        expected = [rounded(Fraction(int(each), 2**exponent)) for each in x]
+        np.testing.assert_array_equal(divide_by_power_of_two(x, exponent), expected)
+
+
+def test_roundings_of_the_families():
+    sums, half = np.array([-3, -1, 1, 3]), np.float32(0.5)
+    assert requantize("xnnpack", sums, half).tolist() == [-2, 0, 0, 2]
+    assert requantize("reference", sums, half).tolist() == [-1, 0, 1, 2]
+    assert requantize("reference", sums, half / 2).tolist() == [-1, 0, 1, 1]
+    assert requantize("reference", 2 * sums, half / 2).tolist() == [-2, -1, 1, 2]
+    grid = Grid(np.float32(1), 0)
+    values = np.array([-1.5, -0.5, 0.5, 1.5, 300])
+    assert from_values(values, grid).codes.tolist() == [-1, 0, 1, 2, 127]
+    assert from_values(values, grid, "xnnpack").codes.tolist() == [-2, 0, 0, 2, 127]
+    assert from_values(values, grid, "reference").codes.tolist() == [-2, -1, 1, 2, 127]

@@ -1,0 +1,38 @@
+"""Every structure of `layer_structures`: the integer simulation gives the file's codes, all."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.backend import keras
+from tests.layer_structures import FAMILIES, family_inputs, family_model
+from tests.models import observe, scramble
+from tests.simulated import KERNELS, assert_identical
+
+TILE = {"moves": "repeat", "operations": "tile"}
+"""Families -> the member with a TILE, of which the reference kernels have no current version."""
+
+
+@functools.cache
+def exported(family: str, without: str = "") -> tuple[Any, list[np.ndarray], bytes]:
+    """A family's quantized model, its inputs and its file: made once for all kernels."""
+    inputs = family_inputs(family, count=64)
+    model = scramble(family_model(family))
+    named = zip(FAMILIES[family][1], model.outputs, strict=True)
+    model = keras.Model(model.inputs, [output for name, output in named if name != without])
+    qat = observe(keras_qat.quantize_model(model), *inputs)
+    return qat, inputs, keras_qat.export_tflite(qat)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_codes_are_those_of_the_file(family, kernels):
+    without = TILE.get(family, "") if kernels == "reference" else ""
+    qat, inputs, contents = exported(family, without)
+    x = inputs if len(inputs) > 1 else inputs[0]
+    assert assert_identical(qat, x, kernels, contents).float_layers == ()
