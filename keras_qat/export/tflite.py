@@ -10,23 +10,24 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
-from keras_qat.export import flatbuffer
+from keras_qat.export import flatbuffer, int16
 from keras_qat.export.files import check_writable, replacing
 from keras_qat.export.inference import call_module, check_exportable, inference_module
 from keras_qat.patterns import kind_of
+from keras_qat.specs import QuantSpec
 from keras_qat.version import __version__
 
 __all__ = ["convert", "export_tflite"]
 
-EndType = Literal["int8", "uint8", "float32"]
+EndType = Literal["int8", "uint8", "int16", "float32"]
 
 
 def export_tflite(
     model: Any,
     path: str | os.PathLike[str] | None = None,
     *,
-    input_dtype: EndType = "int8",
-    output_dtype: EndType = "int8",
+    input_dtype: EndType | None = None,
+    output_dtype: EndType | None = None,
     input_range: tuple[float, float] | None = None,
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
@@ -38,9 +39,10 @@ def export_tflite(
     Args:
         model: the model.
         path: where to write the file, or None. An existing file is replaced at the end only.
-        input_dtype: type of the file's inputs; with integers the caller quantizes, by the scale
-            and zero point that the file gives.
-        output_dtype: type of its outputs.
+        input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
+            activations "int16" or "float32"), by default that of its activations. With integers
+            the caller quantizes, by the scale and zero point that the file gives.
+        output_dtype: type of its outputs, likewise.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.
 
@@ -55,18 +57,20 @@ def export_tflite(
     Example:
         >>> keras_qat.export_tflite(qat, "model.tflite")
     """
-    types = {"int8": tf.int8, "uint8": tf.uint8, "float32": tf.float32}
-    for name, dtype in (("input_dtype", input_dtype), ("output_dtype", output_dtype)):
-        if dtype not in types:
-            raise ValueError(f"{name}={dtype!r}: use 'int8', 'uint8' or 'float32'.")
+    wide = getattr(getattr(model, "recipe", None), "activations", QuantSpec()).bits == 16
+    ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
+    types = [_end_type(name, dtype, wide) for name, dtype in ends.items()]
     check_exportable(model)
     target = None if path is None else check_writable(path)
     module = inference_module(model, for_tflite=True, input_range=input_range)
     try:
-        contents = convert(module, types[input_dtype], types[output_dtype])
+        contents = convert(module, *types)
     except ConverterError as error:
         raise ValueError(explain(error, module)) from error
     file = flatbuffer.unpack(contents)
+    if wide:
+        folded = module.writer.folded.values()
+        int16.widen(file, [each.bias for each in folded if each.bias is not None])
     flatbuffer.name_ends(file, model.input_names, model.output_names)
     flatbuffer.add_metadata(file, {"version": __version__, "recipe": model.recipe.to_config()})
     contents = flatbuffer.pack(file)
@@ -74,6 +78,17 @@ def export_tflite(
         with replacing(target) as scratch:
             scratch.write_bytes(contents)
     return contents
+
+
+def _end_type(name: str, dtype: str | None, wide: bool) -> Any:
+    """The type that the converter is asked for; it is widened later if it is `wide`."""
+    integer = tf.int8
+    types = {"int16": integer} if wide else {"int8": integer, "uint8": tf.uint8}
+    types["float32"] = tf.float32
+    if dtype is not None and dtype not in types:
+        *others, last = map(repr, types)
+        raise ValueError(f"{name}={dtype!r}: use {', '.join(others)} or {last}.")
+    return integer if dtype is None else types[dtype]
 
 
 def convert(module: tf.Module, input_type: Any, output_type: Any) -> bytes:
