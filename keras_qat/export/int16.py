@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.export.flatbuffer import add_buffer, new
+from keras_qat.export.flatbuffer import add_buffer, code_of, new
 
-__all__ = ["FINER", "widen"]
+__all__ = ["FINER", "KERNELS", "round_bias", "widen"]
 
 FINER = 256
 """How many int16 steps are one of the int8 file that the converter makes."""
@@ -32,6 +32,8 @@ KERNELS = {
     _Op.TRANSPOSE_CONV: (2, 1, 3),
 }
 """Operations with int8 weights -> which of their inputs are activations, weights and bias."""
+
+TYPES = {np.int32: _Type.INT32, np.int64: _Type.INT64}
 
 NO_KERNEL = {_Op.HARD_SWISH, _Op.PRELU}
 """Operations with int8 kernels, but no int16 ones: they compute in float."""
@@ -49,15 +51,15 @@ def widen(model: Any, biases: Iterable[np.ndarray]) -> None:
             steps; each is found again by its values.
     """
     (graph, *_) = model.subgraphs
-    _compute_in_float(model, [_code(model, each) in NO_KERNEL for each in graph.operators])
+    _compute_in_float(model, [code_of(model, each) in NO_KERNEL for each in graph.operators])
     kernels = [
         [
             int(operator.inputs[place])
-            for place in KERNELS[_code(model, operator)]
+            for place in KERNELS[code_of(model, operator)]
             if place < len(operator.inputs)
         ]
         for operator in graph.operators
-        if _code(model, operator) in KERNELS
+        if code_of(model, operator) in KERNELS
     ]
     weights = {places[1] for places in kernels}
     for index, tensor in enumerate(graph.tensors):
@@ -67,16 +69,10 @@ def widen(model: Any, biases: Iterable[np.ndarray]) -> None:
     for x, kernel, *bias in kernels:
         if bias and bias[0] >= 0:
             tensors = [graph.tensors[each] for each in (x, kernel, bias[0])]
-            _widen_bias(model, tensors, known)
+            round_bias(model, tensors, known, np.int64)
     for operator in graph.operators:
-        if _code(model, operator) in (_Op.ADD, _Op.SUB):
+        if code_of(model, operator) in (_Op.ADD, _Op.SUB):
             operator.builtinOptions.potScaleInt16 = False  # Steps are no powers of two.
-
-
-def _code(model: Any, operator: Any) -> int:
-    """Which operation it is; small codes are noted in a field of their own for old runtimes."""
-    entry = model.operatorCodes[operator.opcodeIndex]
-    return max(entry.builtinCode, entry.deprecatedBuiltinCode)
 
 
 def _compute_in_float(model: Any, chosen: list[bool]) -> None:
@@ -153,8 +149,16 @@ def _widen_tensor(model: Any, tensor: Any) -> None:
     quantization.zeroPoint = np.array([0], np.int64)
 
 
-def _widen_bias(model: Any, tensors: list[Any], known: list[np.ndarray]) -> None:
-    """int32 codes become int64 codes in steps of input scale times weight scale."""
+def round_bias(model: Any, tensors: list[Any], known: list[np.ndarray], dtype: Any) -> None:
+    """Rounds a bias to whole steps of input scale times weight scale, after those have changed.
+
+    Args:
+        model: the file.
+        tensors: the kernel's input, its weights and its bias.
+        known: the biases of the layers in float32; this one is found among them by the codes that
+            it has. One that the converter has made stays at what they say.
+        dtype: type of the new codes.
+    """
     x, kernel, bias = tensors
     old_scale = np.asarray(bias.quantization.scale, np.float64)
     values = model.buffers[bias.buffer].data.view(np.int32) * old_scale
@@ -163,6 +167,6 @@ def _widen_bias(model: Any, tensors: list[Any], known: list[np.ndarray]) -> None
             values = exact
             break
     scale = np.float32(x.quantization.scale[0]) * np.asarray(kernel.quantization.scale, np.float32)
-    codes = np.round(values / scale.astype(np.float64)).astype(np.int64)
-    bias.buffer, bias.type = add_buffer(model, codes), _Type.INT64
+    codes = np.round(values / scale.astype(np.float64)).astype(dtype)
+    bias.buffer, bias.type = add_buffer(model, codes), TYPES[dtype]
     bias.quantization.scale = scale
