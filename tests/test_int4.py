@@ -86,9 +86,8 @@ def test_layers_of_other_bits_stay_in_bytes():
 
 
 def test_nothing_to_pack():
-    qat = observe(
-        keras_qat.quantize_model(functional((6,), build=layers.Dense(4))), images(32, (6,))
-    )
+    x = images(32, (6,))
+    qat = observe(keras_qat.quantize_model(functional((6,), build=layers.Dense(4))), x)
     with pytest.raises(ValueError, match=r"no weights of at most 4 bits.*int4_weights"):
         keras_qat.export_tflite(qat, pack_int4=True)
     qat = keras_qat.quantize_model(functional((6,), build=layers.Dense(4)), "int16x8")
