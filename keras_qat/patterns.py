@@ -168,6 +168,12 @@ FIXED_RANGES: dict[str, tuple[float, float]] = {
 }
 """Output ranges that the runtimes' int8 kernels fix: 1/256 or 1/128 per step."""
 
+FIXED_RANGE_INT16 = (-1.0, 32767 / 32768)
+"""The range of the same kinds in int16 kernels: 1/32768 per step."""
+
+NO_INT16 = {"hard_swish", "prelu"}
+"""Kinds that have int8 kernels, but no int16 ones."""
+
 NON_NEGATIVE = {"relu", "relu6", "relu_n"}
 """Kinds whose output is never below zero."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from keras_qat import specs
 from keras_qat.specs import QuantSpec
 
-__all__ = ["Override", "Recipe", "contrib", "get", "int8"]
+__all__ = ["Override", "Recipe", "contrib", "get", "int4_weights", "int8", "int16x8"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,16 @@ class Recipe:
     quant_delay: int = 0
     freeze_bn_delay: int | None = None
     overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        wide = self.activations.bits == 16
+        for each in self.overrides:
+            if each.activation_bits is not None and wide:
+                raise ValueError(
+                    f"activation_bits={each.activation_bits} for '{each.layers}': in recipe "
+                    f"'{self.name}' all activations have 16 bits, as kernels take no mixture. "
+                    f"Leave layers in float with quantize=False."
+                )
 
     def override(
         self,
@@ -140,6 +150,46 @@ def int8(weight_bits: int = 8, activation_bits: int = 8, ema_decay: float = 0.99
     )
 
 
+def int16x8(weight_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
+    """Activations in int16, weights in int8: what TFLite's 16x8 kernels compute.
+
+    For models whose activations need more than 256 levels (audio, regression, super-resolution):
+    65 536 of them, symmetric around zero. Files are hardly larger, as they hold weights; kernels
+    are slower than int8 ones, and XNNPACK has none. Hard swish and PReLU have no int16
+    kernel and compute in float.
+
+    Args:
+        weight_bits: 2 to 8.
+        ema_decay: as in `int8`.
+
+    Raises:
+        ValueError: on bits outside 2 to 8.
+
+    Source: the TFLite 16x8 quantization specification.
+    """
+    return dataclasses.replace(
+        int8(weight_bits, ema_decay=ema_decay),
+        name="int16x8",
+        activations=QuantSpec(16, symmetric=True, ema_decay=ema_decay),
+    )
+
+
+def int4_weights(activation_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
+    """Weights in 4 bits, activations in int8: half of the size of `int8`.
+
+    `export_tflite` writes the weights in int8 codes, which every kernel takes at full speed, or
+    with `pack_int4=True` two in a byte. Fine-tuning is a must. Other bits for sensitive layers,
+    first and last ones often: `recipes.int4_weights().override("logits", weight_bits=8)`.
+
+    Args:
+        activation_bits, ema_decay: as in `int8`.
+
+    Raises:
+        ValueError: on bits outside 2 to 8.
+    """
+    return dataclasses.replace(int8(4, activation_bits, ema_decay), name="int4_weights")
+
+
 def contrib(
     weight_bits: int = 8,
     activation_bits: int = 8,
@@ -206,7 +256,12 @@ def contrib(
     )
 
 
-NAMED: dict[str, Callable[..., Recipe]] = {"int8": int8, "contrib": contrib}
+NAMED: dict[str, Callable[..., Recipe]] = {
+    "int8": int8,
+    "int16x8": int16x8,
+    "int4_weights": int4_weights,
+    "contrib": contrib,
+}
 
 
 def get(recipe: str | Recipe) -> Recipe:

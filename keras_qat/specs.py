@@ -20,7 +20,7 @@ class QuantSpec:
     """A tensor with a range of its own.
 
     Args:
-        bits: 2 to 8.
+        bits: 2 to 8; also 16, for activations with a symmetric, not narrow range.
         symmetric: whether zero lies in the middle of the range.
         narrow_range: whether the lowest code is left out, so that there are 2^bits - 1 of them.
             The runtimes want it for weights.
@@ -37,7 +37,7 @@ class QuantSpec:
             passes values through.
 
     Raises:
-        ValueError: on bits outside 2 to 8, an unknown observer, or a decay outside 0 to 1.
+        ValueError: on other bits, an unknown observer, or a decay outside 0 to 1.
     """
 
     bits: int = 8
@@ -51,7 +51,12 @@ class QuantSpec:
     initial_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        check_bits(self.bits)
+        if self.bits == 16 and not self.symmetric:
+            raise ValueError(
+                "bits=16: activations have from 2 to 8 bits, or 16 with a symmetric range, as in "
+                "recipes.int16x8()."
+            )
+        check_bits(self.bits, wide=not (self.narrow_range or self.per_channel))
         if self.observer not in get_args(Observer):
             names = ", ".join(repr(name) for name in get_args(Observer))
             raise ValueError(f"observer={self.observer!r}: use one of {names}.")
@@ -70,10 +75,10 @@ class FixedSpec:
     Args:
         minimum: real value of the lowest code.
         maximum: real value of the highest code.
-        bits: 2 to 8.
+        bits: 2 to 8, or 16.
 
     Raises:
-        ValueError: on bits outside 2 to 8 or an empty range.
+        ValueError: on other bits or an empty range.
     """
 
     minimum: float
@@ -81,7 +86,7 @@ class FixedSpec:
     bits: int = 8
 
     def __post_init__(self) -> None:
-        check_bits(self.bits)
+        check_bits(self.bits, wide=True)
         if not self.minimum < self.maximum:
             raise ValueError(f"The range {self.minimum} to {self.maximum} is empty.")
 
@@ -120,8 +125,10 @@ class DerivedSpec:
 Spec = QuantSpec | FixedSpec | SharedSpec | DerivedSpec
 
 
-def check_bits(bits: int) -> None:
-    """Raises a `ValueError` if `bits` is not one of 2 to 8."""
+def check_bits(bits: int, wide: bool = False) -> None:
+    """Raises a `ValueError` if `bits` is not one of 2 to 8, or 16 if it may be `wide`."""
+    if wide and bits == 16 and isinstance(bits, int):
+        return
     if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
         raise ValueError(f"bits={bits!r}: quantization takes a whole number of bits from 2 to 8.")
 

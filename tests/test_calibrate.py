@@ -38,7 +38,7 @@ def test_ranges_are_those_of_the_float_model(recipe):
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_nothing_but_ranges_changes(recipe):
     qat = train(keras_qat.quantize_model(scramble(residual_net()), recipe), X, steps=3)
-    observed = ("_min", "_max", "_biased", "_local_step")
+    observed = ("_min", "_max", "_batches", "_biased", "_local_step")
 
     def others():
         return [w.numpy() for w in qat.weights if not w.name.split(":")[0].endswith(observed)]

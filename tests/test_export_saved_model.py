@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.models import observe, scramble
+from keras_qat.backend import keras
+from keras_qat.export.inference import inference_module
+from tests.models import images, layers, observe, residual_net, scramble
 from tests.structures import family_inputs, family_model
 
 
@@ -47,6 +51,50 @@ def test_every_spelling_runs_on_a_cpu(family, tmp_path):
         steps = np.abs(found[name] - values) / (np.ptp(values) / 255)
         assert np.mean(steps < 0.5) >= 0.99, name
         assert steps.max() < 1.5, name
+
+
+def test_folded():
+    """One convolution where there were a convolution and a BatchNormalization."""
+    model = scramble(residual_net())
+    qat = keras_qat.quantize_model(model)
+    observe(qat, images(32, (8, 8, 1)))
+    module = inference_module(qat)
+    operations = collections.Counter(
+        operation.type for operation in module.serve.get_concrete_function().graph.get_operations()
+    )
+    assert operations["Conv2D"] == 2
+    assert operations["DepthwiseConv2dNative"] == 1
+    assert not any("BatchNorm" in kind or kind == "Rsqrt" for kind in operations)
+
+
+def test_several_inputs_one_of_them_integers(tmp_path, fresh_process):
+    tokens = keras.Input((5,), dtype="int32", name="tokens")
+    image = keras.Input((8, 8, 1), name="image")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(7, 4)(tokens))
+    y = layers.GlobalMaxPooling2D()(layers.Conv2D(4, 3)(image))
+    x = layers.Concatenate()([x, y])
+    model = keras.Model([image, tokens], {"b": layers.Dense(3, name="b")(x), "a": x})
+    qat = keras_qat.quantize_model(scramble(model))
+    numbers = np.random.default_rng(0).integers(0, 7, (32, 5)).astype(np.int32)
+    inputs = [images(32, (8, 8, 1)), numbers]
+    observe(qat, *inputs)
+    path = str(tmp_path / "model")
+    keras_qat.export_saved_model(qat, path)
+    found = fresh_process(
+        f"""
+import tensorflow as tf
+serve = tf.saved_model.load({path!r}).signatures["serving_default"]
+taken = serve.structured_input_signature[1]
+assert taken["tokens"].dtype == tf.int32 and taken["tokens"].shape.as_list() == [None, 5]
+outputs = serve(tokens=tf.constant(arrays["tokens"]), image=tf.constant(arrays["image"]))
+assert sorted(outputs) == {sorted(qat.output_names)!r}
+result = outputs["b"].numpy()
+""",
+        image=inputs[0],
+        tokens=numbers,
+    )
+    expected = qat.predict(inputs, verbose=0)["b"]
+    assert np.abs(found - expected).max() <= 1.5 * np.ptp(expected) / 255
 
 
 def test_existing_saved_model_is_replaced(exported, tmp_path):

@@ -11,7 +11,16 @@ import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.tools import flatbuffer_utils
 
-__all__ = ["add_metadata", "name_ends", "pack", "read_metadata", "unpack"]
+__all__ = [
+    "add_buffer",
+    "add_metadata",
+    "code_of",
+    "name_ends",
+    "new",
+    "pack",
+    "read_metadata",
+    "unpack",
+]
 
 METADATA = b"keras_qat"
 """Name of the library's entry in a file's metadata. Interpreters pass over it."""
@@ -25,8 +34,33 @@ def unpack(contents: bytes) -> Any:
 
 
 def pack(model: Any) -> bytes:
-    """The inverse of `unpack`."""
+    """The inverse of `unpack`, without data that nothing refers to any more."""
+    tensors = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+    used = {each.buffer for each in [*tensors, *(model.metadata or [])]}
+    for index, buffer in enumerate(model.buffers):
+        if index not in used:
+            buffer.data = None
     return flatbuffer_utils.convert_object_to_bytearray(model)
+
+
+def new(kind: str, **fields: Any) -> Any:
+    """An object of the schema, e.g. a `BufferT`; older TensorFlows set no fields at once."""
+    made = getattr(schema, kind)()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def add_buffer(model: Any, data: np.ndarray) -> int:
+    """Adds data to a file; returns the index of its buffer."""
+    model.buffers.append(new("BufferT", data=np.frombuffer(data.tobytes(), np.uint8)))
+    return len(model.buffers) - 1
+
+
+def code_of(model: Any, operator: Any) -> int:
+    """Which operation it is; small codes are noted in a field of their own for old runtimes."""
+    entry = model.operatorCodes[operator.opcodeIndex]
+    return max(entry.builtinCode, entry.deprecatedBuiltinCode)
 
 
 def name_ends(model: Any, input_names: list[str], output_names: list[str]) -> None:
@@ -47,18 +81,18 @@ def name_ends(model: Any, input_names: list[str], output_names: list[str]) -> No
     ]
     for name, index in reversed([*ends[0], *ends[1]]):
         graph.tensors[index].name = name.encode()
-    maps = [
-        [schema.TensorMapT(name=name.encode(), tensorIndex=index) for name, index in end]
+    inputs, outputs = (
+        [new("TensorMapT", name=name.encode(), tensorIndex=index) for name, index in end]
         for end in ends
-    ]
-    model.signatureDefs = [schema.SignatureDefT(*maps, signatureKey=SIGNATURE, subgraphIndex=0)]
+    )
+    signature = new("SignatureDefT", inputs=inputs, outputs=outputs, signatureKey=SIGNATURE)
+    model.signatureDefs = [signature]
 
 
 def add_metadata(model: Any, metadata: dict[str, Any]) -> None:
     """Notes data in a file as JSON, for `read_metadata`."""
     data = np.frombuffer(json.dumps(metadata, sort_keys=True).encode(), np.uint8)
-    model.buffers.append(schema.BufferT(data=data))
-    entry = schema.MetadataT(name=METADATA, buffer=len(model.buffers) - 1)
+    entry = new("MetadataT", name=METADATA, buffer=add_buffer(model, data))
     model.metadata = [*(model.metadata or []), entry]
 
 

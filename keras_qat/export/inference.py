@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_qat import backend, fake_quant, specs
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
-from keras_qat.export import folded, spelling
+from keras_qat.export import folded, int16, spelling
 from keras_qat.export.barrier import barrier
 from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
@@ -138,7 +138,7 @@ class _Writer:
         """The outputs of a call."""
         layer = call.layer
         if isinstance(layer, Quantize):
-            levels = Levels.of(layer.quantizer)
+            levels = self.levels_of(layer, call.inputs[0])
             if self.for_tflite and kwargs["slot"] is None:
                 self.levels[call.output] = levels
                 return args[0]  # An average: the runtime's kernel rounds it to its input's range.
@@ -151,7 +151,7 @@ class _Writer:
 
             x = self.spelled(layer.layer, args[0], self.folded[layer], activation)
             if layer.output_quantizer is not None:
-                x = self.quantize(call.output, x, Levels.of(layer.output_quantizer))
+                x = self.quantize(call.output, x, self.levels_of(layer, call.output))
             return x
         if self.for_tflite and kind_of(call) in (None, "kernel", "affine"):
             return self.in_float(call, args, kwargs)
@@ -184,6 +184,20 @@ class _Writer:
             call.outputs,
             outputs,
         )
+
+    def levels_of(self, layer: Any, value: Value) -> Levels:
+        """The levels of the quantizer of a layer, which quantizes `value`.
+
+        For 16 bits the converter is given int8 levels that `int16.widen` makes finer.
+        """
+        levels = Levels.of(getattr(layer, "quantizer", None) or layer.output_quantizer)
+        if not self.for_tflite or levels.bits != 16:
+            return levels
+        kind = kind_of(value.producer) if value.producer else None
+        if kind in FIXED_RANGES:
+            return Levels(*FIXED_RANGES[kind])
+        step = fake_quant.scale_of(levels.minimum, levels.maximum, 16)[0] * int16.FINER
+        return Levels(-128 * step, 127 * step)
 
     def quantize(self, value: Value, x: Any, levels: Levels) -> Any:
         self.levels[value] = levels
@@ -284,18 +298,20 @@ class Levels:
         return cls(min(each.minimum for each in levels), max(each.maximum for each in levels))
 
     def round(self, x: Any) -> Any:
-        """Fake quantization as the converter reads it: always in 256 levels.
+        """Fake quantization as the converter reads it: in 256 levels, if they are no more.
 
         With fewer bits the tensor keeps its own step width, holds the lower codes only, and is
         clipped at the highest of them.
         """
         scale, zero_point = fake_quant.scale_of(self.minimum, self.maximum, self.bits)
         low = -zero_point * scale
+        bits = max(self.bits, 8)
 
         def to_levels(x: Any) -> Any:
-            return tf.quantization.fake_quant_with_min_max_args(x, low, low + 255 * scale)
+            high = low + (2**bits - 1) * scale
+            return tf.quantization.fake_quant_with_min_max_args(x, low, high, bits)
 
-        if self.bits == 8:
+        if self.bits >= 8:
             return to_levels(x)
         high = np.float32(low + (2**self.bits - 1) * scale)
         return to_levels(tf.minimum(to_levels(x), high))

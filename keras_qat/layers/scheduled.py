@@ -74,7 +74,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
         if _shapes_only.get():
-            shape = self.compute_output_shape(inputs.shape)
+            with tf.init_scope():  # Keras finds out the shapes of custom layers in eager mode.
+                shape = self.compute_output_shape(inputs.shape)
             return tf.raw_ops.Placeholder(dtype=self.compute_dtype, shape=shape)
         return self.compute(inputs, training, **kwargs)
 

@@ -26,6 +26,7 @@ class Int8Placement:
 
     def __init__(self, graph: Graph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
+        self.is_int16 = settings.recipe.activations.bits == 16
         self.consumers = graph.consumers()
         self.outputs = set(values_in(graph.outputs))
         self.groups = [
@@ -56,6 +57,8 @@ class Int8Placement:
     def kind(self, call: Call) -> str | None:
         """The kind of an int8 computation, or None for one in float."""
         kind = patterns.kind_of(call)
+        if self.is_int16 and kind in patterns.NO_INT16:
+            return None
         in_group = call in self.group_of
         if kind in ("kernel", "affine"):
             return kind if in_group else None
@@ -68,6 +71,8 @@ class Int8Placement:
             return reason
         if patterns.kind_of(call) == "affine":
             return "not one factor per channel"
+        if patterns.kind_of(call) in patterns.NO_INT16:
+            return f"no int16 kernel for {type(call.layer).__name__}"
         return f"no int8 rule for {type(call.layer).__name__}"
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
@@ -92,7 +97,8 @@ class Int8Placement:
         if self.merges_into_activation(value, kind):
             return None, f"merged into {self.consumers[value][0].name}"
         if kind in patterns.FIXED_RANGES:
-            return FixedSpec(*patterns.FIXED_RANGES[kind], own.bits), f"{kind} has a fixed range"
+            limits = patterns.FIXED_RANGE_INT16 if self.is_int16 else patterns.FIXED_RANGES[kind]
+            return FixedSpec(*limits, own.bits), f"{kind} has a fixed range"
         if kind in patterns.RANGE_KEEPING:
             sources = [each for each in call.inputs if each in self.specs]
             if not sources:

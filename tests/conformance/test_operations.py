@@ -14,7 +14,7 @@ from keras_qat.specs import QuantSpec
 
 from .reference import FOLDER, case_files
 
-OBSERVERS = {"LastValueQuantize": "last_value", "MovingAvgQuantize": "moving_average"}
+OBSERVERS = {"LastValueQuantize": "last_value", "MovingAvgQuantize": "shadowed_moving_average"}
 
 
 def assert_equal_to_one_ulp(actual, expected, what):

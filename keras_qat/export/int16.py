@@ -1,0 +1,172 @@
+"""16x8: an int8 file with symmetric activations becomes one with int16 activations.
+
+TFLite's converter makes such files only after training, from calibration data, and stumbles over
+16-bit fake quantization in many operations. So it converts the model with every step 256 times as
+wide, in int8, and the file is then rewritten: activations become int16, with 256 times finer
+steps; weights stay; biases are rounded to the finer steps, in 64 bits, as the kernels ask. What has
+no int16 kernel computes in float.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.export.flatbuffer import add_buffer, code_of, new
+
+__all__ = ["FINER", "KERNELS", "round_bias", "widen"]
+
+FINER = 256
+"""How many int16 steps are one of the int8 file that the converter makes."""
+
+_Op, _Type = schema.BuiltinOperator, schema.TensorType
+
+KERNELS = {
+    _Op.CONV_2D: (0, 1, 2),
+    _Op.DEPTHWISE_CONV_2D: (0, 1, 2),
+    _Op.FULLY_CONNECTED: (0, 1, 2),
+    _Op.TRANSPOSE_CONV: (2, 1, 3),
+}
+"""Operations with int8 weights -> which of their inputs are activations, weights and bias."""
+
+TYPES = {np.int32: _Type.INT32, np.int64: _Type.INT64}
+
+NO_KERNEL = {_Op.HARD_SWISH, _Op.PRELU}
+"""Operations with int8 kernels, but no int16 ones: they compute in float."""
+
+FIXED = {np.float32(1 / 256): -128}
+"""Step and zero point of outputs that int8 kernels fix (sigmoid, softmax); 1/32768 in int16."""
+
+
+def widen(model: Any, biases: Iterable[np.ndarray]) -> None:
+    """Gives an unpacked file int16 activations, in place.
+
+    Args:
+        model: the file, its activations in int8 with zero point 0, or in a range that kernels fix.
+        biases: the biases of the layers in float32. In the file they are rounded to the wide
+            steps; each is found again by its values.
+    """
+    (graph, *_) = model.subgraphs
+    _compute_in_float(model, [code_of(model, each) in NO_KERNEL for each in graph.operators])
+    kernels = [
+        [
+            int(operator.inputs[place])
+            for place in KERNELS[code_of(model, operator)]
+            if place < len(operator.inputs)
+        ]
+        for operator in graph.operators
+        if code_of(model, operator) in KERNELS
+    ]
+    weights = {places[1] for places in kernels}
+    for index, tensor in enumerate(graph.tensors):
+        if tensor.type == _Type.INT8 and index not in weights:
+            _widen_tensor(model, tensor)
+    known = list(biases)
+    for x, kernel, *bias in kernels:
+        if bias and bias[0] >= 0:
+            tensors = [graph.tensors[each] for each in (x, kernel, bias[0])]
+            round_bias(model, tensors, known, np.int64)
+    for operator in graph.operators:
+        if code_of(model, operator) in (_Op.ADD, _Op.SUB):
+            operator.builtinOptions.potScaleInt16 = False  # Steps are no powers of two.
+
+
+def _compute_in_float(model: Any, chosen: list[bool]) -> None:
+    """Puts DEQUANTIZE in front of the chosen operations and QUANTIZE behind them."""
+    (graph, *_) = model.subgraphs
+    operators = []
+    for operator, is_chosen in zip(graph.operators, chosen, strict=True):
+        before: list[Any] = []
+        after: list[Any] = []
+        if is_chosen:
+            operator.inputs = [_in_float(model, each, before, True) for each in operator.inputs]
+            operator.outputs = [_in_float(model, each, after, False) for each in operator.outputs]
+        operators += [*before, operator, *after]
+    graph.operators = operators
+
+
+def _in_float(model: Any, index: int, conversions: list[Any], is_input: bool) -> int:
+    """A float tensor in place of an int8 one, and what converts between them."""
+    (graph, *_) = model.subgraphs
+    tensor = graph.tensors[index]
+    in_float = copy.deepcopy(tensor)
+    in_float.type, in_float.quantization = _Type.FLOAT32, None
+    graph.tensors.append(in_float)
+    new_index, data = len(graph.tensors) - 1, model.buffers[tensor.buffer].data
+    if data is not None:
+        in_float.buffer = add_buffer(model, _values(tensor, data))
+    elif is_input:
+        conversions.append(_convert(model, _Op.DEQUANTIZE, index, new_index))
+    else:
+        conversions.append(_convert(model, _Op.QUANTIZE, new_index, index))
+    return new_index
+
+
+def _convert(model: Any, code: int, source: int, target: int) -> Any:
+    """An operation that turns a tensor into one of another type."""
+    model.operatorCodes.append(
+        new("OperatorCodeT", builtinCode=code, deprecatedBuiltinCode=code, version=3)
+    )
+    return new(
+        "OperatorT",
+        opcodeIndex=len(model.operatorCodes) - 1,
+        inputs=np.array([source], np.int32),
+        outputs=np.array([target], np.int32),
+    )
+
+
+def _values(tensor: Any, data: np.ndarray) -> np.ndarray:
+    """The values of a constant in int8 with one step."""
+    quantization = tensor.quantization
+    codes = data.view(np.int8).astype(np.float32) - np.float32(quantization.zeroPoint[0])
+    return codes * np.float32(quantization.scale[0])
+
+
+def _widen_tensor(model: Any, tensor: Any) -> None:
+    """int8 codes become int16 codes of the same values."""
+    quantization = tensor.quantization
+    scale, zero_point = np.float32(quantization.scale[0]), int(quantization.zeroPoint[0])
+    data = model.buffers[tensor.buffer].data
+    new_scale = np.float32(scale / FINER)
+    if zero_point != 0 and data is not None:
+        new_scale = np.float32(scale / 128)
+    elif zero_point != 0:
+        if FIXED.get(scale) != zero_point:
+            raise ValueError(
+                f"{tensor.name.decode()}: its zero point is {zero_point}; 16-bit activations are "
+                f"symmetric."
+            )
+        new_scale = np.float32(1 / 32768)
+    if data is not None:
+        codes = np.round(_values(tensor, data) / new_scale).astype(np.int16)
+        tensor.buffer = add_buffer(model, codes)
+    tensor.type = _Type.INT16
+    quantization.scale = np.array([new_scale], np.float32)
+    quantization.zeroPoint = np.array([0], np.int64)
+
+
+def round_bias(model: Any, tensors: list[Any], known: list[np.ndarray], dtype: Any) -> None:
+    """Rounds a bias to whole steps of input scale times weight scale, after those have changed.
+
+    Args:
+        model: the file.
+        tensors: the kernel's input, its weights and its bias.
+        known: the biases of the layers in float32; this one is found among them by the codes that
+            it has. One that the converter has made stays at what they say.
+        dtype: type of the new codes.
+    """
+    x, kernel, bias = tensors
+    old_scale = np.asarray(bias.quantization.scale, np.float64)
+    values = model.buffers[bias.buffer].data.view(np.int32) * old_scale
+    for exact in known:
+        if exact.shape == values.shape and np.all(np.abs(exact - values) <= 0.51 * old_scale):
+            values = exact
+            break
+    scale = np.float32(x.quantization.scale[0]) * np.asarray(kernel.quantization.scale, np.float32)
+    codes = np.round(values / scale.astype(np.float64)).astype(dtype)
+    bias.buffer, bias.type = add_buffer(model, codes), TYPES[dtype]
+    bias.quantization.scale = scale

@@ -1,0 +1,163 @@
+"""Export to ONNX, with QuantizeLinear and DequantizeLinear around what is quantized."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from keras_qat.backend import swapped
+from keras_qat.export.files import check_writable, replacing
+from keras_qat.export.folded import INT8_MAX, Folded
+from keras_qat.export.inference import check_exportable, inference_module
+from keras_qat.version import __version__
+
+__all__ = ["export_onnx"]
+
+CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
+"""Operation whose weights are stored in int8 -> axis of the output channels."""
+
+
+def export_onnx(
+    model: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    input_range: tuple[float, float] | None = None,
+    opset: int = 17,
+) -> bytes:
+    """Exports a trained quantization-aware model to ONNX in QDQ form.
+
+    Runtimes that know the form compute it with their integer kernels; others in float, with the
+    same levels. Activations are uint8, weights int8 with a step per output channel, biases int32.
+    Inputs and outputs are in float, in the layout and with the names that the Keras model has.
+
+    Args:
+        model: the model.
+        path: where to write the file, or None. An existing file is replaced at the end only.
+        input_range: as in `export_tflite`.
+        opset: version of ONNX's operations, 13 or later.
+
+    Returns:
+        The file's contents.
+
+    Raises:
+        ImportError: without the extra: `pip install 'keras-qat[onnx]'`.
+        ValueError: if the model is not quantized, a quantizer has no usable range, or activations
+            have 16 bits.
+        OSError: if `path` cannot be written.
+
+    Example:
+        >>> keras_qat.export_onnx(qat, "model.onnx")
+    """
+    try:
+        import onnx
+        import tf2onnx
+    except ImportError as error:
+        raise ImportError(
+            "Exporting to ONNX needs the packages onnx and tf2onnx: pip install 'keras-qat[onnx]'"
+        ) from error
+    check_exportable(model)
+    if model.recipe.activations.bits == 16:
+        raise ValueError("16-bit activations cannot be exported to ONNX: tf2onnx knows 8 bits.")
+    target = None if path is None else check_writable(path)
+    module = inference_module(model, input_range=input_range)
+    function = module.serve
+    with contextlib.ExitStack() as scopes:
+        for layer in model._flatten_layers():
+            # Keras computes groups in a function of its own, which tf2onnx does not look into.
+            # The operation sees from the kernel's shape that there are groups.
+            if getattr(layer, "groups", 1) > 1:
+                scopes.enter_context(swapped(layer, groups=1))
+        proto, _ = tf2onnx.convert.from_function(
+            function, input_signature=function.input_signature, opset=opset
+        )
+    _store_weights(proto.graph, list(module.writer.folded.items()))
+    by_name = {each.name: each for each in proto.graph.output}
+    outputs = [by_name[name] for name in model.output_names]
+    del proto.graph.output[:]
+    proto.graph.output.extend(outputs)
+    recipe = json.dumps(model.recipe.to_config(), sort_keys=True)
+    onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": recipe})
+    onnx.checker.check_model(proto)
+    contents = proto.SerializeToString()
+    if target is not None:
+        with replacing(target) as scratch:
+            scratch.write_bytes(contents)
+    return contents
+
+
+def _store_weights(graph: Any, layers: list[tuple[Any, Folded]]) -> None:
+    """Replaces float weights and biases by integer ones with DequantizeLinear behind them.
+
+    tf2onnx brings the axes of weights into another order, and names them as it likes; which layer
+    they belong to shows in the values.
+    """
+    from onnx import numpy_helper
+
+    floats = {each.name: each for each in graph.initializer}
+    makers = {each.output[0]: each for each in graph.node}
+    nodes = []
+    for node in list(graph.node):
+        weights = floats.get(node.input[1]) if node.op_type in CHANNEL_AXIS else None
+        if weights is not None:
+            kernel = numpy_helper.to_array(weights)
+            axis = CHANNEL_AXIS[node.op_type]
+            steps = _steps(kernel, axis, layers)
+            if steps is not None:
+                shape = [-1 if each == axis else 1 for each in range(kernel.ndim)]
+                codes = np.round(kernel / steps.reshape(shape)).astype(np.int8)
+                nodes += _dequantize(graph, node, 1, codes, steps, axis)
+                source = makers.get(node.input[0])
+                bias = floats.get(node.input[2]) if len(node.input) > 2 else None
+                while source is not None and source.op_type in ("Reshape", "Transpose"):
+                    source = makers.get(source.input[0])
+                if bias is not None and source is not None and source.op_type == "DequantizeLinear":
+                    scale = steps * numpy_helper.to_array(floats[source.input[1]])
+                    codes = np.round(numpy_helper.to_array(bias) / scale).astype(np.int32)
+                    nodes += _dequantize(graph, node, 2, codes, scale, 0)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    used = {name for node in graph.node for name in node.input}
+    kept = [each for each in graph.initializer if each.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _steps(kernel: np.ndarray, axis: int, layers: list[tuple[Any, Folded]]) -> Any:
+    """The step of each output channel of a kernel, or None if no quantized layer has it."""
+    columns = _columns(kernel, [axis])
+    for wrapper, folded in layers:
+        if folded.limits is None or not folded.name:
+            continue
+        axes = wrapper.weight_axes[folded.name] or (-1,)
+        found = _columns(folded.kernel, [each % folded.kernel.ndim for each in axes])
+        if found.shape == columns.shape and np.array_equal(found, columns):
+            steps = folded.limits.reshape(-1) / np.float32(INT8_MAX)
+            return np.broadcast_to(steps, columns.shape[1]).astype(np.float32)
+    return None
+
+
+def _columns(kernel: np.ndarray, axes: list[int]) -> np.ndarray:
+    """The weights of each output channel in a column, sorted."""
+    others = [each for each in range(kernel.ndim) if each not in axes]
+    count = int(np.prod([kernel.shape[each] for each in axes]))
+    return np.sort(kernel.transpose(*others, *axes).reshape(-1, count), axis=0)
+
+
+def _dequantize(
+    graph: Any, node: Any, place: int, codes: np.ndarray, steps: np.ndarray, axis: int
+) -> list[Any]:
+    """Makes an input of a node a constant in integers, with what turns it into real numbers."""
+    from onnx import helper, numpy_helper
+
+    name = f"{node.output[0]}/input_{place}"
+    parts = {"codes": codes, "step": steps, "zero": np.zeros(steps.shape, codes.dtype)}
+    inputs = [f"{name}/{part}" for part in parts]
+    for part, values in zip(inputs, parts.values(), strict=True):
+        graph.initializer.append(numpy_helper.from_array(values, part))
+    node.input[place] = name
+    return [helper.make_node("DequantizeLinear", inputs, [name], name=name, axis=axis)]

@@ -1,0 +1,145 @@
+"""16x8: int16 activations and int8 weights, run by the interpreter and compared in int16 steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import recipes, specs
+from keras_qat.interpreter import TFLiteModel
+from tests import layer_structures, structures
+from tests.models import functional, images, layers, observe, residual_net, scramble, train
+
+X = images(96, (8, 8, 1))
+
+
+def export(model, *inputs, recipe="int16x8"):
+    qat = observe(keras_qat.quantize_model(scramble(model), recipe), *inputs)
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, list(inputs) if len(inputs) > 1 else inputs[0])
+    return qat, TFLiteModel(contents), report
+
+
+def floats(file):
+    return {
+        op for op, reads, writes in file.operations() if any(t.kind == "f" for t in reads + writes)
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "largest"),
+    [
+        pytest.param("conv", 1, marks=pytest.mark.legacy),
+        pytest.param("depthwise", 1, marks=pytest.mark.legacy),
+        ("dense", 1),
+        ("add_then_relu", 2),
+        ("concatenations", 2),
+        ("pooling", 8),  # Among them is a tanh: its table has 512 entries.
+        ("blocks", 4),
+    ],
+)
+def test_structures(family, largest):
+    """Kernels multiply by 16-bit numbers, so a step of 65 536 more or less is what they give."""
+    inputs = structures.family_inputs(family)
+    _, file, report = export(structures.family_model(family), *inputs)
+    assert not floats(file)
+    assert {each["dtype"] for each in file.inputs.values()} == {np.int16}
+    assert {each["dtype"] for each in file.outputs.values()} == {np.int16}
+    assert report.max_difference <= largest
+    for each in report.outputs:
+        assert each.mean_difference < 0.7, each.name
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("family", ["hard_swish", "other_rounding"])
+def test_what_has_no_int16_kernel_is_in_float(family):
+    inputs = layer_structures.family_inputs(family)
+    model = layer_structures.family_model(family)
+    plan = keras_qat.plan(model, "int16x8")
+    _, file, report = export(model, *inputs)
+    assert floats(file) - {"QUANTIZE", "DEQUANTIZE"} <= {"HARD_SWISH", "PRELU"}
+    assert any("no int16 kernel" in reason for reason in plan.float_layers.values())
+    assert report.max_difference < 256  # One step of int8.
+
+
+@pytest.mark.legacy
+def test_trained_model(tmp_path):
+    qat = train(keras_qat.quantize_model(residual_net(), "int16x8"), X, steps=24)
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, X)
+    assert report.outputs[0].argmax_agreement == 1
+    assert report.max_difference <= 4
+    keras_qat.export_saved_model(qat, tmp_path / "model")
+    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    output = keras_qat.quantizers(qat)[-1]
+    step = (output.maximum - output.minimum) / 65535
+    expected = qat.predict(X, verbose=0)
+    assert np.abs(serve(image=tf.constant(X))["logits"] - expected).max() <= 3 * step
+
+
+def test_finer_than_int8():
+    """What the bits are for: the error against the float model falls by far."""
+    errors = {}
+    for recipe in ("int8", "int16x8"):
+        model = scramble(functional((64,), build=layers.Dense(8)), seed=5)
+        # Weights on their levels, so that what is left is the error of the activations.
+        kernel = np.round(np.clip(model.layers[1].kernel.numpy(), -1, 1) * 127) / 127
+        kernel[0] = 1
+        model.layers[1].kernel.assign(kernel)
+        x = images(256, (64,))
+        qat, file, _ = export_as_is(model, x, recipe)
+        (detail,) = file.outputs.values()
+        (codes,) = file.run({qat.input_names[0]: x}).values()
+        values = (codes.astype(np.float64) - detail["quantization"][1]) * detail["quantization"][0]
+        errors[recipe] = np.sqrt(np.mean((values - model.predict(x, verbose=0)) ** 2))
+    assert errors["int16x8"] < errors["int8"] / 50
+
+
+def export_as_is(model, x, recipe):
+    qat = observe(keras_qat.quantize_model(model, recipe), x, batches=1)
+    contents = keras_qat.export_tflite(qat)
+    return qat, TFLiteModel(contents), contents
+
+
+def test_sums_that_need_64_bits():
+    """Full-scale inputs times full-scale weights, added up 9 * 256 times: more than 2^31."""
+    model = functional((4, 4, 256), build=layers.Conv2D(2, 3, name="conv"))
+    model.get_layer("conv").set_weights([np.ones((3, 3, 256, 2)), np.array([3.0, -2.0])])
+    x = np.ones((8, 4, 4, 256), np.float32)
+    qat, file, _ = export_as_is(model, x, "int16x8")
+    (codes,) = file.run({qat.input_names[0]: x}).values()
+    (detail,) = file.outputs.values()
+    expected = 9 * 256 + np.array([3.0, -2.0])
+    np.testing.assert_allclose(codes[0, 0, 0] * detail["quantization"][0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("output_dtype", ["int16", "float32"])
+@pytest.mark.parametrize("input_dtype", ["int16", "float32"])
+def test_types_of_the_ends(input_dtype, output_dtype):
+    model = scramble(functional((6,), build=layers.Dense(4, name="y")))
+    x = images(64, (6,))
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
+    contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
+    file = TFLiteModel(contents)
+    assert [each["dtype"] for each in file.inputs.values()] == [np.dtype(input_dtype)]
+    assert [each["dtype"] for each in file.outputs.values()] == [np.dtype(output_dtype)]
+    assert keras_qat.verify(qat, contents, x).max_difference <= 1.01
+    for wrong in ("int8", "uint8"):
+        with pytest.raises(ValueError, match=f"input_dtype='{wrong}': use 'int16' or 'float32'"):
+            keras_qat.export_tflite(qat, input_dtype=wrong)
+
+
+@pytest.mark.legacy
+def test_settings_that_are_refused():
+    with pytest.raises(ValueError, match=r"symmetric.*int16x8"):
+        specs.QuantSpec(16)
+    with pytest.raises(ValueError, match="from 2 to 8"):
+        specs.QuantSpec(12, symmetric=True)
+    with pytest.raises(ValueError, match="from 2 to 8"):
+        recipes.int16x8(weight_bits=16)
+    with pytest.raises(ValueError, match="no mixture"):
+        recipes.int16x8().override("Dense", activation_bits=8)
+    recipe = recipes.int16x8().override("head", quantize=False)
+    assert recipes.Recipe.from_config(recipe.to_config()) == recipe
