@@ -25,6 +25,7 @@ __all__ = [
     "resolve_training",
     "set_mask",
     "swapped",
+    "takes_mask",
 ]
 
 
@@ -132,6 +133,11 @@ def set_mask(x: Any, mask: Any) -> None:
     """Makes a tensor carry a mask, for the layers that read it."""
     if mask is not None:
         x._keras_mask = mask
+
+
+def takes_mask(layer: Any) -> bool:
+    """Whether a layer's `call` has an argument `mask`."""
+    return bool(layer._call_spec.expects_mask_arg)
 
 
 @contextlib.contextmanager

@@ -14,9 +14,15 @@ from keras_qat.graph import Call, Graph, class_path, is_operation, values_in
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.lower.activations import split_activation, split_activation_layer
 from keras_qat.lower.convolutions import split_separable
-from keras_qat.lower.merges import merge_two_by_two, split_average, split_custom_scale
+from keras_qat.lower.merges import (
+    convert_fixed_ranges,
+    merge_two_by_two,
+    split_average,
+    split_custom_scale,
+)
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
+from keras_qat.lower.twins import merge_twins
 from keras_qat.patterns import is_batch_norm, kind_of
 
 __all__ = ["lower"]
@@ -47,9 +53,8 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
 
     graph = recognize_hard_swish(graph) if activations else graph
     calls = [each for call in graph.calls for each in expand(call)]
-    return _drop_identities(
-        Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights)
-    )
+    graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
+    return _drop_identities(merge_twins(graph) if activations else graph)
 
 
 def _drop_identities(graph: Graph) -> Graph:
@@ -79,7 +84,7 @@ _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_cust
 """Layers that keras.applications defines but does not export, by `graph.class_path`."""
 
 
-_OF_ACTIVATIONS = (split_activation_layer, *OPERATIONS.values())
+_OF_ACTIVATIONS = (split_activation_layer, convert_fixed_ranges, *OPERATIONS.values())
 
 LOWERINGS: dict[type, Lowering] = {
     **dict.fromkeys(
@@ -100,6 +105,7 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.Add: merge_two_by_two,
     _layers.Multiply: merge_two_by_two,
     _layers.Average: split_average,
+    **dict.fromkeys((_layers.Concatenate, _layers.Maximum, _layers.Minimum), convert_fixed_ranges),
     _layers.Activation: split_activation_layer,
 }
 """Layer class -> the calls that a call becomes, or none if it stays as it is."""
