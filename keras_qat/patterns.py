@@ -133,6 +133,9 @@ OPERATIONS: dict[str, str] = {
 }
 """TensorFlow's name of an operation on symbolic tensors -> the kind of the layer it stands for."""
 
+_TRANSPOSED = (_layers.Conv1DTranspose, _layers.Conv2DTranspose)
+"""Layers that have no kernels with dilation."""
+
 _APPLICATIONS = {"applications.convnext.LayerScale": "affine"}
 """Layers that keras.applications defines but does not export, by `graph.class_path`."""
 
@@ -197,6 +200,8 @@ def _table_kind(call: Call) -> str | None:
     kind = OPERATIONS.get(str(layer.symbol)) if is_operation(layer) else None
     kind = kind or KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
     if getattr(layer, "data_format", "") == "channels_first" and kind == "average_pooling":
+        return None
+    if type(layer) in _TRANSPOSED and max(layer.dilation_rate) > 1:
         return None
     if kind == "product" and (len(call.inputs) != 2 or getattr(layer, "normalize", False)):
         return None

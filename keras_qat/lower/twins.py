@@ -25,7 +25,7 @@ def merge_twins(graph: Graph) -> Graph:
     replaced = lambda structure: map_values(lambda v: instead.get(v, v), structure)  # noqa: E731
     for call in graph.calls:
         call.args, call.kwargs = replaced((call.args, call.kwargs))
-        key = _key(call)
+        key = _key(call, bool(call.layer.weights or graph.weights.get(call.layer)))
         twin = first.setdefault(key, call) if key else call
         if twin is call:
             calls.append(call)
@@ -34,7 +34,7 @@ def merge_twins(graph: Graph) -> Graph:
     return dataclasses.replace(graph, calls=calls, outputs=replaced(graph.outputs))
 
 
-def _key(call: Call) -> Any:
+def _key(call: Call, has_weights: bool) -> Any:
     """What two calls have in common that compute the same, or None if that is not known."""
     layer = call.layer
     if kind_of(call) is None or not is_known(layer) or takes_training(layer):
@@ -42,7 +42,7 @@ def _key(call: Call) -> Any:
     if len(tf.nest.flatten(call.outputs)) > 1:
         return None
     config = {name: each for name, each in layer.get_config().items() if name != "name"}
-    identity = id(layer) if layer.weights else json.dumps(config, sort_keys=True, default=repr)
+    identity = id(layer) if has_weights else json.dumps(config, sort_keys=True, default=repr)
     arguments = [
         id(leaf) if isinstance(leaf, Value) else repr(leaf)
         for leaf in tf.nest.flatten((call.args, call.kwargs))
