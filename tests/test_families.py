@@ -62,7 +62,9 @@ def test_without_quantization_it_computes_what_the_float_model_does(name):
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
     for expected, found in zip(
-        tf.nest.flatten(model(x)), tf.nest.flatten(qat(x, training=False)), strict=True
+        tf.nest.flatten(model(x, training=False)),
+        tf.nest.flatten(qat(x, training=False)),
+        strict=True,
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert len(qat.trainable_weights) == len(model.trainable_weights)
