@@ -16,6 +16,7 @@ import tensorflow as tf
 __all__ = [
     "KeepsTrainable",
     "applications_scope",
+    "attention_parts",
     "deserialization_scope",
     "keras",
     "mask_of",
@@ -25,6 +26,7 @@ __all__ = [
     "resolve_training",
     "set_mask",
     "swapped",
+    "takes_mask",
 ]
 
 
@@ -132,6 +134,31 @@ def set_mask(x: Any, mask: Any) -> None:
     """Makes a tensor carry a mask, for the layers that read it."""
     if mask is not None:
         x._keras_mask = mask
+
+
+def attention_parts(layer: Any) -> dict[str, Any] | None:
+    """What a MultiHeadAttention computes with; None if it attends over several axes at once.
+
+    Its four EinsumDense layers by what they project, its equations, the factor of its queries and
+    its rate of dropout.
+    """
+    if len(layer._attention_axes) > 1:
+        return None
+    projections = {
+        part: getattr(layer, f"_{part}_dense") for part in ("query", "key", "value", "output")
+    }
+    return {
+        **projections,
+        "product": layer._dot_product_equation,
+        "combination": layer._combine_equation,
+        "scale": layer._key_dim**-0.5,
+        "dropout": layer._dropout,
+    }
+
+
+def takes_mask(layer: Any) -> bool:
+    """Whether a layer's `call` has an argument `mask`."""
+    return bool(layer._call_spec.expects_mask_arg)
 
 
 @contextlib.contextmanager

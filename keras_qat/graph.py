@@ -245,6 +245,9 @@ def flat_inputs(model: Any, x: Any) -> list[Any]:
 
 def clone(layer: Any, **changes: Any) -> Any:
     """An unbuilt copy of a layer, from its configuration with some entries changed."""
+    activation = getattr(layer, "activation", None)
+    if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
+        changes = {"activation": activation, **changes}
     return type(layer).from_config({**layer.get_config(), **changes})
 
 

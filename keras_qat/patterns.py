@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, class_path, is_operation, values_in
 from keras_qat.hard_swish import HardSwish
+from keras_qat.inner_layers import Contract, FoldSteps, UnfoldSteps
 from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
 
 __all__ = ["Group", "groups", "kind_of"]
@@ -39,6 +40,10 @@ KINDS: dict[type, str] = {
     _layers.PReLU: "prelu",
     _layers.Softmax: "softmax",
     HardSwish: "hard_swish",
+    Contract: "product",
+    _layers.Dot: "product",
+    FoldSteps: "move",
+    UnfoldSteps: "move",
     **dict.fromkeys(
         (
             _layers.MaxPooling1D,
@@ -90,6 +95,7 @@ OPERATIONS: dict[str, str] = {
     "math.multiply": "multiply",
     "math.maximum": "maximum",
     "math.minimum": "maximum",
+    "linalg.matmul": "product",
     "concat": "concatenate",
     "math.reduce_mean": "mean",
     "nn.relu": "relu",
@@ -126,6 +132,9 @@ OPERATIONS: dict[str, str] = {
     "nn.avg_pool2d": "average_pooling",
 }
 """TensorFlow's name of an operation on symbolic tensors -> the kind of the layer it stands for."""
+
+_TRANSPOSED = (_layers.Conv1DTranspose, _layers.Conv2DTranspose)
+"""Layers that have no kernels with dilation."""
 
 _APPLICATIONS = {"applications.convnext.LayerScale": "affine"}
 """Layers that keras.applications defines but does not export, by `graph.class_path`."""
@@ -194,10 +203,13 @@ def kind_of(call: Call) -> str | None:
 
 def _table_kind(call: Call) -> str | None:
     layer = call.layer
-    if is_operation(layer):
-        return OPERATIONS.get(str(layer.symbol))
-    kind = KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
-    if kind == "average_pooling" and layer.data_format == "channels_first":
+    kind = OPERATIONS.get(str(layer.symbol)) if is_operation(layer) else None
+    kind = kind or KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
+    if getattr(layer, "data_format", "") == "channels_first" and kind == "average_pooling":
+        return None
+    if type(layer) in _TRANSPOSED and max(layer.dilation_rate) > 1:
+        return None
+    if kind == "product" and (len(call.inputs) != 2 or getattr(layer, "normalize", False)):
         return None
     if kind == "mean" and any(value.masked for value in call.inputs):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.graph import Graph, Value, values_in
+from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.patterns import Group
 from keras_qat.recipes import Recipe
 from keras_qat.specs import FixedSpec, QuantSpec, Spec
@@ -60,6 +60,7 @@ class Plan:
         ranges: the quantizers of the values: one for all values that share a range.
         weights: how the weights of each group are quantized, None for not at all.
         float_layers: name of each layer that computes in float -> why.
+        weights_only: calls of those whose weights are quantized all the same -> their paths.
     """
 
     recipe: Recipe
@@ -70,6 +71,9 @@ class Plan:
     ranges: list[Range]
     weights: dict[Group, QuantSpec | None]
     float_layers: dict[str, str]
+    weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def rows(self) -> list[Row]:
@@ -86,6 +90,12 @@ class Plan:
                 group = groups.get(value.producer)
                 if group is not None:
                     rows += self._weight_rows(group)
+                if value is value.producer.output:
+                    spec, paths = self.weights_only.get(value.producer, (None, ()))
+                    rows += [
+                        Row(f"{value.producer.name}/{path}", layer, "weight", spec, "in the file")
+                        for path in paths
+                    ]
             rows.append(Row(value.name, layer, role, self.specs.get(value), self.reasons[value]))
         return rows
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat import graph as graph_lib
-from keras_qat.layers import QuantizeWrapper
+from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import place
 from keras_qat.plan import Plan
@@ -124,6 +124,12 @@ def quantizers(model: Any) -> list[Quantizer]:
     """
     found = []
     for layer in scheduled_layers(model):
+        if isinstance(layer, QuantizeWeights):
+            for name, weight in layer.weight_quantizers.items():
+                limits = weight.current_range(layer.weight(name))
+                label = f"{layer.name.removeprefix('quant_')}/{name}"
+                found.append(Quantizer(f"{layer.name}/{name}", (label,), weight.spec, *limits))
+            continue
         if isinstance(layer, QuantizeWrapper):
             for name, weight in layer.weight_quantizers.items():
                 limits = weight.current_range(getattr(layer.layer, name))

@@ -18,7 +18,7 @@ from keras_qat.graph import (
     values_in,
 )
 from keras_qat.kernel_rounding import ROUNDINGS
-from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWrapper
+from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER, shapes_only
 from keras_qat.patterns import Group, is_batch_norm, kind_of
 from keras_qat.phases import PhasedModel
@@ -132,6 +132,7 @@ class _Visitor:
         self.range_of = {
             value: each for each in plan.ranges for value in each.observed + each.rounded
         }
+        self.weights_only = {call.layer: how for call, how in plan.weights_only.items()}
         self.layers: dict[Any, Any] = {}
         self.quantizers: dict[Range, Quantize] = {}
         self.sources: dict[Any, list[Any]] = {}
@@ -170,12 +171,18 @@ class _Visitor:
     def _clone(self, call: Call) -> Any:
         """A copy of a layer that is not wrapped: one for all of its calls."""
         if call.layer not in self.layers:
-            layer = clone(call.layer, name=PREFIX + call.name)
+            layer = inner = clone(call.layer, name=PREFIX + call.name)
+            spec, paths = self.weights_only.get(call.layer, (None, ()))
+            if paths:
+                inner = clone(call.layer)
+                layer = QuantizeWeights(
+                    inner, dict.fromkeys(paths, ()), spec, name=PREFIX + call.name
+                )
             contrib = self.plan.recipe.placement == "contrib"
             if contrib and is_batch_norm(call) and len(call.output.shape) == 2:
-                layer = FusedBatchNormalization.from_config(layer.get_config())
+                layer = inner = FusedBatchNormalization.from_config(layer.get_config())
             self.layers[call.layer] = layer
-            self._start_from(layer, call.layer)
+            self._start_from(inner, call.layer)
         return self.layers[call.layer]
 
     def _wrap(self, group: Group) -> QuantizeWrapper:

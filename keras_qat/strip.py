@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_qat import graph as graph_lib
 from keras_qat.backend import deserialization_scope, keras
 from keras_qat.graph import Call
-from keras_qat.layers import QuantizeWrapper
+from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import normalization
 from keras_qat.lower import lower
 from keras_qat.patterns import Group, groups
@@ -69,6 +69,8 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
         if isinstance(trained, QuantizeWrapper):
             group = kernels[call]
             pairs = [(group.kernel, trained.layer), (group.batch_norm, trained.batch_norm)]
+        elif isinstance(trained, QuantizeWeights):
+            pairs = [(call, trained.layer)]
         for part, source in pairs:
             if source is None or not source.weights or part.layer in done:
                 continue

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
+from keras_qat.layers import QuantizeWeights
 from keras_qat.layers.bias import factor_and_bias, least_weight_step, rounded_bias
+from keras_qat.schedule import scheduled_layers
 
-__all__ = ["Folded", "fold"]
+__all__ = ["Folded", "fold", "scales_of_float_layers", "whole_steps"]
 
 
 INT8_MAX = 127
@@ -120,6 +122,27 @@ def _in_int8(
         np.maximum(step, least),
         rounding,
     )
+
+
+def whole_steps(wrapper: Any) -> dict[str, np.ndarray]:
+    """The weights of a `QuantizeWeights` on their levels, by path."""
+    # As the runtime computes them from codes: in float32.
+    return {path: codes * scale for path, (codes, scale) in _codes_by_path(wrapper).items()}
+
+
+def scales_of_float_layers(model: Any) -> list[float]:
+    """The steps of all weights that `QuantizeWeights` layers of a model hold in 8 bits."""
+    layers = (layer for layer in scheduled_layers(model) if isinstance(layer, QuantizeWeights))
+    return [float(scale) for layer in layers for _, scale in _codes_by_path(layer).values()]
+
+
+def _codes_by_path(wrapper: Any) -> dict[str, tuple[np.ndarray, np.float32]]:
+    found = {}
+    for path, quantizer in wrapper.weight_quantizers.items():
+        kernel, axes = wrapper.weight(path).numpy(), quantizer.channel_axes
+        codes, scale = _codes_per_channel(kernel, axes, quantizer.spec.bits, None)
+        found[path] = codes.astype(np.float32), np.float32(scale.item())
+    return found
 
 
 def _affine(factor: np.ndarray, bias: np.ndarray, least: np.ndarray) -> Folded:

@@ -20,7 +20,7 @@ from keras_qat.export import folded, int16, spelling
 from keras_qat.export.barrier import barrier
 from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
@@ -64,7 +64,7 @@ def inference_module(
     module.weights = [
         weight
         for layer in graph.call_counts()
-        if layer not in writer.folded
+        if not isinstance(layer, QuantizeWrapper)
         for weight in layer.weights
     ]
     module.serve = tf.function(serve, input_signature=signature, autograph=False)
@@ -94,10 +94,9 @@ class _Writer:
     def __init__(self, graph: Graph, for_tflite: bool) -> None:
         self.graph, self.for_tflite = graph, for_tflite
         self.spelled = spelling.as_tflite if for_tflite else spelling.as_keras
-        self.folded = {
-            layer: folded.fold(layer)
-            for layer in graph.call_counts()
-            if isinstance(layer, QuantizeWrapper)
+        fold = {QuantizeWrapper: folded.fold, QuantizeWeights: folded.whole_steps}
+        self.folded: dict[Any, Any] = {
+            layer: fold[type(layer)](layer) for layer in graph.call_counts() if type(layer) in fold
         }
         if for_tflite:
             self.warn_of_rounding()
@@ -110,7 +109,11 @@ class _Writer:
 
     def warn_of_rounding(self) -> None:
         """Tells which weights TFLite cannot hold as they were trained."""
-        wide = {layer.name: each.rounding for layer, each in self.folded.items() if each.rounding}
+        wide = {
+            layer.name: each.rounding
+            for layer, each in self.folded.items()
+            if isinstance(each, folded.Folded) and each.rounding
+        }
         if wide:
             warnings.warn(
                 f"The weights of {len(wide)} layers are rounded again, by up to "
@@ -153,7 +156,11 @@ class _Writer:
             if layer.output_quantizer is not None:
                 x = self.quantize(call.output, x, self.levels_of(layer, call.output))
             return x
-        if self.for_tflite and kind_of(call) in (None, "kernel", "affine"):
+        if isinstance(layer, QuantizeWeights):
+            weights = {path: tf.constant(each) for path, each in self.folded[layer].items()}
+            with layer.weights_replaced(weights):
+                return self.in_float(call, args, kwargs)
+        if kind_of(call) in (None, "kernel", "affine"):
             return self.in_float(call, args, kwargs)
         if graph_lib.takes_training(layer):
             kwargs = {**kwargs, "training": False}
@@ -168,22 +175,24 @@ class _Writer:
 
     def in_float(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """A layer that the plan leaves in float, and that is so in the file."""
+        layer = call.layer.layer if isinstance(call.layer, QuantizeWeights) else call.layer
+        kwargs = {name: each for name, each in kwargs.items() if name != "training"}
+        training = {"training": False} if graph_lib.takes_training(layer) else {}
+        if not self.for_tflite:
+            return layer(*args, **kwargs, **training)
 
-        def keep_float(leaf: Any, tensor: Any) -> Any:
+        def enter(leaf: Any, tensor: Any) -> Any:
             is_quantized = isinstance(leaf, Value) and leaf not in self.float_values
             return barrier(tensor) if is_quantized else tensor
 
-        values, tensors = (call.args, call.kwargs), (args, kwargs)
-        args, kwargs = tf.nest.map_structure(keep_float, values, tensors)
+        def leave(leaf: Any, tensor: Any) -> Any:
+            return barrier(tensor) if leaf in self.quantized_next else tensor
+
+        values = {name: each for name, each in call.kwargs.items() if name != "training"}
+        args, kwargs = tf.nest.map_structure(enter, (call.args, values), (args, kwargs))
         self.float_values.update(values_in(call.outputs))
-        if graph_lib.takes_training(call.layer):
-            kwargs = {**kwargs, "training": False}
-        outputs = spelling.in_float(call.layer, args, kwargs)
-        return tf.nest.map_structure(
-            lambda leaf, tensor: barrier(tensor) if leaf in self.quantized_next else tensor,
-            call.outputs,
-            outputs,
-        )
+        outputs = spelling.in_float(layer, args, {**kwargs, **training})
+        return tf.nest.map_structure(leave, call.outputs, outputs)
 
     def levels_of(self, layer: Any, value: Value) -> Levels:
         """The levels of the quantizer of a layer, which quantizes `value`.

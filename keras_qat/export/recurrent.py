@@ -47,6 +47,7 @@ def rnn(
         new_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(new_states))
         if mask is None:
             return output, new_states
+        new_states = tf.nest.map_structure(barrier, new_states)
         valid = mask[position]
         hidden = tf.nest.map_structure(tf.zeros_like, output)
         if before is not None and not zero_output_for_mask:

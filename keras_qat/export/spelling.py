@@ -108,7 +108,34 @@ def _dot(layer: Any, inputs: Any) -> Any:
         return layer(inputs)
 
 
+def _resizing(layer: Any, x: Any) -> Any:
+    if layer.interpolation not in ("nearest", "bilinear"):
+        raise ValueError(
+            f"{layer.name}: TFLite cannot resize with interpolation={layer.interpolation!r}. Use "
+            f"'bilinear' or 'nearest', or resize the images before they go into the model."
+        )
+    return layer(x)
+
+
+def _not_in_tflite(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    raise ValueError(
+        f"{layer.name}: TFLite has no operation for {type(layer).__name__}. Compute it before the "
+        f"model, in the input pipeline, and quantize the model behind it."
+    )
+
+
 FLOAT_SPELLINGS: dict[type, Callable[..., Any]] = {
+    _layers.Resizing: _resizing,
+    **dict.fromkeys(
+        (
+            _layers.Hashing,
+            _layers.HashedCrossing,
+            _layers.IntegerLookup,
+            _layers.StringLookup,
+            _layers.TextVectorization,
+        ),
+        _not_in_tflite,
+    ),
     _layers.Dot: _dot,
     _layers.CategoryEncoding: _category_encoding,
     _layers.GroupNormalization: _group_normalization,
@@ -186,8 +213,6 @@ def _conv1d_transpose(layer: Any, x: Any, folded: Folded, activation: Activation
 
 
 def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> Any:
-    if any(rate > 1 for rate in layer.dilation_rate):
-        raise ValueError(f"{layer.name}: TFLite has no dilated transposed convolution.")
     padding = layer.output_padding
     padding = (0, *padding) if padding is not None and len(padding) == 1 else padding
     sizes = [tf.shape(x)[0]]

@@ -12,7 +12,9 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.export import flatbuffer, int4, int16
 from keras_qat.export.files import check_writable, replacing
+from keras_qat.export.folded import scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
+from keras_qat.export.packing import pack_weights
 from keras_qat.patterns import kind_of
 from keras_qat.specs import QuantSpec
 from keras_qat.version import __version__
@@ -83,6 +85,7 @@ def export_tflite(
             f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
         )
+    pack_weights(file, scales_of_float_layers(model))
     flatbuffer.name_ends(file, model.input_names, model.output_names)
     flatbuffer.add_metadata(file, {"version": __version__, "recipe": model.recipe.to_config()})
     contents = flatbuffer.pack(file)

@@ -3,6 +3,13 @@
 from keras_qat.layers.fused_batch_norm import FusedBatchNormalization
 from keras_qat.layers.quantize import Quantize
 from keras_qat.layers.scheduled import ScheduledLayer
+from keras_qat.layers.weights_only import QuantizeWeights
 from keras_qat.layers.wrapper import QuantizeWrapper
 
-__all__ = ["FusedBatchNormalization", "Quantize", "QuantizeWrapper", "ScheduledLayer"]
+__all__ = [
+    "FusedBatchNormalization",
+    "Quantize",
+    "QuantizeWeights",
+    "QuantizeWrapper",
+    "ScheduledLayer",
+]

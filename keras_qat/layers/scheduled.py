@@ -73,6 +73,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
     """
 
     def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
+        kwargs.pop("mask", None)  # Keras passes it to whatever takes any argument.
         if _shapes_only.get():
             with tf.init_scope():  # Keras finds out the shapes of custom layers in eager mode.
                 shape = self.compute_output_shape(inputs.shape)

@@ -13,10 +13,19 @@ from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, class_path, is_operation, values_in
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.lower.activations import split_activation, split_activation_layer
+from keras_qat.lower.attention import split_multi_head_attention
+from keras_qat.lower.channels_last import with_channels_last
 from keras_qat.lower.convolutions import split_separable
-from keras_qat.lower.merges import merge_two_by_two, split_average, split_custom_scale
+from keras_qat.lower.merges import (
+    convert_fixed_ranges,
+    merge_two_by_two,
+    split_average,
+    split_custom_scale,
+)
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
+from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
+from keras_qat.lower.twins import merge_twins
 from keras_qat.patterns import is_batch_norm, kind_of
 
 __all__ = ["lower"]
@@ -38,18 +47,18 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
         lowering = LOWERINGS.get(type(call.layer)) or _APPLICATIONS.get(class_path(call.layer))
         if is_operation(call.layer):
             lowering = OPERATIONS.get(str(call.layer.symbol))
-        if lowering in _OF_ACTIVATIONS and not activations:
+        if lowering in _FOR_KERNELS and not activations:
             lowering = None
         parts = lowering(call, made) if lowering else []
         for part in parts:
             part.origin = call.origin
         return [each for part in parts for each in expand(part)] or [call]
 
-    graph = recognize_hard_swish(graph) if activations else graph
+    if activations:
+        graph = with_channels_last(recognize_hard_swish(graph), made)
     calls = [each for call in graph.calls for each in expand(call)]
-    return _drop_identities(
-        Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, made.weights)
-    )
+    graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
+    return _drop_identities(merge_twins(graph) if activations else graph)
 
 
 def _drop_identities(graph: Graph) -> Graph:
@@ -79,7 +88,15 @@ _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_cust
 """Layers that keras.applications defines but does not export, by `graph.class_path`."""
 
 
-_OF_ACTIVATIONS = (split_activation_layer, *OPERATIONS.values())
+_FOR_KERNELS = (
+    split_activation_layer,
+    convert_fixed_ranges,
+    split_multi_head_attention,
+    split_pooling_3d,
+    split_time_distributed,
+    *OPERATIONS.values(),
+)
+
 
 LOWERINGS: dict[type, Lowering] = {
     **dict.fromkeys(
@@ -100,6 +117,11 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.Add: merge_two_by_two,
     _layers.Multiply: merge_two_by_two,
     _layers.Average: split_average,
+    _layers.AveragePooling3D: split_pooling_3d,
+    _layers.MaxPooling3D: split_pooling_3d,
+    _layers.TimeDistributed: split_time_distributed,
+    _layers.MultiHeadAttention: split_multi_head_attention,
+    **dict.fromkeys((_layers.Concatenate, _layers.Maximum, _layers.Minimum), convert_fixed_ranges),
     _layers.Activation: split_activation_layer,
 }
 """Layer class -> the calls that a call becomes, or none if it stays as it is."""

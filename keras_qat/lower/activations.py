@@ -22,7 +22,7 @@ def split_activation(call: Call, made: Made) -> list[Call]:
     if layer.activation in (None, keras.activations.linear):
         return []
     linear = made.layer(
-        layer, "linear", lambda: graph_lib.clone(layer, activation="linear"), layer.weights
+        layer, "linear", lambda: graph_lib.clone(layer, activation="linear"), made.weights_of(layer)
     )
     activation = activation_of(layer, made)
     middle = between(call, linear, call.output.shape)

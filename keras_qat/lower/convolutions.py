@@ -54,10 +54,10 @@ def split_separable(call: Call, made: Made) -> list[Call]:
             **shared,
         )
 
-    bias = [layer.bias] if layer.use_bias else []
+    depthwise_kernel, *pointwise_weights = made.weights_of(layer)
     parts = [
-        made.layer(layer, "depthwise", depthwise, [layer.depthwise_kernel]),
-        made.layer(layer, "pointwise", pointwise, [layer.pointwise_kernel, *bias]),
+        made.layer(layer, "depthwise", depthwise, [depthwise_kernel]),
+        made.layer(layer, "pointwise", pointwise, pointwise_weights),
     ]
     if layer.activation not in (None, keras.activations.linear):
         parts.append(activation_of(layer, made))

@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call
+from keras_qat.graph import Call, Value, map_values
 from keras_qat.lower.parts import Made, between, chain, path
+from keras_qat.patterns import FIXED_RANGES, RANGE_KEEPING, kind_of
 
-__all__ = ["merge_two_by_two", "split_average", "split_custom_scale"]
+__all__ = ["convert_fixed_ranges", "merge_two_by_two", "split_average", "split_custom_scale"]
 
 _layers = keras.layers
 
@@ -34,6 +35,38 @@ def merge_two_by_two(call: Call, made: Made) -> list[Call]:
         calls.append(Call(layer, ([first, other],), {}, output, path(call, layer)))
         first = output
     return calls
+
+
+def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:
+    """A Concatenate that joins sigmoid's range, say, with another: a Rescaling(1) converts it.
+
+    The kernel takes one range. A convolution that multiplies by 1 changes the range exactly;
+    TFLite's QUANTIZE rounds zero points once more.
+    """
+    fixed = [_fixed_range(value) for value in call.inputs]
+    if not any(fixed) or len(set(fixed)) == 1:
+        return []
+    calls, converted = [], {}
+    for index, (value, limits) in enumerate(zip(call.inputs, fixed, strict=True)):
+        if limits is None or len(value.shape) < 2 or value in converted:
+            continue
+        name = f"{call.layer.name}_input{index}"
+        make = partial(_layers.Rescaling, 1.0, name=name)
+        layer = made.layer(call.layer, name, make)
+        converted[value] = output = between(call, layer, value.shape)
+        calls.append(Call(layer, (value,), {}, output, path(call, layer)))
+    args, kwargs = map_values(lambda value: converted.get(value, value), (call.args, call.kwargs))
+    return [*calls, Call(call.layer, args, kwargs, call.outputs, call.name)] if calls else []
+
+
+def _fixed_range(value: Value) -> tuple[float, float] | None:
+    """The fixed range that an activation gives a tensor, also behind layers that keep it."""
+    call = value.producer
+    kind = kind_of(call) if call else None
+    if call is not None and kind in RANGE_KEEPING:
+        ranges = {_fixed_range(each) for each in call.inputs}
+        return ranges.pop() if len(ranges) == 1 else None
+    return FIXED_RANGES.get(str(kind))
 
 
 def split_average(call: Call, made: Made) -> list[Call]:

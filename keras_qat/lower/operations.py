@@ -5,6 +5,8 @@ from __future__ import annotations
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Value
 from keras_qat.lower.activations import split_swish
+from keras_qat.lower.attention import split_einsum
+from keras_qat.lower.merges import convert_fixed_ranges
 from keras_qat.lower.parts import Lowering, Made, operands
 
 __all__ = ["OPERATIONS"]
@@ -62,5 +64,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
     "image.resize": _split_resize,
+    "einsum": split_einsum,
+    **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),
 }
 """TensorFlow's name of an operation on symbolic tensors -> what splits it."""

@@ -26,6 +26,10 @@ class Made:
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
+    def weights_of(self, layer: Any) -> list[Any]:
+        """What a layer starts from: for one that lowering made, not yet its own weights."""
+        return self.weights.get(layer, layer.weights)
+
 
 Lowering = Callable[[Call, Made], list[Call]]
 """Makes the calls that a call becomes, or none if it stays as it is."""

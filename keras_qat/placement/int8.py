@@ -7,6 +7,7 @@ import dataclasses
 from keras_qat import patterns
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.kernels import weights_only
 from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
@@ -34,6 +35,7 @@ class Int8Placement:
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.float_layers: dict[str, str] = {}
+        self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
         self.reasons: dict[Value, str] = {}
 
@@ -52,6 +54,7 @@ class Int8Placement:
             ranges=self.ranges(),
             weights={group: self.settings.weights(group.kernel) for group in self.groups},
             float_layers=self.float_layers,
+            weights_only=self.weights_only,
         )
 
     def kind(self, call: Call) -> str | None:
@@ -63,6 +66,14 @@ class Int8Placement:
         if kind in ("kernel", "affine"):
             return kind if in_group else None
         return kind if in_group or self.settings.quantizes(call) else None
+
+    def leave_in_float(self, call: Call) -> None:
+        """Notes that a call computes in float, and which of its weights are quantized still."""
+        self.float_layers[call.name] = self.why_float(call)
+        paths = weights_only(call.layer) if self.settings.quantizes(call) else ()
+        if paths:
+            self.weights_only[call] = self.settings.weights(call), paths
+            self.float_layers[call.name] += "; its weights are int8"
 
     def why_float(self, call: Call) -> str:
         """The reason why a call computes in float."""
@@ -81,7 +92,7 @@ class Int8Placement:
         own = self.settings.activations(call)
         kind = self.kind(call) if call else None
         if call and kind is None:
-            self.float_layers[call.name] = self.why_float(call)
+            self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"
         if any(isinstance(each.layer, _Embedding) for each in self.consumers[value]):
@@ -103,7 +114,9 @@ class Int8Placement:
             sources = [each for each in call.inputs if each in self.specs]
             if not sources:
                 return None, "its input is in float"
-            if len(sources) == 1 or all(self.has_own_range(each) for each in sources):
+            joinable = all(self.has_own_range(each) for each in sources)
+            fixed = {self.fixed_range(each) for each in sources}
+            if joinable or (len(fixed) == 1 and isinstance(next(iter(fixed)), FixedSpec)):
                 return SharedSpec(sources[0].name, kind in patterns.ROUNDING), f"{kind} keeps it"
         if kind in patterns.CLIPS and self.follows_pooling(call):
             return SharedSpec(
@@ -140,6 +153,15 @@ class Int8Placement:
             and value not in self.outputs
             and len(self.consumers[value]) == 1
         )
+
+    def fixed_range(self, value: Value) -> Spec:
+        """The fixed specification that a tensor has, if any, also through layers that keep it."""
+        spec = self.specs[value]
+        if isinstance(spec, SharedSpec):
+            assert value.producer is not None
+            sources = [each for each in value.producer.inputs if each in self.specs]
+            return self.fixed_range(sources[0])
+        return spec
 
     def has_own_range(self, value: Value) -> bool:
         """Whether the range of a tensor can grow to hold another one's values."""

@@ -1,0 +1,59 @@
+"""Layers that lowering makes because Keras has none that do this alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.backend import keras, register
+
+__all__ = ["Contract", "FoldSteps", "UnfoldSteps"]
+
+
+@register
+class Contract(keras.layers.Layer):
+    """The sum of products of two tensors along shared axes: `tf.einsum` of two.
+
+    Args:
+        equation: as for `tf.einsum`, e.g. `"abc,adc->abd"`.
+    """
+
+    def __init__(self, equation: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.equation = equation
+
+    def call(self, inputs: Any) -> Any:
+        return tf.einsum(self.equation, *inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "equation": self.equation}
+
+
+@register
+class FoldSteps(keras.layers.Layer):
+    """Makes every step of a sequence an example: [batch, steps, ...] to [batch * steps, ...]."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reshape(inputs, [-1, *inputs.shape[2:]])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([None, *input_shape[2:]])
+
+
+@register
+class UnfoldSteps(keras.layers.Layer):
+    """The inverse of `FoldSteps`, for a number of steps that is known."""
+
+    def __init__(self, steps: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.steps = steps
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reshape(inputs, [-1, self.steps, *inputs.shape[1:]])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([None, self.steps, *input_shape[1:]])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "steps": self.steps}

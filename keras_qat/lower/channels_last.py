@@ -1,0 +1,133 @@
+"""Models with their channels first, computed with their channels last.
+
+Runtimes' int8 kernels, and many of TensorFlow's on a CPU, take channels last only. Each layer with
+channels first computes on its input's twin with channels last. Twins go on through what treats all
+axes alike; where another layer reads the tensor itself, a Permute turns it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import graph as graph_lib
+from keras_qat.backend import keras
+from keras_qat.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.lower.parts import Made
+from keras_qat.patterns import NON_NEGATIVE, is_batch_norm, kind_of
+
+__all__ = ["with_channels_last"]
+
+_layers = keras.layers
+
+_ELEMENTWISE = {
+    *("add", "subtract", "multiply", "maximum", "linear", "sigmoid", "tanh", "gelu"),
+    *("leaky_relu", "hard_swish"),
+    *NON_NEGATIVE,
+}
+"""Kinds of computation that treat all axes alike."""
+
+
+def with_channels_last(graph: Graph, made: Made) -> Graph:
+    """`graph` with every layer that has its channels first computing on channels last."""
+    if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
+        return graph
+    visitor = _Visitor(made)
+    for call in graph.calls:
+        visitor.visit(call)
+    for value in values_in(graph.outputs):
+        visitor.turn_back(value)
+    return dataclasses.replace(graph, calls=visitor.calls)
+
+
+def _has_channels_first(call: Call) -> bool:
+    return getattr(call.layer, "data_format", None) == "channels_first"
+
+
+def _is_norm_of_first(call: Call) -> bool:
+    rank = len(call.output.shape)
+    return is_batch_norm(call) and list(tf.nest.flatten(call.layer.axis)) == [1] and rank > 2
+
+
+class _Visitor:
+    def __init__(self, made: Made) -> None:
+        self.made = made
+        self.calls: list[Call] = []
+        self.twins: dict[Value, Value] = {}
+        """Value with channels first -> the same with channels last."""
+        self.computed: set[Value] = set()
+        """Values with twins that are there themselves too."""
+
+    def visit(self, call: Call) -> None:
+        layer, rank = call.layer, len(call.output.shape)
+        if _has_channels_first(call) and len(call.inputs) == 1:
+            self.compute(call, self.changed(layer, data_format="channels_last"))
+        elif _is_norm_of_first(call):
+            self.compute(call, self.changed(layer, axis=rank - 1))
+        elif not any(value in self.twins for value in call.inputs):
+            self.calls.append(call)
+            self.computed.update(values_in(call.outputs))
+        elif type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank):
+            self.compute(call, self.changed(layer, axis=-1))
+        elif self.is_elementwise(call):
+            self.compute(call, layer)
+        else:
+            for value in call.inputs:
+                self.turn_back(value)
+            self.calls.append(call)
+            self.computed.update(values_in(call.outputs))
+
+    def is_elementwise(self, call: Call) -> bool:
+        layer = call.layer
+        known = (_layers.Activation, _layers.Dropout, _layers.GaussianNoise, _layers.ReLU)
+        is_plain = kind_of(call) in _ELEMENTWISE or type(layer) in known
+        if layer.__class__ is _layers.Activation and kind_of(call) == "softmax":
+            return False
+        return is_plain and all(len(each.shape) == len(call.output.shape) for each in call.inputs)
+
+    def changed(self, layer: Any, **config: Any) -> Any:
+        """The layer with other settings and the same weights."""
+        make = lambda: graph_lib.clone(layer, **config)  # noqa: E731
+        return self.made.layer(layer, "channels_last", make, layer.weights)
+
+    def compute(self, call: Call, layer: Any) -> None:
+        """`call` on the twins of its inputs."""
+        for value in call.inputs:
+            if value not in self.twins:
+                self.twins[value] = self.permuted(value, call, to_last=True)
+        args, kwargs = map_values(self.twins.__getitem__, (call.args, call.kwargs))
+        output = call.output
+        if len(output.shape) < 3 or type(layer) is _layers.Flatten:
+            self.calls.append(Call(layer, args, kwargs, output, call.name, call.origin))
+            self.computed.add(output)
+            return
+        twin = Value(output.name, _moved(output.shape, True), output.dtype, masked=output.masked)
+        self.twins[output] = twin
+        self.calls.append(Call(layer, args, kwargs, twin, call.name, call.origin))
+
+    def turn_back(self, value: Value) -> None:
+        """Makes a value with channels first from its twin, unless it is there."""
+        if value in self.twins and value not in self.computed and value.producer is not None:
+            call = value.producer
+            twin = self.twins[value]
+            self.computed.add(value)
+            made = self.permuted(twin, call, to_last=False, output=value)
+            made.name += "_channels_first"
+
+    def permuted(self, value: Value, call: Call, to_last: bool, output: Any = None) -> Value:
+        rank = len(value.shape)
+        order = (*range(2, rank), 1) if to_last else (rank - 1, *range(1, rank - 1))
+        suffix = "channels_last" if to_last else "channels_first"
+        name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
+        layer = self.made.layer(value, suffix, lambda: _layers.Permute(order, name=name))
+        if output is None:
+            output = Value(name, _moved(value.shape, to_last), value.dtype, masked=value.masked)
+        self.calls.append(Call(layer, (value,), {}, output, name, call.origin))
+        return output
+
+
+def _moved(shape: Any, to_last: bool) -> tuple[int | None, ...]:
+    batch, *sizes = shape
+    return (batch, *sizes[1:], sizes[0]) if to_last else (batch, sizes[-1], *sizes[:-1])
