@@ -82,11 +82,10 @@ def fake_quantize_if(
     """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
 
     With a `ceiling`, the same of a ReLU of `x` that ends there (infinity: nowhere). A range that
-    begins at zero clips where the ReLU does, so that one operation computes both, and its input
-    alone is kept for the gradient. That gradient differs from the ReLU's at exactly zero, where
-    it passes.
+    begins at zero clips where the ReLU does, so that one operation computes both.
 
-    The gradient is written out, as that of a `tf.cond` takes long to trace.
+    The gradient is that of the operations; it is written out, as that of a `tf.cond` takes long
+    to trace. Instead of `x` a mask is kept for it, a quarter of the memory.
 
     Args:
         applies: a bool, or a scalar tensor.
@@ -96,25 +95,43 @@ def fake_quantize_if(
     if applies is False and ceiling is None:
         return x
 
+    def levels(x: Any) -> Any:
+        low, high = nudged_range(minimum, maximum, bits, narrow_range)
+        inside = x <= high
+        if ceiling is None:
+            inside &= x >= low
+        else:
+            inside &= x > 0 if ceiling == math.inf else (x > 0) & (x < ceiling)
+        return fake_quantize(x, minimum, maximum, bits, narrow_range), inside
+
+    def passing(x: Any) -> Any:
+        if ceiling is None:
+            return tf.identity(x), tf.ones_like(x, tf.bool)
+        y = tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
+        return y, (x > 0) & (x < ceiling)
+
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
-        def gradient(upstream: Any) -> Any:
-            return cond(
-                applies,
-                lambda: tf.quantization.fake_quant_with_min_max_vars_gradient(
-                    upstream, x, minimum, maximum, num_bits=bits, narrow_range=narrow_range
-                )[0],
-                lambda: upstream if ceiling is None else _relu_gradient(upstream, x, ceiling),
-            )
-
-        y = cond(
-            applies,
-            lambda: fake_quantize(x, minimum, maximum, bits, narrow_range),
-            lambda: tf.identity(x) if ceiling is None else _relu(x, ceiling),
-        )
-        return y, gradient
+        y, inside = cond(applies, lambda: levels(x), lambda: passing(x))
+        return y, lambda upstream: tf.where(inside, upstream, tf.zeros([], upstream.dtype))
 
     return quantized(x)
+
+
+def nudged_range(
+    minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
+) -> tuple[Any, Any]:
+    """The range whose ends are levels, as is zero: what `fake_quantize` clips to.
+
+    In the order of operations of TensorFlow's kernel, so equal to the last bit.
+    """
+    lowest, highest = float(narrow_range), float(2**bits - 1)
+    scale = (maximum - minimum) / (highest - lowest)
+    # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0: they are inside.
+    divisor = tf.where(scale > 0, scale, tf.ones_like(scale))
+    zero_point = tf.floor(lowest - minimum / divisor + 0.5)
+    zero_point = tf.clip_by_value(zero_point, lowest, highest)
+    return (lowest - zero_point) * scale, (highest - zero_point) * scale
 
 
 def _relu(x: Any, ceiling: float) -> Any:

@@ -1,0 +1,179 @@
+"""What a quantization-aware training step costs against a float one.
+
+    python -m benchmarks.step_time                       all models: about 15 minutes on 2 cores
+    python -m benchmarks.step_time MobileNetV2           this one
+    python -m benchmarks.step_time demo --jit-compile    compiled by XLA
+
+All forms of a model are trained in one process, one step of each in turn, so that what else the
+machine does meets all of them. A ratio is the median over the turns of step time divided by the
+float step's in the same turn. Peak memory is that of a process of its own for each form. With
+tensorflow_model_optimization installed, that library is measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+WARM_UP = 3
+COLUMNS = (
+    ("model", 15),
+    ("form", 8),
+    ("step", 8),
+    ("ratio", 6),
+    ("inference", 9),
+    ("first step", 10),
+    ("quantize", 8),
+    ("peak memory", 18),
+)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models; all five by default")
+    parser.add_argument("--turns", type=int, default=20, help="steps of each form, 20 by default")
+    parser.add_argument("--jit-compile", action="store_true", help="compile with XLA")
+    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--memory-of", nargs=2, metavar=("NAME", "FORM"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        print(json.dumps(peak_memory(*arguments.memory_of)))
+        return
+    from benchmarks.models import MODELS
+
+    print("| " + " | ".join(title.ljust(width) for title, width in COLUMNS) + " |")
+    print("|" + "|".join("-" * (width + 2) for _, width in COLUMNS) + "|", flush=True)
+    rows = []
+    for name in arguments.names or MODELS:
+        found = measure(name, arguments.turns, arguments.jit_compile)
+        for form, row in found.items():
+            if not arguments.no_memory:
+                row["peak_mb"] = memory_in_own_process(name, form)
+            base = found["float"]
+            rows.append({"model": name, "form": form, **row})
+            print(line(rows[-1], base), flush=True)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def measure(name: str, turns: int, jit_compile: bool) -> dict[str, dict[str, Any]]:
+    """The figures of each form of a model: seconds, and ratios to the float form."""
+    from benchmarks.models import VARIANTS, batch, build, has_tfmot
+
+    found: dict[str, dict[str, Any]] = {}
+    steps: dict[str, Callable[[], Any]] = {}
+    inferences: dict[str, Callable[[], Any]] = {}
+    for form, quantize in VARIANTS.items():
+        if form == "tfmot" and not has_tfmot():
+            continue
+        model = build(name)
+        try:
+            seconds, quantized = timed(partial(quantize, model))
+        except Exception as error:  # What tfmot refuses is a result too.
+            if form != "tfmot":
+                raise
+            print(f"{name}: tfmot: {type(error).__name__}: {str(error).splitlines()[0]}"[:100])
+            continue
+        steps[form], inferences[form] = functions(quantized, batch(model), jit_compile)
+        first, _ = timed(steps[form])
+        found[form] = {"quantize_s": seconds, "first_step_s": first}
+        inferences[form]()
+    for kind, calls in (("step", steps), ("inference", inferences)):
+        times = in_turns(calls, turns)
+        for form, row in found.items():
+            pairs = zip(times[form], times["float"], strict=True)
+            row[f"{kind}_s"] = statistics.median(times[form])
+            row[f"{kind}_ratio"] = statistics.median(one / base for one, base in pairs)
+    return found
+
+
+def functions(
+    model: Any, data: tuple[Any, Any], jit_compile: bool
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A training step of a model, and a run with `training=False`, without Python around them."""
+    import tensorflow as tf
+
+    from keras_qat.backend import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    model.compile(keras.optimizers.SGD(1e-3), loss, jit_compile=jit_compile)
+    batches = iter(tf.data.Dataset.from_tensors(data).repeat())
+    train, predict = model.make_train_function(), model.make_predict_function()
+    return lambda: train(batches), lambda: predict(batches)
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
+    """Seconds that each call took, one of each in every turn."""
+    times: dict[str, list[float]] = {form: [] for form in calls}
+    for turn in range(WARM_UP + turns):
+        for form, call in calls.items():
+            seconds, _ = timed(call)
+            if turn >= WARM_UP:
+                times[form].append(seconds)
+    return times
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds that a call took, and what it returned."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def peak_memory(name: str, form: str) -> int:
+    """Peak memory of this process in MB, after some training steps of one form."""
+    from benchmarks.models import VARIANTS, batch, build
+
+    model = VARIANTS[form](build(name))
+    gc.collect()  # The float model, which training does not need any more.
+    step, _ = functions(model, batch(model), jit_compile=False)
+    for _ in range(WARM_UP):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def memory_in_own_process(name: str, form: str) -> int:
+    """`peak_memory`, measured in a new process."""
+    command = [sys.executable, "-m", "benchmarks.step_time", "--memory-of", name, form]
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True, env=environment
+    )
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
+def line(row: dict[str, Any], base: dict[str, Any]) -> str:
+    """A row of the table, in Markdown."""
+    memory = "-"
+    if "peak_mb" in row:
+        memory = f"{row['peak_mb']} MB ({row['peak_mb'] / base['peak_mb']:.2f}x)"
+    cells = (
+        row["model"],
+        row["form"],
+        f"{1000 * row['step_s']:.0f} ms",
+        f"{row['step_ratio']:.2f}x",
+        f"{row['inference_ratio']:.2f}x",
+        f"{row['first_step_s']:.1f} s",
+        f"{row['quantize_s']:.1f} s",
+        memory,
+    )
+    widths = [width for _, width in COLUMNS]
+    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+
+
+if __name__ == "__main__":
+    main()
