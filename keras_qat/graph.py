@@ -248,7 +248,8 @@ def clone(layer: Any, **changes: Any) -> Any:
     activation = getattr(layer, "activation", None)
     if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
         changes = {"activation": activation, **changes}
-    return type(layer).from_config({**layer.get_config(), **changes})
+    with backend.deserialization_scope(layer._flatten_layers(include_self=False)):
+        return type(layer).from_config({**layer.get_config(), **changes})
 
 
 def _check_readable(model: Any) -> None:

@@ -30,6 +30,7 @@ class Family:
         identical: lowest share of equal codes.
         largest: the largest difference, in steps.
         sizes: of the inputs, where the shapes leave them open.
+        slow: whether it takes too long to run each time.
     """
 
     shapes: list[Shape]
@@ -38,6 +39,7 @@ class Family:
     identical: float = 0.995
     largest: float = 1
     sizes: list[tuple[int, ...]] | None = None
+    slow: bool = False
 
 
 def _recurrent(make: Any) -> dict[str, Structure]:
@@ -54,6 +56,12 @@ def _recurrent(make: Any) -> dict[str, Structure]:
         "stacked": chain(partial(make, 4, return_sequences=True), partial(make, 5)),
     }
 
+
+RECURRENT = {
+    "lstm": chain(partial(layers.LSTM, 5), partial(layers.Dense, 3)),
+    "gru_both_ways": lambda x: layers.Bidirectional(layers.GRU(3, return_sequences=True))(x),
+    "masked": chain(partial(layers.Masking, 0.5), partial(layers.SimpleRNN, 4)),
+}
 
 CELLS = {
     "cells": lambda x: layers.RNN([layers.LSTMCell(5), layers.GRUCell(4)])(x),
@@ -223,12 +231,16 @@ _SEQUENCE: list[Shape] = [(6, 4)]
 _IMAGE: list[Shape] = [(6, 6, 4)]
 
 FAMILIES: dict[str, Family] = {
-    "lstm": Family(_SEQUENCE, _recurrent(layers.LSTM)),
-    "gru": Family(_SEQUENCE, _recurrent(layers.GRU)),
-    "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN)),
-    "cells": Family([(None, 4)], CELLS, sizes=[(7, 4)]),
+    "recurrent": Family([(None, 4)], RECURRENT, sizes=[(5, 4)]),
+    "lstm": Family(_SEQUENCE, _recurrent(layers.LSTM), slow=True),
+    "gru": Family(_SEQUENCE, _recurrent(layers.GRU), slow=True),
+    "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN), slow=True),
+    "cells": Family([(None, 4)], CELLS, sizes=[(7, 4)], slow=True),
     "conv_lstm": Family(
-        [(3, 6, 6, 2)], {"conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3))}, identical=0.99
+        [(3, 6, 6, 2)],
+        {"conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3))},
+        identical=0.99,
+        slow=True,
     ),
     "time_distributed": Family([(3, 6, 6, 3)], TIME_DISTRIBUTED, int8=True),
     "attention": Family([(6, 4), (5, 4)], ATTENTION, int8=True, identical=0.95, largest=2),

@@ -15,6 +15,11 @@ from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
 from tests.family_structures import FAMILIES, family_inputs, family_model
 
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if family.slow else name
+    for name, family in FAMILIES.items()
+]
+
 
 @dataclasses.dataclass
 class Made:
@@ -54,7 +59,7 @@ def made(name: str) -> Made:
     return Made(float_model, model, x, moved, TFLiteModel(contents), report)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_without_quantization_it_computes_what_the_float_model_does(name):
     inputs = family_inputs(name, 8)
     x = inputs if len(inputs) > 1 else inputs[0]
@@ -70,23 +75,28 @@ def test_without_quantization_it_computes_what_the_float_model_does(name):
     assert len(qat.trainable_weights) == len(model.trainable_weights)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_trains(name):
     assert made(name).moved > 0 or not made(name).model.trainable_weights
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_reloads_equal(name, tmp_path):
     model, x = made(name).model, made(name).x
     model.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
-    for expected, found in zip(model(x), loaded(x), strict=True):
+    outputs = [tf.nest.flatten(each(x, training=False)) for each in (model, loaded)]
+    for expected, found in zip(*outputs, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
     ("name", "structure"),
-    [(name, each) for name, family in FAMILIES.items() for each in family.structures],
+    [
+        pytest.param(name, each, marks=[pytest.mark.slow] * family.slow)
+        for name, family in FAMILIES.items()
+        for each in family.structures
+    ],
 )
 def test_the_file_gives_the_codes_of_the_simulation(name, structure):
     family = FAMILIES[name]
@@ -95,7 +105,7 @@ def test_the_file_gives_the_codes_of_the_simulation(name, structure):
     assert report.max_difference <= family.largest
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_float_operations_are_those_that_the_plan_says(name):
     plan = keras_qat.plan(made(name).float_model)
     computing = {

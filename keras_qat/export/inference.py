@@ -94,9 +94,14 @@ class _Writer:
     def __init__(self, graph: Graph, for_tflite: bool) -> None:
         self.graph, self.for_tflite = graph, for_tflite
         self.spelled = spelling.as_tflite if for_tflite else spelling.as_keras
-        fold = {QuantizeWrapper: folded.fold, QuantizeWeights: folded.whole_steps}
-        self.folded: dict[Any, Any] = {
-            layer: fold[type(layer)](layer) for layer in graph.call_counts() if type(layer) in fold
+        layers = graph.call_counts()
+        self.folded = {
+            layer: folded.fold(layer) for layer in layers if isinstance(layer, QuantizeWrapper)
+        }
+        self.float_weights = {
+            layer: folded.whole_steps(layer)
+            for layer in layers
+            if isinstance(layer, QuantizeWeights)
         }
         if for_tflite:
             self.warn_of_rounding()
@@ -109,11 +114,7 @@ class _Writer:
 
     def warn_of_rounding(self) -> None:
         """Tells which weights TFLite cannot hold as they were trained."""
-        wide = {
-            layer.name: each.rounding
-            for layer, each in self.folded.items()
-            if isinstance(each, folded.Folded) and each.rounding
-        }
+        wide = {layer.name: each.rounding for layer, each in self.folded.items() if each.rounding}
         if wide:
             warnings.warn(
                 f"The weights of {len(wide)} layers are rounded again, by up to "
@@ -157,7 +158,7 @@ class _Writer:
                 x = self.quantize(call.output, x, self.levels_of(layer, call.output))
             return x
         if isinstance(layer, QuantizeWeights):
-            weights = {path: tf.constant(each) for path, each in self.folded[layer].items()}
+            weights = {path: tf.constant(each) for path, each in self.float_weights[layer].items()}
             with layer.weights_replaced(weights):
                 return self.in_float(call, args, kwargs)
         if kind_of(call) in (None, "kernel", "affine"):

@@ -108,6 +108,13 @@ def _dot(layer: Any, inputs: Any) -> Any:
         return layer(inputs)
 
 
+def _activation(layer: Any, x: Any) -> Any:
+    # Before TensorFlow 2.16 the converter has no Softsign.
+    if layer.activation is keras.activations.softsign:
+        return x / (1.0 + tf.abs(x))
+    return layer(x)
+
+
 def _resizing(layer: Any, x: Any) -> Any:
     if layer.interpolation not in ("nearest", "bilinear"):
         raise ValueError(
@@ -125,6 +132,7 @@ def _not_in_tflite(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 FLOAT_SPELLINGS: dict[type, Callable[..., Any]] = {
+    _layers.Activation: _activation,
     _layers.Resizing: _resizing,
     **dict.fromkeys(
         (

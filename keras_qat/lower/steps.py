@@ -16,6 +16,15 @@ __all__ = ["split_pooling_3d", "split_time_distributed"]
 
 _layers = keras.layers
 
+_TOLD_BY_SETTINGS = (
+    _layers.Activation,
+    _layers.ReLU,
+    _layers.SeparableConv1D,
+    _layers.SeparableConv2D,
+    _layers.UpSampling2D,
+)
+"""Layers with rules that no table lists."""
+
 
 def split_time_distributed(call: Call, made: Made) -> list[Call]:
     """TimeDistributed(layer) -> FoldSteps, layer, UnfoldSteps; for Dense just that.
@@ -31,8 +40,9 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     layer = made.layer(call.layer, "layer", make, inner.weights)
     if type(inner) is _layers.Dense:
         return chain(call, layer)
-    is_known = type(inner) in KERNELS or type(inner) in KINDS or type(inner) is _layers.Activation
-    if not is_known or steps is None or call.inputs[0].masked:
+    is_known = type(inner) in (*KERNELS, *KINDS, *_TOLD_BY_SETTINGS)
+    is_first = getattr(inner, "data_format", None) == "channels_first"
+    if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []
     return chain(
         call,
