@@ -163,12 +163,16 @@ def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
     for each in report.tensors[1:]:
         assert each.fed.identical >= 0.99
         assert each.fed.max_difference <= 1
+    if kernels == "reference":
+        # That it is rounding and no error is seen from the integer simulation.
+        assert report.differing and report.unexplained == ()
+        assert any("in their own way" in each for each in report.findings())
 
 
 @pytest.mark.parametrize("name", ["stem", "project", "logits"])
 def test_names_the_layer_with_a_wrong_weight(exported, name):
     report = keras_qat.verify(exported.model, broken(exported, name), exported.x, per_layer=True)
-    assert [each.name for each in report.differing] == [name]
+    assert [each.name for each in report.unexplained] == [name]
     # In the free run everything behind it differs, too.
     assert row(report, "logits").run.identical < 0.9
     assert any(name in sentence for sentence in report.findings())
