@@ -336,3 +336,15 @@ def test_drawing_takes_a_report_with_layers(exported):
 def test_unknown_kernels(exported):
     with pytest.raises(ValueError, match="'xnnpack', 'optimized', 'reference'"):
         keras_qat.verify(exported.model, exported.tflite, exported.x, kernels="fast")
+
+
+def test_a_model_whose_layers_are_all_outputs():
+    """Outputs have names of their own in the file."""
+    model = functional(
+        (6, 6, 4), build=lambda x: [layers.Conv2D(3, 3, name="a")(x), layers.ReLU(name="b")(x)]
+    )
+    x = images(32, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(scramble(model)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert {each.name for each in report.tensors[1:]} == {"a", "b"}
+    assert report.differing == ()
