@@ -172,12 +172,21 @@ def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
 
     def rounded(weights: Any) -> Any:
         levels = float(2 ** (bits - 1) - 1)
-        scale = limits / levels
+        scale = limits / _as_it_is(levels)
         # Multiplied, not divided, and shifted to whole codes first, as in TensorFlow's kernel.
-        steps = (weights + levels * scale) * (1.0 / scale)
+        steps = (weights + levels * scale) * (_as_it_is(1.0) / scale)
         return tf.floor(steps - (levels - 0.5)) * scale
 
     return straight_through(rounded, weights)
+
+
+def _as_it_is(number: float) -> Any:
+    """A number that graph optimization does not take for a constant.
+
+    It would turn divisions by or of it into products and reciprocals, and in functions some ten in
+    a million weights would be rounded otherwise than at export, which is eager.
+    """
+    return tf.raw_ops.PlaceholderWithDefault(input=tf.constant(number), shape=[])
 
 
 def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> Any:

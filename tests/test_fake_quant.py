@@ -114,3 +114,15 @@ def test_average_passes_the_gradient_everywhere():
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(fake_quant.fake_quantize_average(x, 0.0, 3.0))
     np.testing.assert_array_equal(tape.gradient(y, x), [1, 1, 1])
+
+
+def test_functions_round_weights_as_eager_execution_does():
+    """Graph optimization turned the division into a product, which moved weights near halves."""
+    weights = tf.Variable(np.random.default_rng(0).normal(size=(3, 3, 128, 512)), dtype=tf.float32)
+
+    def quantize():
+        return fake_quant.fake_quantize_channels(
+            tf.convert_to_tensor(weights), fake_quant.channel_limits(weights, (-1,))
+        )
+
+    np.testing.assert_array_equal(tf.function(quantize)(), quantize())

@@ -14,10 +14,15 @@ from keras_qat.flatbuffer import FileGraph
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.simulate import Codes
+from keras_qat.simulate.walk import Walk
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.verify.tensors import Pair, float_operations, pair
 
 __all__ = ["compare_layers"]
+
+SIMULATED = 8
+"""How many examples the integer simulation computes: enough to tell rounding from errors."""
 
 
 def compare_layers(
@@ -64,6 +69,10 @@ def compare_layers(
         for each, values in zip(sums, exact, strict=True):
             name = str(each.pair.tensor.index)
             each.add(expected[name], fed.get(name), run[name], values.numpy())
+        if start == 0 and kernels != "optimized":
+            integers = _in_integers(graph, file, kernels, batch)
+            for each in sums:
+                each.compare_exactly(integers(each.pair.value), run[str(each.pair.tensor.index)])
     return Report(
         examples,
         kernels,
@@ -72,6 +81,23 @@ def compare_layers(
         found.merged,
         float_operations(graph, file),
     )
+
+
+def _in_integers(
+    graph: Graph, file: FileGraph, kernels: str, inputs: dict[str, np.ndarray]
+) -> Callable[[Value], Any]:
+    """The integer simulation of the first examples, asked tensor by tensor."""
+    walk = Walk(graph, kernels)
+    start = []
+    for value, x in zip(values_in(graph.inputs), inputs.values(), strict=True):
+        tensor = file.inputs[value.name]
+        limits = None
+        if tensor.is_quantized:
+            low, high = tensor.values(np.array([-128, 127]) + (tensor.dtype == np.uint8) * 128)
+            limits = (float(low), float(high))
+        start.append(walk.start(value, x[:SIMULATED], limits))
+    graph_lib.evaluate(graph, start, walk.apply)
+    return walk.tensors.get
 
 
 def _evaluator(graph: Graph, wanted: list[Value]) -> Any:
@@ -153,6 +179,7 @@ class _Sums:
         self.fed, self.run = _Difference(), _Difference()
         self.lowest = self.highest = 0
         self.signal = self.noise = 0.0
+        self.simulated: float | None = None
         limits = np.iinfo(pair.tensor.dtype)
         bits = pair.levels.bits if pair.levels is not None else limits.bits
         self.ends = int(limits.min), int(limits.min) + 2**bits - 1
@@ -171,6 +198,12 @@ class _Sums:
         self.signal += float(np.sum(exact**2))
         self.noise += float(np.sum((self.pair.tensor.values(run).ravel() - exact) ** 2))
 
+    def compare_exactly(self, simulated: Any, run: np.ndarray) -> None:
+        """Takes in what the integer simulation has for the first examples."""
+        if isinstance(simulated, Codes) and self.pair.tensor.dtype == np.int8:
+            codes = simulated.codes.ravel()
+            self.simulated = float(np.mean(run.ravel()[: codes.size] == codes))
+
     def report(self, file: FileGraph, known: set[int]) -> TensorReport:
         """The sums as shares and means."""
         pair, count = self.pair, self.run.count
@@ -186,6 +219,7 @@ class _Sums:
             kernels=tuple(each.kernel for each in operations),
             fed=self.fed.agreement(),
             run=run,
+            simulated=self.simulated,
             scale=None if pair.levels is None else pair.levels.scale,
             zero_point=None if pair.levels is None else pair.levels.zero_point,
             file_scale=pair.tensor.scale,

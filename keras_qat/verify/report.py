@@ -64,6 +64,9 @@ class TensorReport:
         fed: with these operations fed the simulation's own codes, so that no earlier difference
             counts; None for an input.
         run: in a free run of the file.
+        simulated: share of the free run's codes that `keras_qat.simulate` gives for these kernels,
+            in the first examples. With all of them it is rounding that makes the difference to
+            the model, and no error. None with the optimized kernels, and for what is no int8.
         scale: real value of one step in the model; None if only the file quantizes the tensor.
         zero_point: the code of 0 in the model, counted as int8.
         file_scale, file_zero_point: those of the file.
@@ -80,6 +83,7 @@ class TensorReport:
     kernels: tuple[str, ...]
     fed: Agreement | None
     run: Agreement
+    simulated: float | None
     scale: float | None
     zero_point: int | None
     file_scale: float
@@ -137,6 +141,11 @@ class Report:
         return tuple(each for each in self.tensors if not each.agrees)
 
     @property
+    def unexplained(self) -> tuple[TensorReport, ...]:
+        """Of these, those that the kernels' way of rounding does not explain."""
+        return tuple(each for each in self.differing if each.simulated != 1)
+
+    @property
     def other_ranges(self) -> tuple[TensorReport, ...]:
         """The tensors that have another range in the file than in the model."""
         return tuple(each for each in self.tensors if not each.same_range)
@@ -171,11 +180,15 @@ class Report:
 
     def findings(self) -> list[str]:
         """What is not as it should be, a sentence each."""
+        rounding = [each for each in self.differing if each not in self.unexplained]
         sentences = {
             "Other ranges in the file than in the model": [each.name for each in self.other_ranges],
             "Computed in float": [f"{name} ({k})" for name, k in self.float_operations.items()],
+            "Rounded by these kernels in their own way, code for code as keras_qat.simulate": [
+                f"{each.name} ({_kernels(each)})" for each in rounding
+            ],
             "Fed the same codes, these differ in more than 0.1 % or by more than 1 LSB": [
-                f"{each.name} ({_kernels(each)})" for each in self.differing
+                f"{each.name} ({_kernels(each)})" for each in self.unexplained
             ],
         }
         return [f"{text}: {_some(names)}." for text, names in sentences.items() if names]

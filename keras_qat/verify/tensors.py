@@ -179,7 +179,9 @@ def _scopes(graph: Graph) -> dict[str, Value]:
 def _by_scope(graph: Graph, file: FileGraph) -> list[tuple[Value, Tensor]]:
     """The tensors that operations of the file compute, with the call they are named after."""
     scopes = _scopes(graph)
-    tensors = [file.tensors[index] for each in file.operations for index in each.outputs]
+    ends = {each.index for each in [*file.inputs.values(), *file.outputs.values()]}
+    made = [index for each in file.operations for index in each.outputs if index not in ends]
+    tensors = [file.tensors[index] for index in made]
     ours = [each for each in tensors if each.name.startswith(f"{SCOPE}/")]
     if not ours and tensors:
         raise ValueError(
