@@ -122,6 +122,29 @@ def test_recipes(recipe, options, kernels):
     assert_identical(qat, x, kernels, **options)
 
 
+@keras.utils.register_keras_serializable("test_simulate")
+class Product(layers.Layer):
+    """A custom layer: the file computes it as FULLY_CONNECTED."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], 7)
+
+
+@with_kernels
+def test_custom_layer(kernels):
+    keras_qat.register_rule(Product, weights={"kernel": ()})
+    x = images(512, (9,))
+    qat = observe(keras_qat.quantize_model(functional((9,), build=Product())), x)
+    assert_identical(qat, x, kernels)
+
+
 def test_float_layers_are_named():
     def build(x):
         return layers.Conv2D(3, 1)(layers.LayerNormalization(name="norm")(layers.Conv2D(4, 1)(x)))
