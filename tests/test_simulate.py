@@ -170,6 +170,10 @@ BEYOND = {
     "softmax_of_rows": lambda x: layers.Softmax(axis=1)(x),
     "means": lambda x: tf.reduce_mean(x, axis=[1, 3]),
     "gelu": lambda x: tf.nn.gelu(x, approximate=True),
+    "dot": lambda x: layers.Dot(axes=(3, 3))([x, tf.nn.relu(x)]),
+    "attention": lambda x: (lambda y: layers.MultiHeadAttention(2, 4)(y, y))(
+        layers.Reshape((18, 8))(x)
+    ),
     "split": lambda x: layers.Subtract()(list(tf.split(x, 2, axis=-1))),
 }
 
@@ -240,6 +244,13 @@ def test_model_that_cannot_be_exported():
         keras_qat.simulate(residual_net(), images(2, (8, 8, 1)))
     with pytest.raises(ValueError, match="have seen no data yet"):
         keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
+
+
+def test_int16_is_refused():
+    model = functional((6,), build=layers.Dense(3))
+    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.int16x8()), images(8, (6,)))
+    with pytest.raises(ValueError, match=r"int16 activations: only int8 .* keras_qat.verify"):
+        keras_qat.simulate(qat, images(2, (6,)))
 
 
 def rounded(x: Fraction) -> int:
