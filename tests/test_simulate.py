@@ -154,6 +154,18 @@ def test_float_layers_are_named():
     assert keras_qat.simulate(qat, x).float_layers == ("norm",)
 
 
+def test_recurrent_layers_are_in_float():
+    def build(x):
+        return layers.Dense(3)(layers.LSTM(4, name="lstm")(layers.Dense(6)(x)))
+
+    x = images(32, (5, 8))
+    qat = observe(keras_qat.quantize_model(functional((5, 8), build=build)), x)
+    (output,) = keras_qat.simulate(qat, x).outputs.values()
+    (codes,) = TFLiteModel(keras_qat.export_tflite(qat)).run({qat.input_names[0]: x}).values()
+    assert keras_qat.simulate(qat, x).float_layers == ("lstm",)
+    assert np.abs(output.codes.astype(int) - codes).max() <= 1
+
+
 BEYOND = {
     # Ratios of scales that XNNPACK leaves to TFLite's own kernels.
     "add": lambda x: layers.Add()([x, layers.Rescaling(1e-4)(x)]),
