@@ -122,6 +122,29 @@ def test_recipes(recipe, options, kernels):
     assert_identical(qat, x, kernels, **options)
 
 
+@keras.utils.register_keras_serializable("test_simulate")
+class Product(layers.Layer):
+    """A custom layer: the file computes it as FULLY_CONNECTED."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], 7)
+
+
+@with_kernels
+def test_custom_layer(kernels):
+    keras_qat.register_rule(Product, weights={"kernel": ()})
+    x = images(512, (9,))
+    qat = observe(keras_qat.quantize_model(functional((9,), build=Product())), x)
+    assert_identical(qat, x, kernels)
+
+
 def test_float_layers_are_named():
     def build(x):
         return layers.Conv2D(3, 1)(layers.LayerNormalization(name="norm")(layers.Conv2D(4, 1)(x)))
@@ -129,6 +152,18 @@ def test_float_layers_are_named():
     x = images(16, (4, 4, 3))
     qat = observe(keras_qat.quantize_model(functional((4, 4, 3), build=build)), x)
     assert keras_qat.simulate(qat, x).float_layers == ("norm",)
+
+
+def test_recurrent_layers_are_in_float():
+    def build(x):
+        return layers.Dense(3)(layers.LSTM(4, name="lstm")(layers.Dense(6)(x)))
+
+    x = images(32, (5, 8))
+    qat = observe(keras_qat.quantize_model(functional((5, 8), build=build)), x)
+    (output,) = keras_qat.simulate(qat, x).outputs.values()
+    (codes,) = TFLiteModel(keras_qat.export_tflite(qat)).run({qat.input_names[0]: x}).values()
+    assert keras_qat.simulate(qat, x).float_layers == ("lstm",)
+    assert np.abs(output.codes.astype(int) - codes).max() <= 1
 
 
 BEYOND = {
@@ -147,6 +182,10 @@ BEYOND = {
     "softmax_of_rows": lambda x: layers.Softmax(axis=1)(x),
     "means": lambda x: tf.reduce_mean(x, axis=[1, 3]),
     "gelu": lambda x: tf.nn.gelu(x, approximate=True),
+    "dot": lambda x: layers.Dot(axes=(3, 3))([x, tf.nn.relu(x)]),
+    "attention": lambda x: (lambda y: layers.MultiHeadAttention(2, 4)(y, y))(
+        layers.Reshape((18, 8))(x)
+    ),
     "split": lambda x: layers.Subtract()(list(tf.split(x, 2, axis=-1))),
 }
 
@@ -217,6 +256,13 @@ def test_model_that_cannot_be_exported():
         keras_qat.simulate(residual_net(), images(2, (8, 8, 1)))
     with pytest.raises(ValueError, match="have seen no data yet"):
         keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
+
+
+def test_int16_is_refused():
+    model = functional((6,), build=layers.Dense(3))
+    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.int16x8()), images(8, (6,)))
+    with pytest.raises(ValueError, match=r"int16 activations: only int8 .* keras_qat.verify"):
+        keras_qat.simulate(qat, images(2, (6,)))
 
 
 def rounded(x: Fraction) -> int:

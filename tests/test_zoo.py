@@ -198,8 +198,10 @@ def test_file_agrees_with_the_simulation(family):
 @pytest.mark.parametrize("family", FAMILY)
 def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
     _, qat, x, contents, _ = taken_through(family)
-    simulated = assert_identical(qat, x, kernels, contents)
-    assert bool(simulated.float_layers) == (family in FLOAT)
+    if family in FLOAT:  # Sums in float depend on their order.
+        assert keras_qat.simulate(qat, x, kernels).float_layers
+    else:
+        assert assert_identical(qat, x, kernels, contents).float_layers == ()
 
 
 @pytest.mark.parametrize("family", FAMILY)

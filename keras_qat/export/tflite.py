@@ -12,7 +12,7 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.export import flatbuffer, int4, int16
 from keras_qat.export.files import check_writable, replacing
-from keras_qat.export.folded import scales_of_float_layers
+from keras_qat.export.folded import Folded, scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
 from keras_qat.export.packing import pack_weights
 from keras_qat.patterns import kind_of
@@ -77,7 +77,8 @@ def export_tflite(
     except ConverterError as error:
         raise ValueError(explain(error, module)) from error
     file = flatbuffer.unpack(contents)
-    biases = [each.bias for each in module.writer.folded.values() if each.bias is not None]
+    layers = [each for each in module.writer.folded.values() if isinstance(each, Folded)]
+    biases = [each.bias for each in layers if each.bias is not None]
     if wide:
         int16.widen(file, biases)
     if pack_int4 and not int4.pack_weights(file, biases):

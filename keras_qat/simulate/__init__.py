@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_qat import graph as graph_lib
 from keras_qat.export.inference import check_exportable
 from keras_qat.graph import values_in
+from keras_qat.quantize import quantizers
 from keras_qat.simulate.codes import Codes, Grid
 from keras_qat.simulate.walk import Walk
 
@@ -59,8 +60,8 @@ def simulate(
         The codes of the outputs and of every quantized tensor inside.
 
     Raises:
-        ValueError: if the model is not quantized, a quantizer has no usable range, or on another
-            family of kernels.
+        ValueError: if the model is not quantized, a quantizer has no usable range, activations
+            have more than 8 bits, or on another family of kernels.
 
     Example:
         >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
@@ -69,6 +70,11 @@ def simulate(
     if kernels not in ("xnnpack", "reference"):
         raise ValueError(f"kernels={kernels!r}: use 'xnnpack' or 'reference'.")
     check_exportable(model)
+    if any(each.spec.bits > 8 for each in quantizers(model)):
+        raise ValueError(
+            f"'{model.name}' has int16 activations: only int8 kernels are simulated. Compare the "
+            f"file with keras_qat.verify instead."
+        )
     graph = graph_lib.read(model)
     walk = Walk(graph, kernels)
     values = values_in(graph.inputs)

@@ -81,12 +81,19 @@ def convolve(
         codes = multiply(sums, *fixed_point(exact), in_eights)
     elif kernels == "xnnpack":
         codes = requantize(kernels, sums, x.scale * scales / output.scale)
-    elif type(layer) is keras.layers.EinsumDense:
+    elif _is_matrix_product(layer, weights.folded):
         # A FULLY_CONNECTED: the one kernel that multiplies in double precision.
         codes = round_away(sums * exact).astype(np.int64)
     else:
         codes = requantize(kernels, sums, exact)
     return codes + output.zero_point
+
+
+def _is_matrix_product(layer: Any, bare: Folded) -> bool:
+    """Whether a layer is a FULLY_CONNECTED in the file, as custom layers are; `Dense` is not."""
+    if isinstance(layer, keras.layers.Dense):
+        return False
+    return isinstance(layer, keras.layers.EinsumDense) or bare.kernel.ndim == 2
 
 
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)

@@ -14,6 +14,7 @@ from keras_qat.backend import keras
 from keras_qat.graph import Call, is_operation, takes_training
 from keras_qat.patterns import ceiling_of
 from keras_qat.simulate import elementwise, pooling
+from keras_qat.simulate.arithmetic import requantize
 from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
 from keras_qat.simulate.softmax import softmax
 
@@ -136,6 +137,18 @@ def _average(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Cod
     return Codes(pooling.average(averages).astype(np.int8), grid)
 
 
+def _matrix_product(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    """Sums of products of two tensors. XNNPACK does not take it."""
+    a, b = (each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes))
+    sums = np.rint(_compute(call, args, kwargs, lambda x: x.steps)).astype(np.int64)
+    product = np.float64(a.scale * b.scale)
+
+    def compute(output: Grid) -> np.ndarray:
+        return requantize("reference", sums, product / np.float64(output.scale)) + output.zero_point
+
+    return Pending(compute)
+
+
 def _mean(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
     x = tf.nest.flatten((args, kwargs))[0]
     means = _compute(call, args, kwargs, lambda x: x.codes)
@@ -207,6 +220,7 @@ RULES: dict[str, Rule] = {
     "maximum": _extremum,
     "concatenate": _move,
     "average_pooling": _average,
+    "product": _matrix_product,
     "mean": _mean,
     "resize": _resize,
     "add": _of_two(elementwise.add),
