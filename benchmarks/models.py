@@ -14,19 +14,16 @@ import numpy as np
 import keras_qat
 from keras_qat.backend import keras
 
-__all__ = ["BATCH", "MODELS", "SIZE", "VARIANTS", "batch", "build", "has_tfmot"]
+__all__ = ["BATCH", "SIZE", "VARIANTS", "batch", "build", "has_tfmot"]
 
 TUTORIALS = Path(__file__).parent.parent / "tutorials"
 SIZE = 96
 BATCH = 16
 CLASSES = 10
 
-MODELS = ("MobileNet", "MobileNetV2", "ResNet50", "EfficientNetB0", "demo")
-"""Constructors of `keras.applications`, and the network of `tutorials/demo.py`."""
-
 
 def build(name: str) -> Any:
-    """A float model with random weights."""
+    """A float model with random weights: of `keras.applications`, or the network of the demo."""
     keras.utils.set_random_seed(1)
     if name == "demo":
         sys.path.insert(0, str(TUTORIALS))

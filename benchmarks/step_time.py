@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+MODELS = ("MobileNet", "MobileNetV2", "ResNet50", "EfficientNetB0", "demo")
+"""Constructors of `keras.applications`, and the network of `tutorials/demo.py`."""
 WARM_UP = 3
 COLUMNS = (
     ("model", 15),
@@ -48,21 +50,25 @@ def main() -> None:
     parser.add_argument("--jit-compile", action="store_true", help="compile with XLA")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--times-of", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", nargs=2, metavar=("NAME", "FORM"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.times_of:
+        found = measure(arguments.times_of, arguments.turns, arguments.jit_compile)
+        print(json.dumps(found))
+        return
     if arguments.memory_of:
         print(json.dumps(peak_memory(*arguments.memory_of)))
         return
-    from benchmarks.models import MODELS
-
+    options = ["--turns", str(arguments.turns), *["--jit-compile"] * arguments.jit_compile]
     print("| " + " | ".join(title.ljust(width) for title, width in COLUMNS) + " |")
     print("|" + "|".join("-" * (width + 2) for _, width in COLUMNS) + "|", flush=True)
     rows = []
     for name in arguments.names or MODELS:
-        found = measure(name, arguments.turns, arguments.jit_compile)
+        found = in_own_process("--times-of", name, *options)
         for form, row in found.items():
             if not arguments.no_memory:
-                row["peak_mb"] = memory_in_own_process(name, form)
+                row["peak_mb"] = in_own_process("--memory-of", name, form)
             base = found["float"]
             rows.append({"model": name, "form": form, **row})
             print(line(rows[-1], base), flush=True)
@@ -86,7 +92,8 @@ def measure(name: str, turns: int, jit_compile: bool) -> dict[str, dict[str, Any
         except Exception as error:  # What tfmot refuses is a result too.
             if form != "tfmot":
                 raise
-            print(f"{name}: tfmot: {type(error).__name__}: {str(error).splitlines()[0]}"[:100])
+            first_line = str(error).partition("\n")[0]
+            print(f"{name}: tfmot: {type(error).__name__}: {first_line}"[:100], file=sys.stderr)
             continue
         steps[form], inferences[form] = functions(quantized, batch(model), jit_compile)
         first, _ = timed(steps[form])
@@ -146,14 +153,15 @@ def peak_memory(name: str, form: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def memory_in_own_process(name: str, form: str) -> int:
-    """`peak_memory`, measured in a new process."""
-    command = [sys.executable, "-m", "benchmarks.step_time", "--memory-of", name, form]
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+def in_own_process(*arguments: str) -> Any:
+    """What this program prints last, with other arguments, in a new process."""
+    # This one stays small: a new process counts its parent's memory as its own peak.
+    command = [sys.executable, "-m", "benchmarks.step_time", *arguments]
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", **os.environ}
     done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True, env=environment
     )
-    return int(json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def line(row: dict[str, Any], base: dict[str, Any]) -> str:

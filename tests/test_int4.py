@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.export import flatbuffer, int4
+from keras_qat.export import int4
+from keras_qat.flatbuffer import edit
 from keras_qat.interpreter import TFLiteModel
 from tests import structures
 from tests.models import functional, images, layers, observe, residual_net, scramble, train
@@ -17,11 +18,11 @@ X = images(96, (8, 8, 1))
 
 def weights_of(contents):
     """Type and values of the weights of every kernel in a file."""
-    model = flatbuffer.unpack(contents)
+    model = edit.unpack(contents)
     (graph, *_) = model.subgraphs
     found = []
     for operator in graph.operators:
-        if flatbuffer.code_of(model, operator) in int4.TAKES_INT4:
+        if edit.code_of(model, operator) in int4.TAKES_INT4:
             tensor = graph.tensors[operator.inputs[1]]
             data = model.buffers[tensor.buffer].data
             if tensor.type == int4.INT4:

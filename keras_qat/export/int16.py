@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.export.flatbuffer import add_buffer, code_of, new
+from keras_qat.flatbuffer.edit import add_buffer, code_of, new
 
 __all__ = ["FINER", "KERNELS", "round_bias", "widen"]
 

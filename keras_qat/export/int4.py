@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.export.flatbuffer import add_buffer, code_of
 from keras_qat.export.int16 import KERNELS, round_bias
+from keras_qat.flatbuffer.edit import add_buffer, code_of
 
 __all__ = ["pack_weights"]
 

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
-from keras_qat.export import flatbuffer, int4, int16
+from keras_qat.export import int4, int16
 from keras_qat.export.files import check_writable, replacing
 from keras_qat.export.folded import Folded, scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
 from keras_qat.export.packing import pack_weights
+from keras_qat.flatbuffer import edit
 from keras_qat.patterns import kind_of
 from keras_qat.specs import QuantSpec
 from keras_qat.version import __version__
@@ -76,7 +77,7 @@ def export_tflite(
         contents = convert(module, *types)
     except ConverterError as error:
         raise ValueError(explain(error, module)) from error
-    file = flatbuffer.unpack(contents)
+    file = edit.unpack(contents)
     layers = [each for each in module.writer.folded.values() if isinstance(each, Folded)]
     biases = [each.bias for each in layers if each.bias is not None]
     if wide:
@@ -87,9 +88,9 @@ def export_tflite(
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
         )
     pack_weights(file, scales_of_float_layers(model))
-    flatbuffer.name_ends(file, model.input_names, model.output_names)
-    flatbuffer.add_metadata(file, {"version": __version__, "recipe": model.recipe.to_config()})
-    contents = flatbuffer.pack(file)
+    edit.name_ends(file, model.input_names, model.output_names)
+    edit.add_metadata(file, {"version": __version__, "recipe": model.recipe.to_config()})
+    contents = edit.pack(file)
     if target is not None:
         with replacing(target) as scratch:
             scratch.write_bytes(contents)

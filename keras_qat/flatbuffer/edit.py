@@ -1,4 +1,4 @@
-"""What is inside a TFLite file: the names at its ends, and what the library notes in it."""
+"""Changing TFLite files: their data, the names at their ends, and what the library notes."""
 
 from __future__ import annotations
 

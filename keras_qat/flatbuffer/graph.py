@@ -1,4 +1,4 @@
-"""TFLite files as graphs of tensors and operations: the one place that knows their schema."""
+"""TFLite files as graphs of tensors and operations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-import flatbuffers
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
+from tensorflow.lite.tools import flatbuffer_utils
+
+from keras_qat.flatbuffer import edit
 
 __all__ = ["FileGraph", "Operation", "Tensor"]
 
@@ -86,8 +88,8 @@ class FileGraph:
 
     def _operation(self, operator: Any) -> Operation:
         code = self._model.operatorCodes[operator.opcodeIndex]
-        number = max(code.builtinCode, code.deprecatedBuiltinCode)
-        kernel = code.customCode.decode() if code.customCode else KERNELS[number]
+        kernel = code.customCode
+        kernel = kernel.decode() if kernel else KERNELS[edit.code_of(self._model, operator)]
         inputs = () if operator.inputs is None else operator.inputs
         return Operation(
             kernel, tuple(int(each) for each in inputs), tuple(int(i) for i in operator.outputs)
@@ -115,7 +117,7 @@ class FileGraph:
 
         Kernels cannot tell: it computes what the file computes.
         """
-        return _packed(self._renamed({}, list(indices)))
+        return _bytes(self._renamed({}, list(indices)))
 
     def in_pieces(self, indices: Iterable[int]) -> bytes:
         """The file cut at these tensors: each is an output, and what read it reads an input.
@@ -126,7 +128,7 @@ class FileGraph:
         """
         outputs = [index for index in indices if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
-        return _packed(self._renamed(cuts, outputs))
+        return _bytes(self._renamed(cuts, outputs))
 
     def _renamed(self, cuts: dict[int, int], outputs: list[int]) -> Any:
         """A copy whose operations read tensor `cuts[i]`, an input, in place of tensor i."""
@@ -152,6 +154,10 @@ class FileGraph:
         return model
 
 
+def _bytes(model: Any) -> bytes:
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+
+
 def _tensor(index: int, tensor: Any) -> Tensor:
     shape = tensor.shapeSignature if tensor.shapeSignature is not None else tensor.shape
     quantization = tensor.quantization
@@ -165,12 +171,6 @@ def _tensor(index: int, tensor: Any) -> Tensor:
         float(quantization.scale[0]) if one_range else 0.0,
         int(quantization.zeroPoint[0]) if one_range else 0,
     )
-
-
-def _packed(model: Any) -> bytes:
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
 
 
 KERNELS = {number: name for name, number in vars(schema.BuiltinOperator).items() if name.isupper()}
