@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.branching import cond, straight_through
@@ -97,11 +98,10 @@ def fake_quantize_if(
 
     def levels(x: Any) -> Any:
         low, high = nudged_range(minimum, maximum, bits, narrow_range)
-        inside = x <= high
         if ceiling is None:
-            inside &= x >= low
-        else:
-            inside &= x > 0 if ceiling == math.inf else (x > 0) & (x < ceiling)
+            inside = (x >= low) & (x <= high)
+        else:  # Below the ceiling, in one comparison with the upper end.
+            inside = (x > 0) & (x <= tf.minimum(high, np.nextafter(np.float32(ceiling), 0)))
         return fake_quantize(x, minimum, maximum, bits, narrow_range), inside
 
     def passing(x: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend
-from keras_qat.branching import cond
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["CorrectedFold"]
@@ -20,6 +19,9 @@ __all__ = ["CorrectedFold"]
 
 class CorrectedFold:
     """One call of a layer with BatchNormalization: `training` or `inference`.
+
+    `inference` is also what training computes once the statistics are frozen: there the
+    original's correction cancels out, and one convolution is enough.
 
     The order of operations is the original's, and values of the moving statistics are those from
     before the step: results agree with recorded runs to float rounding.
@@ -41,7 +43,7 @@ class CorrectedFold:
         self.beta = self.norm.beta if self.norm.center else tf.zeros_like(self.mean)
 
     def training(self) -> Any:
-        """The result in training; updates the moving statistics."""
+        """The result with the batch's statistics; updates the moving ones."""
         z = self.convolve(self.kernel)
         axes = [axis for axis in range(len(z.shape)) if axis != self.norm.axis[0]]
         mean, variance = tf.nn.moments(z, axes)
@@ -50,16 +52,10 @@ class CorrectedFold:
         folded = self.scale(self.scale(self.kernel, correction), self.gamma * inverse)
         y = self.convolve(self.quantize(folded))
 
-        frozen = self.phase.frozen if self.norm.trainable else True
-        self.update(mean, variance, tf.size(z) / tf.size(mean), frozen)
-        recip = cond(frozen, lambda: tf.ones_like(mean), lambda: 1.0 / correction)
-        offset = cond(
-            frozen,
-            lambda: self.gamma * (mean * inverse - self.mean * moving_inverse),
-            lambda: tf.zeros_like(mean),
+        self.update(mean, variance, tf.size(z) / tf.size(mean))
+        return y * self.spread(1.0 / correction, y) + self.spread(
+            self.beta - mean * self.gamma * inverse, y
         )
-        y = y * self.spread(recip, y) + self.spread(offset, y)
-        return y + self.spread(self.beta - mean * self.gamma * inverse, y)
 
     def inference(self) -> Any:
         """The result with the moving statistics, uncorrected: what is exported."""
@@ -67,11 +63,10 @@ class CorrectedFold:
         y = self.convolve(self.quantize(self.scale(self.kernel, factor)))
         return y + self.spread(self.beta - self.mean * factor, y)
 
-    def update(self, mean: Any, variance: Any, count: Any, frozen: Any) -> None:
-        """Moves the moving statistics towards the batch's, unless frozen."""
+    def update(self, mean: Any, variance: Any, count: Any) -> None:
+        """Moves the moving statistics towards the batch's."""
         count = tf.cast(count, mean.dtype)
-        momentum = self.norm.momentum
-        weight = cond(frozen, lambda: tf.zeros(()), lambda: tf.constant(1.0 - momentum))
+        weight = tf.constant(1.0 - self.norm.momentum)
         # Bessel's correction makes it the estimate of the population's variance.
         variance = variance * (count / tf.maximum(count - 1, 1))
         for variable, moving, batch in (

@@ -42,7 +42,8 @@ def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
     fold = CorrectedFold(wrapper, inputs, phase)
-    return cond(phase.training, fold.training, fold.inference)
+    learning = wrapper.batch_norm.trainable and is_learning(phase)
+    return cond(learning, fold.training, fold.inference)
 
 
 def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:

@@ -65,7 +65,8 @@ class ActivationQuantizer:
         spec = self.spec
         if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
             return False
-        return (spec.lower_bound, spec.symmetric, spec.initial_range) == (0.0, False, None)
+        starts_at_zero = spec.initial_range is None or spec.initial_range[0] == 0.0
+        return spec.lower_bound == 0.0 and not spec.symmetric and starts_at_zero
 
     def observe(
         self, x: Any, training: Any, slot: int | None = 0, ceiling: float | None = None

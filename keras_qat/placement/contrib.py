@@ -238,6 +238,9 @@ class ContribPlacement:
     ) -> None:
         """Gives a tensor a quantizer, if all of `scope` is in the scope and nothing has done so."""
         self.considered.add(value)
+        starts_at_zero = spec.initial_range == (0.0, 6.0)
+        if starts_at_zero and value.producer and self.kind(value.producer) in patterns.NON_NEGATIVE:
+            spec = dataclasses.replace(spec, lower_bound=0.0)
         if all(self.in_scope(call) for call in scope or []) and not self.is_followed(value):
             self.specs[value] = spec
             self.reasons[value] = reason
