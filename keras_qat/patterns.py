@@ -246,6 +246,15 @@ def _activation_kind(layer: Any) -> str | None:
     return ACTIVATIONS.get(layer.activation)
 
 
+def label(layer: Any) -> str:
+    """What to call a layer in a sentence: an activation or operation by its own name."""
+    if is_operation(layer):
+        return f"tf.{layer.symbol}"
+    if type(layer) is _layers.Activation:
+        return str(getattr(layer.activation, "__name__", layer.activation))
+    return type(layer).__name__
+
+
 def ceiling_of(layer: Any) -> float | None:
     """Where an activation layer clips, if it is a ReLU: infinity for one without a maximum."""
     kind = OPERATIONS.get(str(layer.symbol)) if is_operation(layer) else _activation_kind(layer)

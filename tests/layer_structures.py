@@ -65,6 +65,7 @@ def _transposed(make: Any) -> dict[str, Structure]:
         "valid": chain(kernel(3)),
         "same": chain(kernel(3, padding="same")),
         "no_bias": chain(kernel(3, use_bias=False)),
+        "no_bias_relu": chain(kernel(3, use_bias=False, activation="relu")),
         "strides_valid": chain(kernel(3, strides=2)),
         "strides_same": chain(kernel(3, strides=2, padding="same")),
         "kernel_below_strides": chain(kernel(1, strides=2)),

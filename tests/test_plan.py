@@ -101,3 +101,13 @@ def test_batch_norm_that_cannot_be_folded_is_reported():
         assert "fold" in plan.float_layers["alone"]
     else:
         assert specs(plan)["alone"] is not None
+
+
+def test_reasons_name_what_has_no_rule():
+    def build(x):
+        x = layers.Masking()(x)
+        return layers.GlobalAveragePooling1D()(layers.Activation("elu", name="bent")(x))
+
+    reasons = keras_qat.plan(functional((6, 3), build=build)).float_layers
+    assert reasons["bent"] == "no int8 rule for elu with a mask"
+    assert "no int8 rule for GlobalAveragePooling1D with a mask" in reasons.values()

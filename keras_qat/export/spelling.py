@@ -240,7 +240,10 @@ def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> 
         strides=strides,
         padding=layer.padding.upper(),
     )
-    return _add_bias(y, folded)
+    # The converter merges no activation without a bias, and drops one of zeros: this is none of
+    # either, and becomes the code 0.
+    no_bias = np.full(shape[2], 1e-30, np.float32)
+    return tf.nn.bias_add(y, no_bias if folded.bias is None else folded.bias + no_bias)
 
 
 def _as_is(layer: Any, x: Any, folded: Folded) -> Any:

@@ -84,7 +84,8 @@ class Int8Placement:
             return "not one factor per channel"
         if patterns.kind_of(call) in patterns.NO_INT16:
             return f"no int16 kernel for {type(call.layer).__name__}"
-        return f"no int8 rule for {type(call.layer).__name__}"
+        rule = f"no int8 rule for {patterns.label(call.layer)}"
+        return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
         """The specification of a tensor, and why."""
