@@ -113,7 +113,10 @@ def fake_quantize_if(
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
         y, inside = cond(applies, lambda: levels(x), lambda: passing(x))
-        return y, lambda upstream: tf.where(inside, upstream, tf.zeros([], upstream.dtype))
+        # Not tf.where, which takes half as long again.
+        return y, lambda upstream: tf.raw_ops.Select(
+            condition=inside, x=upstream, y=tf.zeros_like(upstream)
+        )
 
     return quantized(x)
 
