@@ -83,6 +83,7 @@ def build(name: str) -> Any:
     if not name.startswith("chain:"):
         constructor = getattr(keras.applications, name)
         return constructor(weights=None, input_shape=(SIZE, SIZE, 3), classes=10)
+    sys.setrecursionlimit(20_000)  # Keras walks back a chain by recursion, in float too.
     layers = keras.layers
     inputs = x = keras.Input((8, 8, 8))
     for _ in range(int(name.split(":")[1])):

@@ -25,6 +25,7 @@ __all__ = [
     "register",
     "resolve_training",
     "set_mask",
+    "steps_per_execution",
     "swapped",
     "takes_mask",
 ]
@@ -180,6 +181,12 @@ def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
         module.rnn = before[0]
         for each, could in zip(chooses, before[1], strict=True):
             each._could_use_gpu_kernel = could
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many training steps Keras runs at a time."""
+    steps = model._steps_per_execution  # A variable, on each replica where there are several.
+    return 1 if steps is None else int(keras.backend.get_value(steps))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat import backend
 from keras_qat.layers.scheduled import Phase, ScheduledLayer, assuming
 
 __all__ = ["PhasedModel"]
@@ -75,7 +76,7 @@ def _observer(model: Any) -> Callable[[bool], Phase | None]:
     def look(training: bool) -> Phase | None:
         done, quantize_from, freeze_from, calibrated = (each.numpy() for each in weights())
         next_step = done + training
-        last_step = done + most_calls * int(model._steps_per_execution or 1) * training
+        last_step = done + most_calls * backend.steps_per_execution(model) * training
         gates: list[bool] = []
         for threshold in (quantize_from, freeze_from):
             if np.all(next_step >= threshold):
