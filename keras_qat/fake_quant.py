@@ -137,20 +137,6 @@ def nudged_range(
     return (lowest - zero_point) * scale, (highest - zero_point) * scale
 
 
-def _relu(x: Any, ceiling: float) -> Any:
-    if ceiling == 6.0:
-        return tf.nn.relu6(x)
-    return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
-
-
-def _relu_gradient(upstream: Any, x: Any, ceiling: float) -> Any:
-    if ceiling == 6.0:
-        return tf.raw_ops.Relu6Grad(gradients=upstream, features=x)
-    if ceiling == math.inf:
-        return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
-    return tf.where((x > 0) & (x < ceiling), upstream, tf.zeros_like(upstream))
-
-
 def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
     """Largest magnitude in each output channel, shaped to broadcast against `weights`.
 

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat import backend
-from keras_qat.layers.scheduled import Phase, ScheduledLayer, assuming
+from keras_qat.layers.scheduled import Phase, assuming
+from keras_qat.schedule import scheduled_layers
 
 __all__ = ["PhasedModel"]
 
@@ -40,7 +41,7 @@ class PhasedModel:
         attribute = f"{name}_function"
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
-        look = _observer(self)
+        look = _phase_finder(self)
         functions: dict[Phase | None, Any] = {}
 
         def function(iterator: Any) -> Any:
@@ -55,26 +56,27 @@ class PhasedModel:
         return function
 
 
-def _observer(model: Any) -> Callable[[bool], Phase | None]:
+def _phase_finder(model: Any) -> Callable[[bool], Phase | None]:
     """A function that says which phase all layers will be in during the next execution.
 
     None if they differ, or if a phase ends within the execution. It looks at the layers' weights
     each time, so it does not matter how they were set.
     """
-    layers = [each for each in model._flatten_layers() if isinstance(each, ScheduledLayer)]
+    layers = list(scheduled_layers(model))
     most_calls = max(len(layer.inbound_nodes) for layer in layers)
 
     @tf.function
-    def weights() -> Any:
+    def counters() -> Any:
         names = ("step", "quantize_from", "freeze_from")
+        return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
+
+    @tf.function
+    def all_calibrated() -> Any:
         calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
-        return (
-            *(tf.stack([getattr(layer, name) for layer in layers]) for name in names),
-            tf.reduce_all(tf.stack([True, *calibrated])),
-        )
+        return tf.reduce_all(tf.stack([True, *calibrated]))
 
     def look(training: bool) -> Phase | None:
-        done, quantize_from, freeze_from, calibrated = (each.numpy() for each in weights())
+        done, quantize_from, freeze_from = (each.numpy() for each in counters())
         next_step = done + training
         last_step = done + most_calls * backend.steps_per_execution(model) * training
         gates: list[bool] = []
@@ -86,6 +88,7 @@ def _observer(model: Any) -> Callable[[bool], Phase | None]:
             else:
                 return None
         quantizing, frozen = gates
-        return Phase(training, quantizing, frozen, training or bool(calibrated))
+        # A training step observes before it quantizes.
+        return Phase(training, quantizing, frozen, training or bool(all_calibrated()))
 
     return look

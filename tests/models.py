@@ -100,6 +100,16 @@ def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
     return qat
 
 
+def out_of_order() -> Any:
+    """Two inputs and two outputs, neither of them in alphabetical order."""
+    left, right = keras.Input((4,), name="left"), keras.Input((6,), name="right")
+    outputs = [
+        layers.Dense(2, name="zebra")(right),
+        layers.Dense(3, name="apple")(layers.Concatenate()([left, right])),
+    ]
+    return keras.Model([right, left], outputs)
+
+
 def train(
     qat: Any, x: np.ndarray, steps: int = 4, rate: float = 0.01, outputs: int = 3, **kwargs: Any
 ) -> Any:

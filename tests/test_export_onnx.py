@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.backend import keras
-from tests.models import functional, images, layers, observe, residual_net, scramble, train
+from tests.models import (
+    functional,
+    images,
+    layers,
+    observe,
+    out_of_order,
+    residual_net,
+    scramble,
+    train,
+)
 from tests.structures import family_inputs, family_model
 
 EXTRA = "needs the extra: pip install 'keras-qat[onnx]' onnxruntime"
@@ -87,12 +95,7 @@ def test_trained_model(onnx, tmp_path):
 
 
 def test_order_and_names(onnx):
-    left, right = keras.Input((4,), name="left"), keras.Input((6,), name="right")
-    outputs = [
-        layers.Dense(2, name="zebra")(right),
-        layers.Dense(3, name="apple")(layers.Concatenate()([left, right])),
-    ]
-    qat = keras_qat.quantize_model(scramble(keras.Model([right, left], outputs)))
+    qat = keras_qat.quantize_model(scramble(out_of_order()))
     x = [images(64, (6,), 1), images(64, (4,), 2)]
     observe(qat, *x)
     found = differences(qat, keras_qat.export_onnx(qat), *x)

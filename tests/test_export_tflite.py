@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel, to_values
-from tests.models import functional, images, layers, observe, scramble
+from tests.models import functional, images, layers, observe, out_of_order, scramble
 
 pytestmark = pytest.mark.legacy
 
@@ -57,12 +57,7 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
 
 
 def test_names_and_order_of_several_inputs_and_outputs():
-    left, right = keras.Input((4,), name="left"), keras.Input((6,), name="right")
-    outputs = [
-        layers.Dense(2, name="zebra")(right),
-        layers.Dense(3, name="apple")(layers.Concatenate()([left, right])),
-    ]
-    qat = keras_qat.quantize_model(scramble(keras.Model([right, left], outputs)))
+    qat = keras_qat.quantize_model(scramble(out_of_order()))
     x = [images(64, (6,), 1), images(64, (4,), 2)]
     observe(qat, *x)
     contents = keras_qat.export_tflite(qat)

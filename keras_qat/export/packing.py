@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.flatbuffer.edit import add_buffer, new
+
 __all__ = ["pack_weights"]
 
 
@@ -29,15 +31,11 @@ def pack_weights(model: Any, scales: Iterable[float]) -> None:
         values = np.frombuffer(bytes(model.buffers[index].data), np.float32)
         found = _codes(values, steps)
         if found is not None:
-            data = np.frombuffer(found[0].tobytes(), np.uint8)
-            model.buffers.append(schema.BufferT(data=data))
-            codes[index] = len(model.buffers) - 1, found[1]
+            codes[index] = add_buffer(model, found[0]), found[1]
     if codes:
         opcode = _dequantize_opcode(model)
         for graph in model.subgraphs:
             _dequantize_in(graph, codes, opcode)
-        for index in codes:  # No longer read by anything.
-            model.buffers[index].data = None
 
 
 def _float_constants(model: Any) -> list[int]:
@@ -67,10 +65,10 @@ def _codes(values: np.ndarray, scales: list[np.float32]) -> tuple[np.ndarray, np
 
 
 def _dequantize_opcode(model: Any) -> int:
-    code = schema.OperatorCodeT()
-    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.DEQUANTIZE
-    code.version = 2
-    model.operatorCodes.append(code)
+    number = schema.BuiltinOperator.DEQUANTIZE
+    model.operatorCodes.append(
+        new("OperatorCodeT", builtinCode=number, deprecatedBuiltinCode=number, version=2)
+    )
     return len(model.operatorCodes) - 1
 
 
@@ -80,16 +78,17 @@ def _dequantize_in(graph: Any, codes: dict[int, tuple[int, np.float32]], opcode:
     for index, tensor in enumerate(list(graph.tensors)):
         if tensor.buffer not in codes:
             continue
-        packed = schema.TensorT()
-        packed.name = bytes(tensor.name or b"") + b"_codes"
-        packed.shape, packed.type = tensor.shape, schema.TensorType.INT8
-        packed.buffer, scale = codes[tensor.buffer]
-        packed.quantization = schema.QuantizationParametersT()
-        packed.quantization.scale, packed.quantization.zeroPoint = [float(scale)], [0]
+        buffer, scale = codes[tensor.buffer]
+        packed = new(
+            "TensorT",
+            name=bytes(tensor.name or b"") + b"_codes",
+            shape=tensor.shape,
+            type=schema.TensorType.INT8,
+            buffer=buffer,
+            quantization=new("QuantizationParametersT", scale=[float(scale)], zeroPoint=[0]),
+        )
         graph.tensors.append(packed)
         tensor.buffer = 0
-        operator = schema.OperatorT()
-        operator.opcodeIndex = opcode
-        operator.inputs, operator.outputs = [len(graph.tensors) - 1], [index]
-        operators.append(operator)
+        ends = {"inputs": [len(graph.tensors) - 1], "outputs": [index]}
+        operators.append(new("OperatorT", opcodeIndex=opcode, **ends))
     graph.operators = [*operators, *(graph.operators or [])]

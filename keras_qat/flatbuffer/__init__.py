@@ -1,4 +1,4 @@
-"""TFLite files as data: the one place that knows their schema.
+"""TFLite files as data, in the objects of their schema.
 
 `graph` reads a file as tensors and operations, and cuts it into pieces; `edit` changes one.
 """
