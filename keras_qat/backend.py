@@ -19,6 +19,7 @@ __all__ = [
     "attention_parts",
     "deserialization_scope",
     "keras",
+    "make_training_variables",
     "mask_of",
     "recurrence",
     "refuse_keras_3",
@@ -187,6 +188,28 @@ def steps_per_execution(model: Any) -> int:
     """How many training steps Keras runs at a time."""
     steps = model._steps_per_execution  # A variable, on each replica where there are several.
     return 1 if steps is None else int(keras.backend.get_value(steps))
+
+
+def make_training_variables(model: Any, batches: Any, training: bool) -> None:
+    """Makes the variables of the optimizer and the metrics, for steps on `batches`, an iterator.
+
+    Keras makes them while it traces the first step, and TensorFlow traces a function twice that
+    made variables. Leaves that to Keras if data is distributed, or if there are no targets.
+    """
+    if not isinstance(batches, tf.data.Iterator):
+        return
+    _, targets, weights = keras.utils.unpack_x_y_sample_weight(batches.element_spec)
+    if targets is None or model.compiled_loss is None:
+        return
+    if training and hasattr(model.optimizer, "build"):  # Legacy optimizers have no such method.
+        model.optimizer.build(model.trainable_variables)
+
+    def measure(targets: Any, outputs: Any, weights: Any) -> None:
+        model.compiled_loss(targets, outputs, weights)
+        model.compiled_metrics.update_state(targets, outputs, weights)
+
+    outputs = tf.nest.map_structure(lambda each: each.type_spec, model.output)
+    tf.function(measure).get_concrete_function(targets, outputs, weights)
 
 
 @contextlib.contextmanager

@@ -46,6 +46,8 @@ class PhasedModel:
 
         def function(iterator: Any) -> Any:
             phase = look(name == "train")
+            if not functions and name != "predict":
+                backend.make_training_variables(self, iterator, training=name == "train")
             if phase not in functions:
                 functions[phase] = make(force=True)
                 setattr(self, attribute, function)

@@ -147,3 +147,41 @@ def test_switches_are_seen_by_training_that_was_traced_before():
     assert losses[False][0] not in (losses[True][0], losses["mixed"][0])
     assert losses[True][0] == pytest.approx(losses[True][1], rel=1e-3)
     assert losses["mixed"][0] != losses[True][1]
+
+
+@pytest.mark.parametrize(("verb", "step"), [("fit", "train_step"), ("evaluate", "test_step")])
+def test_steps_are_traced_once(verb, step, monkeypatch):
+    """Though optimizer and metrics make their variables late: a start waits for tracing."""
+    x, y = digits_like()
+    qat = keras_qat.quantize_model(small_model())
+    traces = []
+    original = getattr(qat, step)
+    monkeypatch.setattr(qat, step, lambda data: traces.append(step) or original(data))
+    qat.compile(keras.optimizers.Adam(), "mse", metrics=["accuracy"])
+    getattr(qat, verb)(x, y, batch_size=8, verbose=0)
+    assert traces == [step]
+
+
+@pytest.mark.parametrize(
+    "targets", [None, "one", "dict"], ids=["no targets", "one of two outputs", "by name"]
+)
+def test_losses_of_all_forms_train(targets):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, activation="relu")(inputs)
+    model = keras.Model(
+        inputs, {name: keras.layers.Dense(2, name=name)(hidden) for name in ("a", "b")}
+    )
+    x, y = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
+    qat = keras_qat.quantize_model(model)
+    if targets is None:
+        qat.add_loss(lambda: tf.reduce_sum(qat.trainable_weights[0] ** 2))
+        qat.compile("sgd")
+        history = qat.fit(x, verbose=0)
+    elif targets == "one":
+        qat.compile("sgd", {"a": "mse"})
+        history = qat.fit(x, {"a": y}, verbose=0)
+    else:
+        qat.compile("adam", {"a": "mse", "b": "mae"}, metrics={"b": ["mse"]})
+        history = qat.fit(x, {"a": y, "b": y}, sample_weight={"a": y[:, 0], "b": y[:, 1]}, verbose=0)
+        assert "b_mse" in history.history
+    assert np.isfinite(history.history["loss"]).all()
