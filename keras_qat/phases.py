@@ -18,7 +18,7 @@ from keras_qat import backend
 from keras_qat.layers.scheduled import Phase, assuming
 from keras_qat.schedule import scheduled_layers
 
-__all__ = ["PhasedModel"]
+__all__ = ["PhasedModel", "phase_finder"]
 
 
 class PhasedModel:
@@ -41,7 +41,7 @@ class PhasedModel:
         attribute = f"{name}_function"
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
-        look = _phase_finder(self)
+        look = phase_finder(self)
         functions: dict[Phase | None, Any] = {}
 
         def function(iterator: Any) -> Any:
@@ -58,7 +58,7 @@ class PhasedModel:
         return function
 
 
-def _phase_finder(model: Any) -> Callable[[bool], Phase | None]:
+def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
     """A function that says which phase all layers will be in during the next execution.
 
     None if they differ, or if a phase ends within the execution. It looks at the layers' weights

@@ -182,6 +182,8 @@ def test_losses_of_all_forms_train(targets):
         history = qat.fit(x, {"a": y}, verbose=0)
     else:
         qat.compile("adam", {"a": "mse", "b": "mae"}, metrics={"b": ["mse"]})
-        history = qat.fit(x, {"a": y, "b": y}, sample_weight={"a": y[:, 0], "b": y[:, 1]}, verbose=0)
+        history = qat.fit(
+            x, {"a": y, "b": y}, sample_weight={"a": y[:, 0], "b": y[:, 1]}, verbose=0
+        )
         assert "b_mse" in history.history
     assert np.isfinite(history.history["loss"]).all()

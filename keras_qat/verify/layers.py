@@ -14,6 +14,8 @@ from keras_qat.flatbuffer import FileGraph
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.layers.scheduled import Phase, assuming
+from keras_qat.phases import phase_finder
 from keras_qat.simulate import Codes
 from keras_qat.simulate.walk import Walk
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
@@ -46,7 +48,8 @@ def compare_layers(
     indices = [each.tensor.index for each in found.pairs]
     whole = TFLiteModel(file.with_outputs(indices), kernels)
     pieces = TFLiteModel(file.in_pieces(indices), kernels)
-    simulate = _evaluator(graph, [each.value for each in found.pairs])
+    phase = phase_finder(model)(False)
+    simulate = _evaluator(graph, [each.value for each in found.pairs], phase)
     sums = [_Sums(each) for each in found.pairs]
     examples = len(next(iter(inputs.values())))
     for start in range(0, examples, batch_size):
@@ -100,7 +103,7 @@ def _in_integers(
     return walk.tensors.get
 
 
-def _evaluator(graph: Graph, wanted: list[Value]) -> Any:
+def _evaluator(graph: Graph, wanted: list[Value], phase: Phase | None) -> Any:
     """A function from inputs to the wanted tensors: of the simulation, and in float."""
 
     def tensors(inputs: tuple[Any, ...], compute: Callable[..., Any]) -> list[Any]:
@@ -114,9 +117,11 @@ def _evaluator(graph: Graph, wanted: list[Value]) -> Any:
         graph_lib.evaluate(graph, list(inputs), apply)
         return [found[value] for value in wanted]
 
-    return tf.function(
-        lambda *inputs: (tensors(inputs, _simulated), tensors(inputs, _in_float)), autograph=False
-    )
+    def both(*inputs: Any) -> tuple[list[Any], list[Any]]:
+        with assuming(phase):
+            return tensors(inputs, _simulated), tensors(inputs, _in_float)
+
+    return tf.function(both, autograph=False)
 
 
 def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
