@@ -149,6 +149,39 @@ def test_switches_are_seen_by_training_that_was_traced_before():
     assert losses["mixed"][0] != losses[True][1]
 
 
+@pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
+def test_quantizer_behind_a_merge_computes_the_relu(activation):
+    """In graphs, while training: as eagerly, where the ReLU is computed by itself."""
+    inputs = keras.Input((6, 6, 3))
+    x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
+    y = keras.layers.add([x, keras.layers.Conv2D(4, 1)(inputs)])
+    if activation == "operation":
+        y = tf.nn.relu(y)
+    else:
+        y = keras.layers.ReLU(6.0 if activation == "relu6" else None)(y)
+    if activation == "concatenated":
+        y = keras.layers.concatenate([y, keras.layers.ReLU()(keras.layers.subtract([x, y]))])
+    outputs = keras.layers.Conv2D(2, 3)(y)
+    qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
+    images = rng().uniform(-9, 9, (8, 6, 6, 3)).astype(np.float32)
+    start = qat.get_weights()
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            outputs = qat(images, training=True)
+            loss = tf.reduce_mean(outputs**2)
+        return outputs, tape.gradient(loss, qat.trainable_variables)
+
+    def steps(function):
+        qat.set_weights(start)
+        results = [function(images / (2 - index)) for index in range(2)]
+        return results, qat.get_weights()
+
+    separate, merged = steps(step), steps(tf.function(step))
+    for one, other in zip(tf.nest.flatten(separate), tf.nest.flatten(merged), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("verb", "step"), [("fit", "train_step"), ("evaluate", "test_step")])
 def test_steps_are_traced_once(verb, step, monkeypatch):
     """Though optimizer and metrics make their variables late: a start waits for tracing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -108,6 +109,16 @@ class ActivationQuantizer:
             return float(minimum), float(maximum)
 
 
+def _before_relu(x: Any) -> tuple[Any, float | None]:
+    """What the ReLU in front was computed from, and where it ends; `x` and None without one.
+
+    A quantizer that clips at zero computes it as well, so that training need not keep its output.
+    """
+    kind = None if tf.executing_eagerly() else x.op.type
+    ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(kind)
+    return (x, None) if ceiling is None else (x.op.inputs[0], ceiling)
+
+
 @backend.register
 class Quantize(ScheduledLayer):
     """Fake-quantizes activations: at merges, at the model's inputs, wherever no wrapper does.
@@ -153,7 +164,10 @@ class Quantize(ScheduledLayer):
         kernel: str = "",
     ) -> Any:
         phase = self.advance(training)
-        x = self.quantizer(inputs, phase, slot)
+        x, ceiling = inputs, None
+        if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
+            x, ceiling = _before_relu(x)
+        x = self.quantizer(x, phase, slot, ceiling)
         return self._as_kernel(x, phase, slot, source, kernel) if kernel else x
 
     def _as_kernel(self, x: Any, phase: Phase, slot: int | None, source: Any, kernel: str) -> Any:
