@@ -17,6 +17,24 @@ from keras_qat.layers.scheduled import Phase
 __all__ = ["CorrectedFold"]
 
 
+def moments(z: Any, axes: list[int]) -> tuple[Any, Any]:
+    """`tf.nn.moments`, with its gradient written out: a fifth of the passes over `z`."""
+
+    @tf.custom_gradient
+    def of(z: Any) -> Any:
+        mean, variance = tf.nn.moments(z, axes, keepdims=True)
+
+        def gradient(d_mean: Any, d_variance: Any) -> Any:
+            count = tf.cast(tf.size(z) / tf.size(mean), z.dtype)
+            slope = d_variance * (2.0 / count)
+            return z * slope + (d_mean / count - mean * slope)
+
+        return (mean, variance), gradient
+
+    mean, variance = of(z)
+    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
 class CorrectedFold:
     """One call of a layer with BatchNormalization: `training` or `inference`.
 
@@ -46,7 +64,7 @@ class CorrectedFold:
         """The result with the batch's statistics; updates the moving ones."""
         z = self.convolve(self.kernel)
         axes = [axis for axis in range(len(z.shape)) if axis != self.norm.axis[0]]
-        mean, variance = tf.nn.moments(z, axes)
+        mean, variance = moments(z, axes)
         inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
         correction = moving_inverse / inverse
         folded = self.scale(self.scale(self.kernel, correction), self.gamma * inverse)
