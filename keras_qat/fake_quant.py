@@ -96,11 +96,13 @@ def fake_quantize_if(
     if applies is False and ceiling is None:
         return x
 
-    def levels(x: Any) -> Any:
-        low, high = nudged_range(minimum, maximum, bits, narrow_range)
+    def quantizing(x: Any) -> Any:
         if ceiling is None:
+            low, high = nudged_range(minimum, maximum, bits, narrow_range)
             inside = (x >= low) & (x <= high)
-        else:  # Below the ceiling, in one comparison with the upper end.
+        else:  # Zero is a level already. Below the ceiling, in one comparison with the upper end.
+            levels = _as_it_is(2.0**bits - 1 - narrow_range)
+            high = maximum / levels * levels
             inside = (x > 0) & (x <= tf.minimum(high, np.nextafter(np.float32(ceiling), 0)))
         return fake_quantize(x, minimum, maximum, bits, narrow_range), inside
 
@@ -112,7 +114,7 @@ def fake_quantize_if(
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
-        y, inside = cond(applies, lambda: levels(x), lambda: passing(x))
+        y, inside = cond(applies, lambda: quantizing(x), lambda: passing(x))
         # Not tf.where, which takes half as long again.
         return y, lambda upstream: tf.raw_ops.Select(
             condition=inside, x=upstream, y=tf.zeros_like(upstream)

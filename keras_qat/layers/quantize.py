@@ -114,7 +114,7 @@ def _before_relu(x: Any) -> tuple[Any, float | None]:
 
     A quantizer that clips at zero computes it as well, so that training need not keep its output.
     """
-    kind = None if tf.executing_eagerly() else x.op.type
+    kind = "" if tf.executing_eagerly() else x.op.type
     ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(kind)
     return (x, None) if ceiling is None else (x.op.inputs[0], ceiling)
 
