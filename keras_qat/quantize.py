@@ -12,6 +12,7 @@ from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import place
 from keras_qat.plan import Plan
+from keras_qat.precision import float32_policy, in_float32
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.rewrite import QuantizedModel, rewrite
@@ -60,6 +61,7 @@ def quantize_model(
     recipe = get_recipe(recipe)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
+    model = in_float32(model)
     found = plan(model, recipe, scope=scope)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
@@ -68,7 +70,8 @@ def quantize_model(
             + "\n".join(lines)
             + "\nLeave strict=False to let them compute in float."
         )
-    qat = rewrite(found)
+    with float32_policy():
+        qat = rewrite(found)
     qat.keep_float_config(graph_lib.config_of(model))
     return qat
 
@@ -87,7 +90,8 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
             f"keras_qat.quantizers(model)."
         )
     recipe = get_recipe(recipe)
-    graph = lower(graph_lib.read(model), activations=recipe.placement == "int8")
+    with float32_policy():
+        graph = lower(graph_lib.read(model), activations=recipe.placement == "int8")
     return place(graph, recipe, scope)
 
 
