@@ -16,6 +16,17 @@ from keras_qat.specs import QuantSpec
 __all__ = ["CurrentValue", "LastValue", "MovingAverage", "ShadowedMovingAverage", "make"]
 
 
+def mean_over_replicas(*extremes: Any) -> Any:
+    """What each replica of a `tf.distribute` strategy has seen becomes the mean of all.
+
+    So all quantize to the same range, which is the one that is exported.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return extremes
+    return context.all_reduce(tf.distribute.ReduceOp.MEAN, extremes)
+
+
 class LastValue:
     """The extremes of the last training batch (contrib's `LastValueQuantize`).
 
@@ -67,7 +78,7 @@ class LastValue:
             ceiling: what the tensor is clipped at behind the quantizer, if that is known to begin
                 at zero: `x` is what goes into a ReLU.
         """
-        low, high = self.batch_range(tf.stop_gradient(x), ceiling)
+        low, high = mean_over_replicas(*self.batch_range(tf.stop_gradient(x), ceiling))
         return self.minimum.assign(low), self.maximum.assign(high)
 
     def range(self, x: Any) -> tuple[Any, Any]:
@@ -88,7 +99,7 @@ class MovingAverage(LastValue):
         self.batches = self._variable(host, f"{name}_batches", 0.0, ())
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
-        low, high = self.batch_range(tf.stop_gradient(x), ceiling)
+        low, high = mean_over_replicas(*self.batch_range(tf.stop_gradient(x), ceiling))
         decay = tf.constant(self.spec.ema_decay, tf.float32)
         count = self.batches.assign_add(1.0, read_value=True)
         weight = (1.0 - decay) / (1.0 - tf.pow(decay, count))
@@ -119,7 +130,7 @@ class ShadowedMovingAverage(LastValue):
         }
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
-        low, high = self.batch_range(tf.stop_gradient(x), ceiling)
+        low, high = mean_over_replicas(*self.batch_range(tf.stop_gradient(x), ceiling))
         return (
             self._average(self.minimum, *self.shadows["min"], low),
             self._average(self.maximum, *self.shadows["max"], high),

@@ -41,7 +41,7 @@ class PhasedModel:
         attribute = f"{name}_function"
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
-        look = phase_finder(self)
+        look, layers = phase_finder(self), list(scheduled_layers(self))
         functions: dict[Phase | None, Any] = {}
 
         def function(iterator: Any) -> Any:
@@ -51,7 +51,7 @@ class PhasedModel:
             if phase not in functions:
                 functions[phase] = make(force=True)
                 setattr(self, attribute, function)
-            with assuming(phase):
+            with assuming(phase, layers):
                 return functions[phase](iterator)
 
         setattr(self, attribute, function)

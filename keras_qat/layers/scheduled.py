@@ -8,7 +8,7 @@ many steps Keras runs per execution, and a reloaded model goes on where it was.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -33,20 +33,19 @@ class Phase(NamedTuple):
     """Whether all quantizers are known to have a range."""
 
 
-_assumed: ContextVar[Phase | None] = ContextVar("assumed phase", default=None)
-
-
 @contextlib.contextmanager
-def assuming(phase: Phase | None) -> Iterator[None]:
-    """Runs a block in which all calls are known to be in `phase` (None: not known).
+def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
+    """Runs a block in which all calls of `layers` are known to be in `phase` (None: not known).
 
     What is traced there has no branches for other phases.
     """
-    token = _assumed.set(phase)
+    for layer in layers:
+        object.__setattr__(layer, "assumed", phase)  # Past Keras, which would track the tuple.
     try:
         yield
     finally:
-        _assumed.reset(token)
+        for layer in layers:
+            object.__setattr__(layer, "assumed", None)
 
 
 _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
@@ -71,6 +70,9 @@ class ScheduledLayer(backend.keras.layers.Layer):
     Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
     step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
     """
+
+    assumed: Phase | None = None
+    """The phase that calls are known to be in: seen by all threads, as replicas have their own."""
 
     def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
         kwargs.pop("mask", None)  # Keras passes it to whatever takes any argument.
@@ -112,7 +114,6 @@ class ScheduledLayer(backend.keras.layers.Layer):
         step = cond(
             training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value
         )
-        assumed = _assumed.get()
-        if assumed is not None and assumed.training is training:
-            return assumed
+        if self.assumed is not None and self.assumed.training is training:
+            return self.assumed
         return Phase(training, step >= self.quantize_from, step >= self.freeze_from)

@@ -14,8 +14,9 @@ from keras_qat.flatbuffer import FileGraph
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.layers.scheduled import Phase, assuming
+from keras_qat.layers.scheduled import assuming
 from keras_qat.phases import phase_finder
+from keras_qat.schedule import scheduled_layers
 from keras_qat.simulate import Codes
 from keras_qat.simulate.walk import Walk
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
@@ -48,8 +49,10 @@ def compare_layers(
     indices = [each.tensor.index for each in found.pairs]
     whole = TFLiteModel(file.with_outputs(indices), kernels)
     pieces = TFLiteModel(file.in_pieces(indices), kernels)
-    phase = phase_finder(model)(False)
-    simulate = _evaluator(graph, [each.value for each in found.pairs], phase)
+    phase, layers = phase_finder(model)(False), list(scheduled_layers(model))
+    simulate = _evaluator(
+        graph, [each.value for each in found.pairs], lambda: assuming(phase, layers)
+    )
     sums = [_Sums(each) for each in found.pairs]
     examples = len(next(iter(inputs.values())))
     for start in range(0, examples, batch_size):
@@ -103,8 +106,11 @@ def _in_integers(
     return walk.tensors.get
 
 
-def _evaluator(graph: Graph, wanted: list[Value], phase: Phase | None) -> Any:
-    """A function from inputs to the wanted tensors: of the simulation, and in float."""
+def _evaluator(graph: Graph, wanted: list[Value], scope: Callable[[], Any]) -> Any:
+    """A function from inputs to the wanted tensors: of the simulation, and in float.
+
+    It is traced within `scope`.
+    """
 
     def tensors(inputs: tuple[Any, ...], compute: Callable[..., Any]) -> list[Any]:
         found = dict(zip(values_in(graph.inputs), inputs, strict=True))
@@ -118,7 +124,7 @@ def _evaluator(graph: Graph, wanted: list[Value], phase: Phase | None) -> Any:
         return [found[value] for value in wanted]
 
     def both(*inputs: Any) -> tuple[list[Any], list[Any]]:
-        with assuming(phase):
+        with scope():
             return tensors(inputs, _simulated), tensors(inputs, _in_float)
 
     return tf.function(both, autograph=False)
