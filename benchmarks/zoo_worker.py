@@ -10,18 +10,18 @@ import argparse
 import collections
 import contextlib
 import inspect
-import io
 import json
 import resource
 import tempfile
 import time
 import warnings
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.archives import whole_weights
 
 CLASSES = 10
 BATCH = 4
@@ -87,25 +87,6 @@ class Result(dict):
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             self.setdefault("peak_mb", {})[name] = peak
             print(json.dumps(self), flush=True)
-
-
-@contextlib.contextmanager
-def whole_weights() -> Iterator[None]:
-    """Reads weights in archives at once: before Python 3.13, each step back reads all of it anew.
-
-    Keras takes half a minute for ResNet50 otherwise, and hours for the largest.
-    """
-    original: Any = zipfile.ZipFile.open
-
-    def open_whole(self: Any, name: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
-        file = original(self, name, mode, *rest, **options)
-        return io.BytesIO(file.read()) if mode == "r" and str(name).endswith(".h5") else file
-
-    zipfile.ZipFile.open = open_whole  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        zipfile.ZipFile.open = original  # type: ignore[method-assign]
 
 
 def train_step(model: Any, x: np.ndarray) -> bool:
