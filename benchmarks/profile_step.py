@@ -1,0 +1,98 @@
+"""Where the time of a training step goes, operation by operation, in each form of a model.
+
+    python -m benchmarks.profile_step MobileNetV2
+    python -m benchmarks.profile_step ResNet50 --rows 30
+
+Milliseconds of all cores together per step, from TensorFlow's profiler. Operations of one kind are
+added up; convolutions (also transposed and by channel, with their gradients) are one row, as are
+those of BatchNormalization. Small operations on ranges and counters, many but quick, are the row
+"others", with how many operations a step runs in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+STEPS = 6
+GROUPS = {"Conv": "convolutions", "BatchNorm": "BatchNormalization", "MatMul": "dense"}
+"""Part of an operation's name -> the row that it is counted in."""
+SKIPPED = ("__inference", "_SOURCE", "_SINK", "Iterator", "ReadVariableOp")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name", help="a constructor of keras.applications, or demo")
+    parser.add_argument("--rows", type=int, default=16, help="the longest; 16 by default")
+    arguments = parser.parse_args()
+    from benchmarks.models import VARIANTS, batch, build, has_tfmot
+    from benchmarks.step_time import functions
+
+    found = {}
+    for form, quantize in VARIANTS.items():
+        if form == "tfmot" and not has_tfmot():
+            continue
+        model = quantize(build(arguments.name))
+        step, _ = functions(model, batch(model), jit_compile=False)
+        found[form] = profile(step)
+    print_table(found, arguments.rows)
+
+
+def profile(step: Any) -> dict[str, float]:
+    """Milliseconds per step of each row, and the number of operations as "operations"."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    for _ in range(3):
+        step()
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.profiler.experimental.Profile(folder, options):
+            for _ in range(STEPS):
+                step()
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    total: dict[str, float] = collections.defaultdict(float)
+    for plane in space.planes:
+        for line in plane.lines if "CPU" in plane.name else ():
+            for event in line.events:
+                # An operation's events are called "name:kind".
+                name, colon, kind = plane.event_metadata[event.metadata_id].name.partition(":")
+                kind = kind.partition("#")[0].strip()
+                if not colon or kind.startswith((":", *SKIPPED)) or name.startswith(SKIPPED):
+                    continue
+                row = next((row for part, row in GROUPS.items() if part in kind), kind)
+                total[row] += event.duration_ps / 1e9 / STEPS
+                total["operations"] += 1 / STEPS
+    return total
+
+
+def print_table(found: dict[str, dict[str, float]], rows: int) -> None:
+    """The longest rows in Markdown, then the rest of them, the sum and the count."""
+    counts = [each.pop("operations") for each in found.values()]
+    kinds = {kind for each in found.values() for kind in each}
+    longest = {kind: max(each.get(kind, 0.0) for each in found.values()) for kind in kinds}
+    names = sorted(longest, key=lambda kind: -longest[kind])[:rows]
+    print(f"| {'ms per step':24s} | " + " | ".join(f"{form:>8s}" for form in found) + " |")
+    print(f"|{'-' * 26}|" + "|".join("-" * 9 + ":" for _ in found) + "|")
+    for name in names:
+        print_row(name, [each.get(name, 0.0) for each in found.values()])
+    totals = [sum(each.values()) for each in found.values()]
+    shown = [sum(each.get(name, 0.0) for name in names) for each in found.values()]
+    print_row("others", [all_ - some for all_, some in zip(totals, shown, strict=True)])
+    print_row("sum", totals)
+    print_row("operations (count)", counts)
+
+
+def print_row(name: str, values: Iterable[float]) -> None:
+    """A line of the table."""
+    print(f"| {name:24s} | " + " | ".join(f"{value:8.1f}" for value in values) + " |")
+
+
+if __name__ == "__main__":
+    main()
