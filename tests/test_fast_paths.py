@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import fake_quant
 from keras_qat.backend import keras
-from keras_qat.layers import QuantizeWrapper
+from keras_qat.layers import QuantizeWrapper, correction
 from tests.models import rng
 
 pytestmark = pytest.mark.legacy
@@ -220,3 +220,31 @@ def test_losses_of_all_forms_train(targets):
         )
         assert "b_mse" in history.history
     assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_moments_of_expansions_equal_those_of_their_outputs(strides, monkeypatch):
+    """`recipes.contrib` takes the batch's statistics from the inputs' covariance there."""
+    inputs = keras.Input((7, 7, 3))
+    x = keras.layers.Conv2D(12, 1, strides=strides, use_bias=False)(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    qat = keras_qat.quantize_model(keras.Model(inputs, x), "contrib")
+    images = rng().normal(2, 3, (8, 7, 7, 3)).astype(np.float32)
+    start = qat.get_weights()
+
+    def step():
+        qat.set_weights(start)
+        images_in = tf.constant(images)
+        with tf.GradientTape() as tape:
+            tape.watch(images_in)
+            outputs = qat(images_in, training=True)
+            loss = tf.reduce_mean(outputs**2)
+        gradients = tape.gradient(loss, [images_in, *qat.trainable_variables])
+        return outputs, gradients, qat.get_weights()
+
+    assert correction.is_expansion(qat.layers[-1].layer)
+    quick = step()
+    monkeypatch.setattr(correction, "is_expansion", lambda layer: False)
+    plain = step()
+    for one, other in zip(tf.nest.flatten(quick), tf.nest.flatten(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)

@@ -42,6 +42,36 @@ def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
     return of(z)
 
 
+def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
+    """Those of the columns of a matrix. The gradient takes one product of matrices, not two."""
+
+    @tf.custom_gradient
+    def of(rows: Any) -> Any:
+        count = tf.cast(tf.shape(rows)[0], rows.dtype)
+        mean = tf.reduce_mean(rows, 0)
+        centered = rows - mean
+        covariance = tf.matmul(centered, centered, transpose_a=True) / count
+
+        def gradient(d_mean: Any, d_covariance: Any) -> Any:
+            slope = (d_covariance + tf.transpose(d_covariance)) / count
+            return tf.matmul(rows - mean, slope) + d_mean / count
+
+        return (mean, covariance), gradient
+
+    return of(rows)
+
+
+def is_expansion(layer: Any) -> bool:
+    """Whether a layer is a convolution of single pixels to more channels than it reads."""
+    return (
+        type(layer) is backend.keras.layers.Conv2D
+        and layer.kernel_size == (1, 1)
+        and layer.groups == 1
+        and layer.data_format == "channels_last"
+        and layer.kernel.shape[-1] > layer.kernel.shape[-2]
+    )
+
+
 def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:
     """`y * factors + offsets`, both per channel."""
     if not fuses(y, channel_axis):
@@ -94,14 +124,13 @@ class CorrectedFold:
 
     def training(self) -> Any:
         """The result with the batch's statistics; updates the moving ones."""
-        z = self.convolve(self.kernel)
-        mean, variance = moments(z, self.norm.axis[0])
+        mean, variance, count = self.batch_moments()
         inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
         correction = moving_inverse / inverse
         folded = self.scale(self.scale(self.kernel, correction), self.gamma * inverse)
         y = self.convolve(self.quantize(folded))
 
-        self.update(mean, variance, tf.size(z) / tf.size(mean))
+        self.update(mean, variance, count)
         offset = self.beta - mean * self.gamma * inverse
         return scale_and_shift(y, 1.0 / correction, offset, self.norm.axis[0])
 
@@ -110,6 +139,26 @@ class CorrectedFold:
         factor = self.gamma * self.inverse(self.variance)
         y = self.convolve(self.quantize(self.scale(self.kernel, factor)))
         return y + spread(self.beta - self.mean * factor, y, self.norm.axis[0])
+
+    def batch_moments(self) -> tuple[Any, Any, Any]:
+        """Mean and variance of what the float kernel gives in this batch, and of how many values.
+
+        Those of a linear map follow from its inputs' mean and covariance. Where a convolution of
+        single pixels has more outputs than inputs that is several times cheaper than its outputs.
+        """
+        if not is_expansion(self.layer):
+            z = self.convolve(self.kernel)
+            mean, variance = moments(z, self.norm.axis[0])
+            return mean, variance, tf.size(z) / tf.size(mean)
+        rows, columns = self.layer.strides
+        pixels = tf.reshape(self.inputs[:, ::rows, ::columns], [-1, self.inputs.shape[-1]])
+        pixel_mean, covariance = mean_and_covariance(pixels)
+        matrix = self.kernel[0, 0]
+        mean = tf.linalg.matvec(matrix, pixel_mean, transpose_a=True)
+        variance = tf.reduce_sum(matrix * (covariance @ matrix), 0)
+        if self.layer.use_bias:
+            mean += self.layer.bias
+        return mean, variance, tf.shape(pixels)[0]
 
     def update(self, mean: Any, variance: Any, count: Any) -> None:
         """Moves the moving statistics towards the batch's."""
