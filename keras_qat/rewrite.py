@@ -20,7 +20,7 @@ from keras_qat.graph import (
 from keras_qat.kernel_rounding import ROUNDINGS
 from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER, shapes_only
-from keras_qat.patterns import Group, is_batch_norm, kind_of
+from keras_qat.patterns import CLIPS, Group, is_batch_norm, kind_of
 from keras_qat.phases import PhasedModel
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
@@ -96,16 +96,22 @@ def link(model: QuantizedModel) -> None:
     Quantizers behind kernels that round in a way of their own are told the same, and the layer.
     """
     found: dict[QuantizeWrapper, set[Any]] = {}
-    for call in read(model).calls:
+    behind: dict[QuantizeWrapper, set[Any]] = {}
+    graph = read(model)
+    consumers = graph.consumers()
+    for call in graph.calls:
         if isinstance(call.layer, QuantizeWrapper):
             found.setdefault(call.layer, set()).add(_quantizer_of(call.inputs[0]))
+            behind.setdefault(call.layer, set()).add(_quantizer_behind(call.output, consumers))
         elif "source" in call.kwargs:
             unquantized, source = call.inputs
             before, maker = _quantizer_of(source), unquantized.producer
             if before is not None and maker is not None:
                 call.layer.quantizer.sources[call.kwargs["slot"]] = maker.layer, before
     for wrapper, quantizers in found.items():
+        after = behind[wrapper]
         wrapper.input_quantizer = quantizers.pop() if len(quantizers) == 1 else None
+        wrapper.result_quantizer = after.pop() if len(after) == 1 else None
 
 
 def _quantizer_of(value: Value) -> Any:
@@ -120,6 +126,19 @@ def _quantizer_of(value: Value) -> Any:
             return None
         value = value.producer.inputs[0]
     return None
+
+
+def _quantizer_behind(value: Value, consumers: dict[Value, list[Call]]) -> Any:
+    """What rounds a wrapper's output: itself, or the only layer behind it or behind its ReLU."""
+    layer = value.producer.layer if value.producer else None
+    if isinstance(layer, QuantizeWrapper) and layer.output_quantizer is not None:
+        return layer.output_quantizer
+    if len(consumers[value]) != 1:
+        return None
+    (reader,) = consumers[value]
+    if kind_of(reader) in CLIPS:
+        return _quantizer_behind(reader.output, consumers)
+    return reader.layer.quantizer if isinstance(reader.layer, Quantize) else None
 
 
 class _Visitor:

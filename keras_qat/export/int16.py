@@ -35,6 +35,9 @@ KERNELS = {
 
 TYPES = {np.int32: _Type.INT32, np.int64: _Type.INT64}
 
+Bias = tuple[np.ndarray, np.ndarray | None]
+"""A layer's bias in float32, and in the steps of its int16 kernel, if it has one."""
+
 NO_KERNEL = {_Op.HARD_SWISH, _Op.PRELU}
 """Operations with int8 kernels, but no int16 ones: they compute in float."""
 
@@ -42,13 +45,13 @@ FIXED = {np.float32(1 / 256): -128}
 """Step and zero point of outputs that int8 kernels fix (sigmoid, softmax); 1/32768 in int16."""
 
 
-def widen(model: Any, biases: Iterable[np.ndarray]) -> None:
+def widen(model: Any, biases: Iterable[Bias]) -> None:
     """Gives an unpacked file int16 activations, in place.
 
     Args:
         model: the file, its activations in int8 with zero point 0, or in a range that kernels fix.
-        biases: the biases of the layers in float32. In the file they are rounded to the wide
-            steps; each is found again by its values.
+        biases: the biases of the layers. In the file they are rounded to the wide steps; each is
+            found again by its values.
     """
     (graph, *_) = model.subgraphs
     _compute_in_float(model, [code_of(model, each) in NO_KERNEL for each in graph.operators])
@@ -149,24 +152,29 @@ def _widen_tensor(model: Any, tensor: Any) -> None:
     quantization.zeroPoint = np.array([0], np.int64)
 
 
-def round_bias(model: Any, tensors: list[Any], known: list[np.ndarray], dtype: Any) -> None:
+def round_bias(model: Any, tensors: list[Any], known: list[Bias], dtype: Any) -> None:
     """Rounds a bias to whole steps of input scale times weight scale, after those have changed.
 
     Args:
         model: the file.
         tensors: the kernel's input, its weights and its bias.
-        known: the biases of the layers in float32; this one is found among them by the codes that
-            it has. One that the converter has made stays at what they say.
+        known: the biases of the layers; this one is found among them by the codes that it has.
+            One that the converter has made stays at what they say.
         dtype: type of the new codes.
     """
     x, kernel, bias = tensors
     old_scale = np.asarray(bias.quantization.scale, np.float64)
     values = model.buffers[bias.buffer].data.view(np.int32) * old_scale
-    for exact in known:
-        if exact.shape == values.shape and np.all(np.abs(exact - values) <= 0.51 * old_scale):
-            values = exact
-            break
     scale = np.float32(x.quantization.scale[0]) * np.asarray(kernel.quantization.scale, np.float32)
-    codes = np.round(values / scale.astype(np.float64)).astype(dtype)
+    found: Bias = values, None
+    for each in known:
+        exact = each[0].reshape(-1)
+        if exact.shape == values.shape and np.all(np.abs(exact - values) <= 0.51 * old_scale):
+            found = exact, each[1]
+            break
+    exact, codes = found
+    if codes is None:
+        codes = np.round(exact / scale.astype(np.float64))
+    codes = codes.reshape(-1).astype(dtype)
     bias.buffer, bias.type = add_buffer(model, codes), TYPES[dtype]
     bias.quantization.scale = scale

@@ -79,7 +79,7 @@ def export_tflite(
         raise ValueError(explain(error, module)) from error
     file = edit.unpack(contents)
     layers = [each for each in module.writer.folded.values() if isinstance(each, Folded)]
-    biases = [each.bias for each in layers if each.bias is not None]
+    biases = [(each.bias, each.bias_codes) for each in layers if each.bias is not None]
     if wide:
         int16.widen(file, biases)
     if pack_int4 and not int4.pack_weights(file, biases):
