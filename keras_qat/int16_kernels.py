@@ -27,7 +27,15 @@ from keras_qat.fixed_point import (
 )
 from keras_qat.graph import Call, map_values
 
-__all__ = ["HIGH", "INT16_KERNELS", "LOW", "Kernel", "convert", "relu", "saturated", "step_of"]
+__all__ = [
+    "INT16_KERNELS",
+    "OPTIMIZED",
+    "Kernel",
+    "convert",
+    "relu",
+    "saturated",
+    "step_of",
+]
 
 LOW, HIGH = -(2**15), 2**15 - 1
 
@@ -69,15 +77,26 @@ def relu(codes: Any, step: Any, output: Any) -> Any:
     return multiply(codes, fixed_point(_ratio(step, over=output)))
 
 
-def _add(call: Call, codes: list[Any], steps: list[Any], output: Any, sign: int = 1) -> Any:
-    """a + b, or a - b with `sign` -1, each with 15 more bits on a scale that holds either."""
-    (a, b), (step_a, step_b) = _operands(call, codes, steps)
-    common = 2 * tf.maximum(step_a, step_b)
-    first, second = (
-        multiply(shift(each, 15), fixed_point(step / common))
-        for each, step in ((a, step_a), (b, step_b))
-    )
-    return multiply(first + sign * second, fixed_point(common / (2**15 * output)))
+def _add(
+    call: Call,
+    codes: list[Any],
+    steps: list[Any],
+    output: Any,
+    sign: int = 1,
+    optimized: bool = False,
+) -> Any:
+    """a + b, or a - b with `sign` -1, each with 15 more bits on a scale that holds either.
+
+    The `optimized` kernel rounds each of them once, the other one twice.
+    """
+    operands, steps = _operands(call, codes, steps)
+    common = 2 * tf.maximum(*steps)
+    scaled = []
+    for x, step in zip(operands, steps, strict=True):
+        multiplier, exponent = fixed_point(step / common)
+        bits = 0 if optimized else 15
+        scaled.append(multiply(shift(x, bits), (multiplier, exponent + 15 - bits)))
+    return multiply(scaled[0] + sign * scaled[1], fixed_point(common / (2**15 * output)))
 
 
 def _product(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
@@ -310,3 +329,7 @@ INT16_KERNELS: dict[str, Kernel] = {
     "resize": _resize,
 }
 """Kind of a call, as in `patterns.kind_of` -> its kernel."""
+
+OPTIMIZED: dict[str, Kernel] = {"add": functools.partial(_add, optimized=True)}
+"""What TFLite's optimized kernels compute otherwise: 16 codes at a time, if both inputs have one
+shape. Those that are left over are computed as above."""

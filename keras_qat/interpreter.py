@@ -156,9 +156,8 @@ def to_codes(values: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)
     # float32 does not tell a half from what is next to it at the ends of 16 bits.
-    precise = np.float64 if limits.bits == 16 else np.float32
-    steps = values.astype(precise) / np.float32(scale) + precise(0.5)
-    codes = np.floor(steps) + zero_point
+    real = values.astype(np.float64) if limits.bits == 16 else values
+    codes = np.floor(real / np.float32(scale) + np.float32(0.5)) + zero_point
     return np.clip(codes, limits.min, limits.max).astype(dtype)
 
 

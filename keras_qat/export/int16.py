@@ -45,16 +45,20 @@ FIXED = {np.float32(1 / 256): -128}
 """Step and zero point of outputs that int8 kernels fix (sigmoid, softmax); 1/32768 in int16."""
 
 
-def widen(model: Any, biases: Iterable[Bias]) -> None:
+def widen(model: Any, biases: Iterable[Bias], constants: Iterable[np.ndarray] = ()) -> None:
     """Gives an unpacked file int16 activations, in place.
 
     Args:
         model: the file, its activations in int8 with zero point 0, or in a range that kernels fix.
         biases: the biases of the layers. In the file they are rounded to the wide steps; each is
             found again by its values.
+        constants: the weights of layers that have no int16 kernel. The converter has rounded them
+            to int8; they too are found again.
     """
     (graph, *_) = model.subgraphs
-    _compute_in_float(model, [code_of(model, each) in NO_KERNEL for each in graph.operators])
+    _add_biases(model)
+    chosen = [code_of(model, each) in NO_KERNEL for each in graph.operators]
+    _compute_in_float(model, chosen, list(constants))
     kernels = [
         [
             int(operator.inputs[place])
@@ -78,7 +82,38 @@ def widen(model: Any, biases: Iterable[Bias]) -> None:
             operator.builtinOptions.potScaleInt16 = False  # Steps are no powers of two.
 
 
-def _compute_in_float(model: Any, chosen: list[bool]) -> None:
+def _add_biases(model: Any) -> None:
+    """Gives kernels without a bias one of zeros: its type is what makes them sum in 64 bits."""
+    (graph, *_) = model.subgraphs
+    for operator in graph.operators:
+        places = KERNELS.get(code_of(model, operator))
+        if places is None:
+            continue
+        inputs = [int(each) for each in operator.inputs]
+        inputs += [-1] * (places[2] + 1 - len(inputs))
+        if inputs[places[2]] >= 0:
+            continue
+        x, kernel = (graph.tensors[inputs[place]] for place in places[:2])
+        (output,) = (graph.tensors[each] for each in operator.outputs)
+        scale = x.quantization.scale[0] * np.asarray(kernel.quantization.scale, np.float32)
+        zeros = np.zeros(output.shape[-1], np.int32)
+        graph.tensors.append(
+            new(
+                "TensorT",
+                name=output.name + b"_bias",
+                shape=np.array(zeros.shape, np.int32),
+                type=_Type.INT32,
+                buffer=add_buffer(model, zeros),
+                quantization=new(
+                    "QuantizationParametersT", scale=scale, zeroPoint=np.zeros(1, np.int64)
+                ),
+            )
+        )
+        inputs[places[2]] = len(graph.tensors) - 1
+        operator.inputs = np.array(inputs, np.int32)
+
+
+def _compute_in_float(model: Any, chosen: list[bool], constants: list[np.ndarray]) -> None:
     """Puts DEQUANTIZE in front of the chosen operations and QUANTIZE behind them."""
     (graph, *_) = model.subgraphs
     operators = []
@@ -86,14 +121,21 @@ def _compute_in_float(model: Any, chosen: list[bool]) -> None:
         before: list[Any] = []
         after: list[Any] = []
         if is_chosen:
-            operator.inputs = [_in_float(model, each, before, True) for each in operator.inputs]
-            operator.outputs = [_in_float(model, each, after, False) for each in operator.outputs]
+            operator.inputs = [
+                _in_float(model, each, before, constants) for each in operator.inputs
+            ]
+            operator.outputs = [_in_float(model, each, after, None) for each in operator.outputs]
         operators += [*before, operator, *after]
     graph.operators = operators
 
 
-def _in_float(model: Any, index: int, conversions: list[Any], is_input: bool) -> int:
-    """A float tensor in place of an int8 one, and what converts between them."""
+def _in_float(
+    model: Any, index: int, conversions: list[Any], constants: list[np.ndarray] | None
+) -> int:
+    """A float tensor in place of an int8 one, and what converts between them.
+
+    It is an output if no `constants` are given.
+    """
     (graph, *_) = model.subgraphs
     tensor = graph.tensors[index]
     in_float = copy.deepcopy(tensor)
@@ -101,8 +143,15 @@ def _in_float(model: Any, index: int, conversions: list[Any], is_input: bool) ->
     graph.tensors.append(in_float)
     new_index, data = len(graph.tensors) - 1, model.buffers[tensor.buffer].data
     if data is not None:
-        in_float.buffer = add_buffer(model, _values(tensor, data))
-    elif is_input:
+        values = _values(tensor, data)
+        step = np.float32(tensor.quantization.scale[0])
+        near = [
+            each.reshape(-1)
+            for each in constants or []
+            if each.size == values.size and np.all(np.abs(each.reshape(-1) - values) < 0.51 * step)
+        ]
+        in_float.buffer = add_buffer(model, near[0] if near else values)
+    elif constants is not None:
         conversions.append(_convert(model, _Op.DEQUANTIZE, index, new_index))
     else:
         conversions.append(_convert(model, _Op.QUANTIZE, new_index, index))

@@ -67,11 +67,11 @@ def weights(wrapper: Any, input_step: Any, output_step: Any) -> Weights:
         bits, rank = wrapper.weight_spec.bits, len(kernel.shape)
         levels = 2 ** (bits - 1) - 1
         limits = fake_quant.channel_limits(kernel, axes)
-        steps = limits / levels
         values = fake_quant.fake_quantize_channels(kernel, limits, bits)
+        limits, values = (tf.cast(each, tf.float64) for each in (limits, values))
+        # As in an int8 file, which uses all codes.
         finer = INT8_MAX // levels
-        codes = tf.cast(tf.round(values / steps), tf.float64) * finer
-        steps = tf.cast(steps, tf.float64) / finer
+        codes, steps = tf.round(values * levels / limits) * finer, limits / (levels * finer)
         if factor is not None:
             shape = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
             codes, factor = codes * tf.reshape(tf.sign(factor), shape), tf.reshape(factor, shape)

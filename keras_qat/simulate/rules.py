@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call, is_operation, takes_training
-from keras_qat.int16_kernels import INT16_KERNELS
+from keras_qat.int16_kernels import INT16_KERNELS, OPTIMIZED
 from keras_qat.patterns import ROUNDING, ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.arithmetic import requantize
@@ -217,7 +217,7 @@ def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Code
 
 
 def _in_int16(kind: str) -> Rule:
-    """An int16 kernel, which is the same in both families."""
+    """An int16 kernel; XNNPACK has none, so that TFLite's optimized ones stand in for its."""
 
     def rule(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
@@ -226,7 +226,12 @@ def _in_int16(kind: str) -> Rule:
 
         def compute(output: Grid) -> np.ndarray:
             step = tf.constant(output.scale, tf.float64)
-            return np.asarray(INT16_KERNELS[kind](call, codes, steps, step))
+            result = np.asarray(INT16_KERNELS[kind](call, codes, steps, step))
+            if kernels != "xnnpack" or kind not in OPTIMIZED or _is_broadcast(call):
+                return result
+            fast = np.asarray(OPTIMIZED[kind](call, codes, steps, step))
+            blocks = np.arange(result.size).reshape(result.shape) < result.size // 16 * 16
+            return np.where(blocks, fast, result)
 
         result = Pending(compute)
         return result.on(leaves[0].grid) if kind in ROUNDING else result
@@ -236,6 +241,12 @@ def _in_int16(kind: str) -> Rule:
 
 NOT_IN_INT16 = {"hard_swish", "prelu", "gelu"}
 """Kinds without an int16 kernel, and gelu, whose table depends on the float32 library."""
+
+
+def _is_broadcast(call: Call) -> bool:
+    """Whether the tensors that a call computes with differ in their shapes."""
+    return len(call.inputs) < 2 or len({value.shape for value in call.inputs}) > 1
+
 
 INT16_RULES: dict[str, Rule] = {kind: _in_int16(kind) for kind in INT16_KERNELS}
 """The same as `RULES` for int16 tensors, where that is something else."""
