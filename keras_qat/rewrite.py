@@ -284,6 +284,9 @@ class _Visitor:
         if call is None:
             return {}
         if found.spec.bits == 16:
+            if kind in CLIPS and call.inputs[0] not in self.range_of:  # One operation at run time.
+                call = call.inputs[0].producer or call
+                kind = kind_of(call)
             known = all(self._source_bits(each) == 16 for each in call.inputs)
             if not known or kind not in INT16_KERNELS:
                 return {}

@@ -84,8 +84,8 @@ def _fold_int16(wrapper: Any) -> Folded:
     if weights.bias is None:
         return folded
     whole = np.asarray(weights.bias)
-    products = steps.reshape(whole.shape) if steps.size > 1 else steps.reshape(())
-    bias = (whole * (float(input_step) * products)).astype(np.float32)
+    products = float(input_step) * (steps.reshape(whole.shape) if steps.size > 1 else steps.item())
+    bias = (whole * products).astype(np.float32)
     return dataclasses.replace(folded, bias=bias, bias_codes=whole.astype(np.int64))
 
 

@@ -36,18 +36,22 @@ class Weights(NamedTuple):
     """A layer's weights as its int16 kernel holds them, float64.
 
     `codes` times `steps` is the kernel (`steps` is shaped to broadcast). `bias`: whole steps
-    of the products, one for each output channel; or None.
+    of the products, one for each output channel; or None. `multipliers`: what the sums are
+    multiplied by, one for each output channel or a single one.
     """
 
     codes: Any
     steps: Any
     bias: Any
+    multipliers: Any
 
 
 def computes_in_int16(wrapper: Any) -> bool:
     """Whether an int16 kernel computes a wrapper from one known range to another."""
     ends = wrapper.input_quantizer, wrapper.result_quantizer
     if any(each is None or each.spec.bits != 16 for each in ends):
+        return False
+    if getattr(wrapper.layer, "data_format", None) == "channels_first":
         return False
     has_weights = set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
     return has_weights and wrapper.fold == "per_channel" and is_known(wrapper.layer)
@@ -82,15 +86,15 @@ def weights(wrapper: Any, input_step: Any, output_step: Any) -> Weights:
     ratio = output_step / input_step
     least = LEAST * ratio
     codes = tf.where(steps < least, tf.round(codes * steps / least), codes)
-    steps = exact_multiplier(tf.maximum(steps, least) / ratio) * ratio
+    multipliers = exact_multiplier(tf.maximum(steps, least) / ratio)
+    steps = multipliers * ratio
+    multipliers = tf.reshape(multipliers, [-1])
     if bias is not None:
-        bias = tf.round(bias / (input_step * _like(bias, steps)))
-    return Weights(codes, steps, bias)
-
-
-def _like(bias: Any, steps: Any) -> Any:
-    """The steps of a kernel in the shape of its bias; a scalar if there is only one."""
-    return tf.reshape(steps, bias.shape if steps.shape.num_elements() > 1 else [])
+        per_channel = multipliers.shape[0] != 1
+        bias = tf.round(
+            bias / (output_step * tf.reshape(multipliers, bias.shape if per_channel else []))
+        )
+    return Weights(codes, steps, bias, multipliers)
 
 
 def result(wrapper: Any, inputs: Any, x: Any, phase: Phase) -> Any:
@@ -99,18 +103,18 @@ def result(wrapper: Any, inputs: Any, x: Any, phase: Phase) -> Any:
         return x
 
     def exact(input_step: Any, output_step: Any) -> Any:
-        codes, steps, bias = weights(wrapper, input_step, output_step)
-        kernel = codes * steps
-        bias = None if bias is None else bias * (input_step * _like(bias, steps))
-        y = tf.round(tf.cast(inputs, tf.float64) / input_step) * input_step
+        kernel = weights(wrapper, input_step, output_step)
+        y = tf.round(tf.cast(inputs, tf.float64) / input_step)
         if wrapper.weight_axes:
             (name,) = wrapper.weight_axes
-            y = backend.in_double(wrapper.layer, y, name, kernel, bias)
+            y = backend.in_double(wrapper.layer, y, name, kernel.codes, kernel.bias)
         else:
-            y = y * kernel + bias
+            y = y * kernel.codes + kernel.bias
+        # Whole numbers and their products with 15 bits: exact in float64, halves too.
+        y = rounded(y * kernel.multipliers, 1.0) * output_step
         if wrapper.activation is not None:
-            y = wrapper.activation.call(y)
-        return rounded(y, output_step)
+            y = rounded(wrapper.activation.call(y), output_step)
+        return y
 
     return at_inference([wrapper.input_quantizer, wrapper.result_quantizer], exact, x, phase)
 

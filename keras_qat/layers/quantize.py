@@ -14,7 +14,7 @@ from keras_qat.int16_kernels import INT16_KERNELS, saturated
 from keras_qat.kernel_rounding import Grid, rounded
 from keras_qat.layers import int16
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
-from keras_qat.patterns import kind_of
+from keras_qat.patterns import CLIPS, kind_of
 
 __all__ = ["ActivationQuantizer", "Quantize"]
 
@@ -186,6 +186,9 @@ class Quantize(ScheduledLayer):
                 phase,
             )
         call, before = found
+        clip = None
+        if kind_of(call) in CLIPS:  # The same operation computes what it clips.
+            clip, call = call, call.inputs[0].producer
 
         def exact(*steps: Any) -> Any:
             *widths, output = steps
@@ -194,7 +197,8 @@ class Quantize(ScheduledLayer):
                 for each, width in zip(tf.nest.flatten(sources), widths, strict=True)
             ]
             result = INT16_KERNELS[str(kind_of(call))](call, codes, widths, output)
-            return tf.cast(saturated(result), tf.float64) * output
+            y = tf.cast(saturated(result), tf.float64) * output
+            return y if clip is None else int16.rounded(clip.layer.call(y), output)
 
         return int16.at_inference([*before, self.quantizer], exact, x, phase)
 
