@@ -215,15 +215,19 @@ def round_bias(model: Any, tensors: list[Any], known: list[Bias], dtype: Any) ->
     old_scale = np.asarray(bias.quantization.scale, np.float64)
     values = model.buffers[bias.buffer].data.view(np.int32) * old_scale
     scale = np.float32(x.quantization.scale[0]) * np.asarray(kernel.quantization.scale, np.float32)
-    found: Bias = values, None
-    for each in known:
-        exact = each[0].reshape(-1)
-        if exact.shape == values.shape and np.all(np.abs(exact - values) <= 0.51 * old_scale):
-            found = exact, each[1]
+    codes = np.round(values / scale.astype(np.float64))
+    for exact, exact_codes in known:
+        if exact.size != values.size:
+            continue
+        exact = exact.reshape(-1)
+        rounded = np.round(exact / scale.astype(np.float64))
+        here = rounded if exact_codes is None else exact_codes.reshape(-1)
+        # Another layer's bias may have the same values, but not in these steps. Scales are
+        # float32, so that large codes are a little off.
+        is_it = np.abs(exact - values) <= 0.51 * old_scale + 1e-6 * np.abs(exact)
+        if np.all(is_it & (np.abs(here - rounded) <= 1 + 1e-6 * np.abs(rounded))):
+            codes = here
             break
-    exact, codes = found
-    if codes is None:
-        codes = np.round(exact / scale.astype(np.float64))
-    codes = codes.reshape(-1).astype(dtype)
+    codes = codes.astype(dtype)
     bias.buffer, bias.type = add_buffer(model, codes), TYPES[dtype]
     bias.quantization.scale = scale

@@ -28,8 +28,9 @@ from keras_qat.patterns import is_known
 __all__ = ["Weights", "at_inference", "computes_in_int16", "result", "rounded", "weights"]
 
 INT8_MAX = 127
-LEAST = 2.0**-30
-"""Smallest multiplier: kernels shift by at most 31 bits."""
+LEAST = 2.0**-23
+"""Smallest multiplier. Where training switched a channel off but left its bias, it makes that fit
+32 bits, as TFLite's converter asks even here, in steps 256 times as wide."""
 
 
 class Weights(NamedTuple):
