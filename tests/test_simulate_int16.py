@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.backend import keras
 from tests import layer_structures, structures
-from tests.models import functional, layers, observe, scramble
+from tests.models import functional, images, layers, observe, scramble
 from tests.simulated import KERNELS, assert_identical
 
 ALL = {**structures.FAMILIES, **layer_structures.FAMILIES}
@@ -26,7 +27,6 @@ LEFT_OUT = {
 """Members that are refused, in float, or of which the reference kernels have no version."""
 
 QUICK = [
-    "depthwise",
     "dense",
     "blocks",
     "pooling",
@@ -34,7 +34,6 @@ QUICK = [
     "other_rounding",
     "activation_chains",
     "einsum",
-    "transposed1d",
 ]
 
 
@@ -102,3 +101,39 @@ def test_gelu_is_refused_by_name():
     qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
     with pytest.raises(ValueError, match="bell: GELU with int16 activations is not simulated"):
         keras_qat.simulate(qat, x)
+
+
+@keras.utils.register_keras_serializable("test_simulate_int16")
+class Product(layers.Layer):
+    """A custom layer with a rule."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], 7)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_layers_without_exact_multipliers(kernels):
+    """A layer with two outputs' ranges has one scale for its weights; custom ones keep theirs.
+
+    Their kernels round multipliers to 15 bits, and the simulation does so too.
+    """
+    keras_qat.register_rule(Product, weights={"kernel": ()})
+    conv, norm = layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization()
+
+    def build(x):
+        once = norm(conv(x))
+        return [once, norm(conv(layers.ReLU()(once))), Product()(layers.Flatten()(x))]
+
+    model = scramble(functional((6, 6, 4), build=build))
+    x = images(64, (6, 6, 4))
+    qat = keras_qat.quantize_model(model, "int16x8")
+    keras_qat.freeze_batch_norm(qat)
+    qat(x, training=True)
+    assert_identical(qat, x, kernels)

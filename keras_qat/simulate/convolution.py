@@ -48,14 +48,17 @@ class Weights:
         (scale,) = self.scales.astype(np.float32)
         return Codes(self.folded.kernel[indices.astype(np.int64)].astype(np.int8), Grid(scale, 0))
 
-    def bias_codes(self, input_scale: Any) -> np.ndarray | int:
+    def bias_codes(self, grid: Grid) -> np.ndarray | int:
         """The bias in steps of input scale times weight scale."""
         if self.bias is None:
             return 0
         if self.folded.bias_codes is not None:
             return self.folded.bias_codes
         scales = self.scales.reshape(self.bias.shape) if self.scales.size > 1 else self.scales
-        steps = self.bias.astype(np.float64) / (np.float64(input_scale) * scales)
+        if grid.is_int16:  # As `export.int16` has it.
+            products = grid.scale * scales.astype(np.float32)
+            return np.round(self.bias / products.astype(np.float64)).astype(np.int64)
+        steps = self.bias.astype(np.float64) / (np.float64(grid.scale) * scales)
         return round_away(steps).astype(np.int64)
 
 
@@ -72,7 +75,7 @@ def convolve(
         output: the output's grid.
         any_batch: whether the file leaves the number of examples open.
     """
-    sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.scale)
+    sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.grid)
     scales = weights.scales.astype(np.float32)
     exact = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
     if x.grid.is_int16 and not _is_matrix_product(layer, weights.folded):
