@@ -123,14 +123,10 @@ def _constant(values: np.ndarray) -> tuple[Any, Any]:
     scale = (high - low) / 255 or 1.0
     zero_point = -128 + int(np.rint(-low / scale))
     scale_32 = np.float32(scale)
-    codes = np.clip(_round_away(values / scale_32 + np.float32(zero_point)), -128, 127)
+    codes = np.clip(_round(values / scale_32 + np.float32(zero_point)), -128, 127)
     step = np.float32(scale_32 / (128 if zero_point else 256))
     real = (codes - np.float32(zero_point)) * scale_32
     return tf.constant(np.round(real / step), tf.int64), tf.constant(step, tf.float64)
-
-
-def _round_away(x: Any) -> Any:
-    return np.copysign(np.floor(np.abs(x) + np.float32(0.5)), x)
 
 
 def _compute(call: Call, numbers: list[Any]) -> Any:
@@ -178,7 +174,7 @@ def _leaky_relu(call: Call, codes: list[Any], steps: list[Any], output: Any) -> 
 
 
 def _sigmoid(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
-    """Between 256 values of a table, 1/24 apart, in 1/512 of that."""
+    """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
     x, size = _place_in_table(codes[0], steps[0])
     ahead = _between(size, 9)
     result = tf.where(x >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1)
@@ -287,6 +283,7 @@ def _table(
 
 
 def _round(x: np.ndarray) -> np.ndarray:
+    """To whole numbers, halves away from zero, in the numbers' own precision."""
     return np.copysign(np.floor(np.abs(x) + np.asarray(0.5, x.dtype)), x)
 
 
