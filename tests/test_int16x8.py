@@ -230,3 +230,17 @@ def test_settings_that_are_refused():
         recipes.int16x8().override("Dense", activation_bits=8)
     recipe = recipes.int16x8().override("head", quantize=False)
     assert recipes.Recipe.from_config(recipe.to_config()) == recipe
+
+
+def test_float_layers_stay_as_they_are():
+    """A layer that the recipe leaves in float keeps its weights and bias."""
+    model = scramble(
+        functional((6,), build=lambda x: layers.Dense(3, name="y")(layers.Dense(5, name="x")(x)))
+    )
+    x = images(64, (6,))
+    qat = observe(
+        keras_qat.quantize_model(model, recipes.int16x8().override("x", quantize=False)), x
+    )
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert report.identical >= 0.98  # What follows a float layer is rounded from float32.
+    assert report.max_difference <= 1

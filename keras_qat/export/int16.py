@@ -60,35 +60,37 @@ def widen(model: Any, biases: Iterable[Bias], constants: Iterable[np.ndarray] = 
     chosen = [code_of(model, each) in NO_KERNEL for each in graph.operators]
     _compute_in_float(model, chosen, list(constants))
     kernels = [
-        [
-            int(operator.inputs[place])
-            for place in KERNELS[code_of(model, operator)]
-            if place < len(operator.inputs)
-        ]
-        for operator in graph.operators
-        if code_of(model, operator) in KERNELS
+        [int(operator.inputs[place]) for place in places]
+        for operator, places in _with_weights(model)
     ]
-    weights = {places[1] for places in kernels}
+    weights = {kernel for _, kernel, _ in kernels}
     for index, tensor in enumerate(graph.tensors):
         if tensor.type == _Type.INT8 and index not in weights:
             _widen_tensor(model, tensor)
     known = list(biases)
-    for x, kernel, *bias in kernels:
-        if bias and bias[0] >= 0:
-            tensors = [graph.tensors[each] for each in (x, kernel, bias[0])]
-            round_bias(model, tensors, known, np.int64)
+    for indices in kernels:
+        round_bias(model, [graph.tensors[each] for each in indices], known, np.int64)
     for operator in graph.operators:
         if code_of(model, operator) in (_Op.ADD, _Op.SUB):
             operator.builtinOptions.potScaleInt16 = False  # Steps are no powers of two.
 
 
+def _with_weights(model: Any) -> list[tuple[Any, tuple[int, int, int]]]:
+    """The operations that multiply int8 activations by int8 weights, with the places of those."""
+    (graph, *_) = model.subgraphs
+    found = [(each, KERNELS.get(code_of(model, each))) for each in graph.operators]
+    return [
+        (operator, places)
+        for operator, places in found
+        if places is not None
+        and all(graph.tensors[operator.inputs[place]].type == _Type.INT8 for place in places[:2])
+    ]
+
+
 def _add_biases(model: Any) -> None:
     """Gives kernels without a bias one of zeros: its type is what makes them sum in 64 bits."""
     (graph, *_) = model.subgraphs
-    for operator in graph.operators:
-        places = KERNELS.get(code_of(model, operator))
-        if places is None:
-            continue
+    for operator, places in _with_weights(model):
         inputs = [int(each) for each in operator.inputs]
         inputs += [-1] * (places[2] + 1 - len(inputs))
         if inputs[places[2]] >= 0:
