@@ -2,6 +2,7 @@
 
     python -m benchmarks.parity                        handwritten digits, some minutes on 2 cores
     python -m benchmarks.parity --data fashion-mnist   photos of clothes, 28x28
+    python -m benchmarks.parity --recipe int16x8       with 16-bit activations
 
 Trains small networks of the usual kinds in float and quantized, exports them and compares each
 layer, fed the model's own codes, with every kind of kernels.
@@ -36,6 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MODELS)}; all")
     parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--recipe", default="int8", help="int8, int16x8, int4_weights or contrib")
+    parser.add_argument("--layers", action="store_true", help="print each layer too")
     parser.add_argument("--epochs", type=int, default=6, help="of each of the two trainings")
     parser.add_argument("--output", type=Path, help="a JSON file with every figure")
     arguments = parser.parse_args()
@@ -44,7 +47,7 @@ def main() -> None:
     differing: dict[str, list[str]] = {}
     print(HEADER)
     for name in arguments.names or MODELS:
-        qat = trained(name, data, arguments.epochs)
+        qat = trained(name, data, arguments.epochs, arguments.recipe)
         contents = keras_qat.export_tflite(qat)
         for kernels in get_args(Kernels):
             report = keras_qat.verify(
@@ -52,6 +55,8 @@ def main() -> None:
             )
             results.setdefault(name, {})[kernels] = report.to_dict()
             print(row(name, report), flush=True)
+            if arguments.layers:
+                print(report.table(width=100))
             for each in report.differing:
                 found = "" if each.fed is None else f" {each.fed.identical:.2%}"
                 text = f"{name} {each.name} ({'+'.join(each.kernels)}){found}"
@@ -63,7 +68,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(results, indent=1))
 
 
-def trained(name: str, data: Data, epochs: int) -> Any:
+def trained(name: str, data: Data, epochs: int, recipe: str) -> Any:
     """A network that was trained in float, and then with quantization."""
     keras.utils.set_random_seed(0)
     model = MODELS[name](data.x_train.shape[1:])
@@ -71,7 +76,7 @@ def trained(name: str, data: Data, epochs: int) -> Any:
     qat = None
     for rate in (3e-3, 1e-4):
         if rate == 1e-4:
-            model = qat = keras_qat.quantize_model(model)
+            model = qat = keras_qat.quantize_model(model, recipe)
         model.compile(
             keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps * epochs)),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -212,6 +212,17 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
     tf.function(measure).get_concrete_function(targets, outputs, weights)
 
 
+def in_double(layer: Any, x: Any, name: str, kernel: Any, bias: Any) -> Any:
+    """The layer's own `call` in float64, with another kernel (its attribute `name`) and bias."""
+    weights = {name: kernel, "_compute_dtype_object": tf.float64}
+    if bias is not None:
+        weights["bias"] = bias
+        if hasattr(layer, "use_bias"):
+            weights["use_bias"] = True
+    with swapped(layer, **weights):
+        return layer.call(x)
+
+
 @contextlib.contextmanager
 def swapped(layer: Any, **attributes: Any) -> Iterator[None]:
     """Runs a block with attributes of `layer` replaced, e.g. its kernel by a quantized one.

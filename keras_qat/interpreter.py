@@ -155,7 +155,9 @@ def to_codes(values: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)
-    codes = np.floor(values / np.float32(scale) + np.float32(0.5)) + zero_point
+    # float32 does not tell a half from what is next to it at the ends of 16 bits.
+    real = values.astype(np.float64) if limits.bits == 16 else values
+    codes = np.floor(real / np.float32(scale) + np.float32(0.5)) + zero_point
     return np.clip(codes, limits.min, limits.max).astype(dtype)
 
 

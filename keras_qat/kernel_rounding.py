@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.branching import straight_through
+from keras_qat.fixed_point import divide, fixed_point, multiply, shift, shift_back
 
 __all__ = ["ROUNDINGS", "Grid", "rounded"]
 
@@ -75,61 +76,33 @@ def _by_table(function: Callable[..., Any]) -> Callable[..., Any]:
 def _hard_swish(layer: Any, steps: Any, grid: Grid, output: Grid) -> Any:
     """x * relu6(x + 3) / 6 in 16 bits; XNNPACK leaves it to TFLite's kernel."""
     fine = grid.scale / 128.0
-    value = _shift(steps, 7)
+    value = shift(steps, 7)
     factor, exponent = _fixed_point_16(fine / output.scale)
     scaled = _high_product_16(value, factor)
     # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
     gate_factor, gate_exponent = _fixed_point_16(fine / np.float32(3 / 32768))
-    gate = _saturate_16(_shift(value, tf.maximum(gate_exponent - 1, 0)))
+    gate = _saturate_16(shift(value, tf.maximum(gate_exponent - 1, 0)))
     gate = _high_product_16(gate, gate_factor)
-    gate = tf.where(gate_exponent > 0, _saturate_16(_shift(gate, 1)), gate)
-    gate = _shift_back(_divide(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
+    gate = tf.where(gate_exponent > 0, _saturate_16(shift(gate, 1)), gate)
+    gate = shift_back(divide(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
     product = gate * scaled
-    product = tf.sign(product) * _shift_back(tf.abs(product), 15)
-    return _divide(product, tf.maximum(-exponent, 0))
-
-
-def _fixed_point(number: Any) -> tuple[Any, Any]:
-    """A float32 as a multiplier of 31 bits and a power of two, from the bits of the float."""
-    bits = tf.cast(tf.bitcast(number, tf.int32), tf.int64)
-    return _shift((bits & 0x7FFFFF) | 0x800000, 7), _shift_back(bits, 23) - 126
+    product = tf.sign(product) * shift_back(tf.abs(product), 15)
+    return divide(product, tf.maximum(-exponent, 0))
 
 
 def _fixed_point_16(number: Any) -> tuple[Any, Any]:
     """The same with a multiplier of 15 bits."""
-    multiplier, exponent = _fixed_point(number)
-    return tf.minimum(_shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
-
-
-def _multiply(x: Any, number: Any) -> Any:
-    """Whole numbers times a float32, rounded twice as TFLite's kernels do."""
-    multiplier, exponent = _fixed_point(number)
-    product = _shift_back(_shift(x, tf.maximum(exponent, 0)) * multiplier + 2**30, 31)
-    return _divide(product, tf.maximum(-exponent, 0))
+    multiplier, exponent = fixed_point(number)
+    return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
 
 
 def _high_product_16(a: Any, b: Any) -> Any:
     """Twice the upper half of a product of two 16-bit integers, rounded."""
-    return _shift_back(a * b + 2**14, 15)
+    return shift_back(a * b + 2**14, 15)
 
 
 def _saturate_16(x: Any) -> Any:
     return tf.clip_by_value(x, tf.constant(-(2**15), tf.int64), tf.constant(2**15 - 1, tf.int64))
-
-
-def _divide(x: Any, exponent: Any) -> Any:
-    """x / 2^exponent, halves away from zero."""
-    half = _shift_back(_shift(tf.ones_like(exponent), exponent), 1)
-    return tf.sign(x) * _shift_back(tf.abs(x) + half, exponent)
-
-
-def _shift(x: Any, bits: Any) -> Any:
-    return tf.bitwise.left_shift(x, tf.cast(bits, tf.int64))
-
-
-def _shift_back(x: Any, bits: Any) -> Any:
-    """x / 2^bits, rounded down."""
-    return tf.bitwise.right_shift(x, tf.cast(bits, tf.int64))
 
 
 def _leaky_relu(layer: Any, steps: Any, grid: Grid, output: Grid) -> Any:
@@ -142,7 +115,7 @@ def _leaky_relu(layer: Any, steps: Any, grid: Grid, output: Grid) -> Any:
     taken = (above >= 2**-8) & (above <= 2**7)
     taken &= (tf.abs(below) >= 2**-8) & (tf.abs(below) <= 2**7)
     ratio = tf.where(steps >= 0, above, below)
-    coarse = _shift_back(steps * tf.cast(tf.round(256.0 * ratio), tf.int64) + 128, 8)
+    coarse = shift_back(steps * tf.cast(tf.round(256.0 * ratio), tf.int64) + 128, 8)
     exact = tf.cast(tf.round(tf.cast(steps, tf.float32) * ratio), tf.int64)
     return tf.where(taken, coarse, exact)
 
@@ -154,8 +127,10 @@ def _prelu(layer: Any, source: Any, grid: Grid, output: Grid, shape: Any) -> Any
     scale = tf.where(scale > 0, scale, tf.ones_like(scale))
     slopes = tf.sign(alpha) * tf.floor(tf.abs(alpha) / scale + 0.5)
     steps = grid.codes(source) - grid.zero_point
-    below = _multiply(steps * tf.cast(slopes, tf.int64), grid.scale * scale / output.scale)
-    above = _multiply(steps, grid.scale / output.scale)
+    below = multiply(
+        steps * tf.cast(slopes, tf.int64), fixed_point(grid.scale * scale / output.scale)
+    )
+    above = multiply(steps, fixed_point(grid.scale / output.scale))
     return output.values(tf.where(steps >= 0, above, below) + output.zero_point)
 
 
@@ -167,7 +142,7 @@ def _resize(layer: Any, source: Any, grid: Grid, output: Grid, shape: Any) -> An
         share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
         first, second = tf.gather(codes, low, axis=axis), tf.gather(codes, high, axis=axis)
         codes = first * (2**11 - share) + second * share
-    return output.values(_shift_back(codes + 2**21, 22))
+    return output.values(shift_back(codes + 2**21, 22))
 
 
 def _neighbours(old: Any, new: Any) -> tuple[Any, Any, Any]:

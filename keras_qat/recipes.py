@@ -156,7 +156,8 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
     For models whose activations need more than 256 levels (audio, regression, super-resolution):
     65 536 of them, symmetric around zero. Files are hardly larger, as they hold weights; kernels
     are slower than int8 ones, and XNNPACK has none. Hard swish and PReLU have no int16
-    kernel and compute in float.
+    kernel and compute in float. At inference layers with a kernel compute in float64, and give
+    the file's codes.
 
     Args:
         weight_bits: 2 to 8.

@@ -17,16 +17,20 @@ from keras_qat.graph import (
     rebuild,
     values_in,
 )
+from keras_qat.int16_kernels import INT16_KERNELS
 from keras_qat.kernel_rounding import ROUNDINGS
 from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.scheduled import NEVER, shapes_only
-from keras_qat.patterns import Group, is_batch_norm, kind_of
+from keras_qat.patterns import CLIPS, Group, is_batch_norm, kind_of
 from keras_qat.phases import PhasedModel
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.schedule import schedule
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
+
+MOVES = ("move", "linear", "concatenate", "maximum")
+"""Kinds whose output holds codes of their inputs."""
 
 PREFIX = "quant_"
 """Goes in front of the name of every layer but the inputs."""
@@ -96,16 +100,23 @@ def link(model: QuantizedModel) -> None:
     Quantizers behind kernels that round in a way of their own are told the same, and the layer.
     """
     found: dict[QuantizeWrapper, set[Any]] = {}
-    for call in read(model).calls:
+    behind: dict[QuantizeWrapper, set[Any]] = {}
+    graph = read(model)
+    consumers = graph.consumers()
+    for call in graph.calls:
         if isinstance(call.layer, QuantizeWrapper):
             found.setdefault(call.layer, set()).add(_quantizer_of(call.inputs[0]))
+            behind.setdefault(call.layer, set()).add(_quantizer_behind(call.output, consumers))
         elif "source" in call.kwargs:
-            unquantized, source = call.inputs
-            before, maker = _quantizer_of(source), unquantized.producer
-            if before is not None and maker is not None:
-                call.layer.quantizer.sources[call.kwargs["slot"]] = maker.layer, before
+            unquantized, *sources = call.inputs
+            before, maker = [_quantizer_of(each) for each in sources], unquantized.producer
+            if None not in before and maker is not None:
+                key = call.kwargs["slot"], call.kwargs["kernel"]
+                call.layer.quantizer.sources[key] = maker, before
     for wrapper, quantizers in found.items():
+        after = behind[wrapper]
         wrapper.input_quantizer = quantizers.pop() if len(quantizers) == 1 else None
+        wrapper.result_quantizer = after.pop() if len(after) == 1 else None
 
 
 def _quantizer_of(value: Value) -> Any:
@@ -116,10 +127,23 @@ def _quantizer_of(value: Value) -> Any:
             return layer.quantizer
         if isinstance(layer, QuantizeWrapper):
             return layer.output_quantizer
-        if kind_of(value.producer) not in ("move", "linear", "concatenate", "maximum"):
+        if kind_of(value.producer) not in MOVES:
             return None
         value = value.producer.inputs[0]
     return None
+
+
+def _quantizer_behind(value: Value, consumers: dict[Value, list[Call]]) -> Any:
+    """What rounds a wrapper's output: itself, or the only layer behind it or behind its ReLU."""
+    layer = value.producer.layer if value.producer else None
+    if isinstance(layer, QuantizeWrapper) and layer.output_quantizer is not None:
+        return layer.output_quantizer
+    if len(consumers[value]) != 1:
+        return None
+    (reader,) = consumers[value]
+    if kind_of(reader) in CLIPS:
+        return _quantizer_behind(reader.output, consumers)
+    return reader.layer.quantizer if isinstance(reader.layer, Quantize) else None
 
 
 class _Visitor:
@@ -245,11 +269,30 @@ class _Visitor:
         outputs = self._copy(value)
         self.calls.append(Call(self.quantizers[found], (unquantized,), kwargs, outputs, name))
 
+    def _source_bits(self, value: Value) -> int | None:
+        """The bits of the tensor, if it has a range: its own, or that of what it was moved from."""
+        while value not in self.range_of:
+            if value.producer is None or kind_of(value.producer) not in MOVES:
+                return None
+            value = value.producer.inputs[0]
+        return self.range_of[value].spec.bits
+
     def _kernel(self, value: Value, found: Range) -> dict[str, Any]:
         """What a quantizer has to know of the kernel in front of it, if that rounds otherwise."""
         call = value.producer
         kind = kind_of(call) if call is not None else None
-        if call is None or kind not in ROUNDINGS or found.spec.bits != 8:
+        if call is None:
+            return {}
+        if found.spec.bits == 16:
+            if kind in CLIPS and call.inputs[0] not in self.range_of:  # One operation at run time.
+                call = call.inputs[0].producer or call
+                kind = kind_of(call)
+            known = all(self._source_bits(each) == 16 for each in call.inputs)
+            if not known or kind not in INT16_KERNELS:
+                return {}
+            tensors = [self.current[each] for each in call.inputs]
+            return {"source": tensors, "kernel": f"{kind} {call.name}"}
+        if kind not in ROUNDINGS or found.spec.bits != 8:
             return {}
         source = self.range_of.get(call.inputs[0])
         if source is None or source.spec.bits != 8 or is_operation(call.layer):

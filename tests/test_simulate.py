@@ -258,13 +258,6 @@ def test_model_that_cannot_be_exported():
         keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
 
 
-def test_int16_is_refused():
-    model = functional((6,), build=layers.Dense(3))
-    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.int16x8()), images(8, (6,)))
-    with pytest.raises(ValueError, match=r"int16 activations: only int8 .* keras_qat.verify"):
-        keras_qat.simulate(qat, images(2, (6,)))
-
-
 def rounded(x: Fraction) -> int:
     """To the nearest whole number, halves away from zero."""
     return int(x + Fraction(1, 2)) if x >= 0 else -int(-x + Fraction(1, 2))

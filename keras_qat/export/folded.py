@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
-from keras_qat.layers import QuantizeWeights
+from keras_qat.int16_kernels import step_of
+from keras_qat.layers import QuantizeWeights, int16
 from keras_qat.layers.bias import factor_and_bias, least_weight_step, rounded_bias
 from keras_qat.schedule import scheduled_layers
 
@@ -31,6 +32,7 @@ class Folded:
         bias: float32, one for each output channel, or None.
         rounding: the largest change of a weight, in steps of its training, because TFLite's codes
             end at 127: 0 but for wide asymmetric 8-bit ranges.
+        bias_codes: the bias in whole steps of the products, int64, where an int16 kernel computes.
     """
 
     name: str
@@ -38,10 +40,13 @@ class Folded:
     limits: np.ndarray | None
     bias: np.ndarray | None
     rounding: float = 0.0
+    bias_codes: np.ndarray | None = None
 
 
 def fold(wrapper: Any) -> Folded:
     """Folds the BatchNormalization of a wrapper into its kernel and bias."""
+    if int16.computes_in_int16(wrapper):
+        return _fold_int16(wrapper)
     factor: Any
     factor, exact = factor_and_bias(wrapper)
     least: Any = least_weight_step(wrapper, exact).numpy().astype(np.float64)
@@ -64,6 +69,24 @@ def fold(wrapper: Any) -> Folded:
     kernel, scale, rounding = _in_int8(codes, scale, axes, least)
     limits = (INT8_MAX * scale).astype(np.float32)
     return Folded(name, kernel.astype(np.float32), limits, bias, rounding)
+
+
+def _fold_int16(wrapper: Any) -> Folded:
+    """The weights as the layer itself computes with them at inference."""
+    ends = wrapper.input_quantizer, wrapper.result_quantizer
+    input_step, output_step = (step_of(*each.current_range()) for each in ends)
+    weights = int16.weights(wrapper, input_step, output_step)
+    codes, steps = (np.asarray(each) for each in (weights.codes, weights.steps))
+    if not wrapper.weight_axes:
+        codes, steps = (each.reshape(1, 1, -1, 1) for each in (codes, steps))
+    kernel, limits = (each.astype(np.float32) for each in (codes * steps, INT8_MAX * steps))
+    folded = Folded(next(iter(wrapper.weight_axes), ""), kernel, limits, None)
+    if weights.bias is None:
+        return folded
+    whole = np.asarray(weights.bias)
+    products = float(input_step) * (steps.reshape(whole.shape) if steps.size > 1 else steps.item())
+    bias = (whole * products).astype(np.float32)
+    return dataclasses.replace(folded, bias=bias, bias_codes=whole.astype(np.int64))
 
 
 def _codes_per_channel(

@@ -206,7 +206,9 @@ class _Writer:
         kind = kind_of(value.producer) if value.producer else None
         if kind in FIXED_RANGES:
             return Levels(*FIXED_RANGES[kind])
-        step = fake_quant.scale_of(levels.minimum, levels.maximum, 16)[0] * int16.FINER
+        # A float32, of which the converter makes the same one again.
+        scale = np.float32(fake_quant.scale_of(levels.minimum, levels.maximum, 16)[0])
+        step = float(scale * np.float32(int16.FINER))
         return Levels(-128 * step, 127 * step)
 
     def quantize(self, value: Value, x: Any, levels: Levels) -> Any:
@@ -305,7 +307,8 @@ class Levels:
         """Levels for tensors that are joined: theirs, or 256 levels over all of their ranges."""
         if len(set(levels)) == 1:
             return levels[0]
-        return cls(min(each.minimum for each in levels), max(each.maximum for each in levels))
+        ends = min(each.minimum for each in levels), max(each.maximum for each in levels)
+        return cls(*ends, bits=max(8, *(each.bits for each in levels)))
 
     def round(self, x: Any) -> Any:
         """Fake quantization as the converter reads it: in 256 levels, if they are no more.

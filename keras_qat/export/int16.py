@@ -35,6 +35,9 @@ KERNELS = {
 
 TYPES = {np.int32: _Type.INT32, np.int64: _Type.INT64}
 
+Bias = tuple[np.ndarray, np.ndarray | None]
+"""A layer's bias in float32, and in the steps of its int16 kernel, if it has one."""
+
 NO_KERNEL = {_Op.HARD_SWISH, _Op.PRELU}
 """Operations with int8 kernels, but no int16 ones: they compute in float."""
 
@@ -42,40 +45,77 @@ FIXED = {np.float32(1 / 256): -128}
 """Step and zero point of outputs that int8 kernels fix (sigmoid, softmax); 1/32768 in int16."""
 
 
-def widen(model: Any, biases: Iterable[np.ndarray]) -> None:
+def widen(model: Any, biases: Iterable[Bias], constants: Iterable[np.ndarray] = ()) -> None:
     """Gives an unpacked file int16 activations, in place.
 
     Args:
         model: the file, its activations in int8 with zero point 0, or in a range that kernels fix.
-        biases: the biases of the layers in float32. In the file they are rounded to the wide
-            steps; each is found again by its values.
+        biases: the biases of the layers. In the file they are rounded to the wide steps; each is
+            found again by its values.
+        constants: the weights of layers that have no int16 kernel. The converter has rounded them
+            to int8; they too are found again.
     """
     (graph, *_) = model.subgraphs
-    _compute_in_float(model, [code_of(model, each) in NO_KERNEL for each in graph.operators])
+    _add_biases(model)
+    chosen = [code_of(model, each) in NO_KERNEL for each in graph.operators]
+    _compute_in_float(model, chosen, list(constants))
     kernels = [
-        [
-            int(operator.inputs[place])
-            for place in KERNELS[code_of(model, operator)]
-            if place < len(operator.inputs)
-        ]
-        for operator in graph.operators
-        if code_of(model, operator) in KERNELS
+        [int(operator.inputs[place]) for place in places]
+        for operator, places in _with_weights(model)
     ]
-    weights = {places[1] for places in kernels}
+    weights = {kernel for _, kernel, _ in kernels}
     for index, tensor in enumerate(graph.tensors):
         if tensor.type == _Type.INT8 and index not in weights:
             _widen_tensor(model, tensor)
     known = list(biases)
-    for x, kernel, *bias in kernels:
-        if bias and bias[0] >= 0:
-            tensors = [graph.tensors[each] for each in (x, kernel, bias[0])]
-            round_bias(model, tensors, known, np.int64)
+    for indices in kernels:
+        round_bias(model, [graph.tensors[each] for each in indices], known, np.int64)
     for operator in graph.operators:
         if code_of(model, operator) in (_Op.ADD, _Op.SUB):
             operator.builtinOptions.potScaleInt16 = False  # Steps are no powers of two.
 
 
-def _compute_in_float(model: Any, chosen: list[bool]) -> None:
+def _with_weights(model: Any) -> list[tuple[Any, tuple[int, int, int]]]:
+    """The operations that multiply int8 activations by int8 weights, with the places of those."""
+    (graph, *_) = model.subgraphs
+    found = [(each, KERNELS.get(code_of(model, each))) for each in graph.operators]
+    return [
+        (operator, places)
+        for operator, places in found
+        if places is not None
+        and all(graph.tensors[operator.inputs[place]].type == _Type.INT8 for place in places[:2])
+    ]
+
+
+def _add_biases(model: Any) -> None:
+    """Gives kernels without a bias one of zeros: its type is what makes them sum in 64 bits."""
+    (graph, *_) = model.subgraphs
+    for operator, places in _with_weights(model):
+        inputs = [int(each) for each in operator.inputs]
+        inputs += [-1] * (places[2] + 1 - len(inputs))
+        if inputs[places[2]] >= 0:
+            continue
+        x, kernel = (graph.tensors[inputs[place]] for place in places[:2])
+        (output,) = (graph.tensors[each] for each in operator.outputs)
+        scale = x.quantization.scale[0] * np.asarray(kernel.quantization.scale, np.float32)
+        zeros = np.zeros(output.shape[-1], np.int32)
+        graph.tensors.append(
+            new(
+                "TensorT",
+                name=output.name + b"_bias",
+                shape=np.array(zeros.shape, np.int32),
+                type=_Type.INT32,
+                buffer=add_buffer(model, zeros),
+                quantization=new(
+                    "QuantizationParametersT", scale=scale, zeroPoint=np.zeros(1, np.int64)
+                ),
+            )
+        )
+        inputs[places[2]] = len(graph.tensors) - 1
+        operator.inputs = np.array(inputs, np.int32)
+
+
+def _compute_in_float(model: Any, chosen: list[bool], constants: list[np.ndarray]) -> None:
     """Puts DEQUANTIZE in front of the chosen operations and QUANTIZE behind them."""
     (graph, *_) = model.subgraphs
     operators = []
@@ -83,14 +123,21 @@ def _compute_in_float(model: Any, chosen: list[bool]) -> None:
         before: list[Any] = []
         after: list[Any] = []
         if is_chosen:
-            operator.inputs = [_in_float(model, each, before, True) for each in operator.inputs]
-            operator.outputs = [_in_float(model, each, after, False) for each in operator.outputs]
+            operator.inputs = [
+                _in_float(model, each, before, constants) for each in operator.inputs
+            ]
+            operator.outputs = [_in_float(model, each, after, None) for each in operator.outputs]
         operators += [*before, operator, *after]
     graph.operators = operators
 
 
-def _in_float(model: Any, index: int, conversions: list[Any], is_input: bool) -> int:
-    """A float tensor in place of an int8 one, and what converts between them."""
+def _in_float(
+    model: Any, index: int, conversions: list[Any], constants: list[np.ndarray] | None
+) -> int:
+    """A float tensor in place of an int8 one, and what converts between them.
+
+    It is an output if no `constants` are given.
+    """
     (graph, *_) = model.subgraphs
     tensor = graph.tensors[index]
     in_float = copy.deepcopy(tensor)
@@ -98,8 +145,15 @@ def _in_float(model: Any, index: int, conversions: list[Any], is_input: bool) ->
     graph.tensors.append(in_float)
     new_index, data = len(graph.tensors) - 1, model.buffers[tensor.buffer].data
     if data is not None:
-        in_float.buffer = add_buffer(model, _values(tensor, data))
-    elif is_input:
+        values = _values(tensor, data)
+        step = np.float32(tensor.quantization.scale[0])
+        near = [
+            each.reshape(-1)
+            for each in constants or []
+            if each.size == values.size and np.all(np.abs(each.reshape(-1) - values) < 0.51 * step)
+        ]
+        in_float.buffer = add_buffer(model, near[0] if near else values)
+    elif constants is not None:
         conversions.append(_convert(model, _Op.DEQUANTIZE, index, new_index))
     else:
         conversions.append(_convert(model, _Op.QUANTIZE, new_index, index))
@@ -149,24 +203,33 @@ def _widen_tensor(model: Any, tensor: Any) -> None:
     quantization.zeroPoint = np.array([0], np.int64)
 
 
-def round_bias(model: Any, tensors: list[Any], known: list[np.ndarray], dtype: Any) -> None:
+def round_bias(model: Any, tensors: list[Any], known: list[Bias], dtype: Any) -> None:
     """Rounds a bias to whole steps of input scale times weight scale, after those have changed.
 
     Args:
         model: the file.
         tensors: the kernel's input, its weights and its bias.
-        known: the biases of the layers in float32; this one is found among them by the codes that
-            it has. One that the converter has made stays at what they say.
+        known: the biases of the layers; this one is found among them by the codes that it has.
+            One that the converter has made stays at what they say.
         dtype: type of the new codes.
     """
     x, kernel, bias = tensors
     old_scale = np.asarray(bias.quantization.scale, np.float64)
     values = model.buffers[bias.buffer].data.view(np.int32) * old_scale
-    for exact in known:
-        if exact.shape == values.shape and np.all(np.abs(exact - values) <= 0.51 * old_scale):
-            values = exact
-            break
     scale = np.float32(x.quantization.scale[0]) * np.asarray(kernel.quantization.scale, np.float32)
-    codes = np.round(values / scale.astype(np.float64)).astype(dtype)
+    codes = np.round(values / scale.astype(np.float64))
+    for exact, exact_codes in known:
+        if exact.size != values.size:
+            continue
+        exact = exact.reshape(-1)
+        rounded = np.round(exact / scale.astype(np.float64))
+        here = rounded if exact_codes is None else exact_codes.reshape(-1)
+        # Another layer's bias may have the same values, but not in these steps. Scales are
+        # float32, so that large codes are a little off.
+        is_it = np.abs(exact - values) <= 0.51 * old_scale + 1e-6 * np.abs(exact)
+        if np.all(is_it & (np.abs(here - rounded) <= 1 + 1e-6 * np.abs(rounded))):
+            codes = here
+            break
+    codes = codes.astype(dtype)
     bias.buffer, bias.type = add_buffer(model, codes), TYPES[dtype]
     bias.quantization.scale = scale

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.export.int16 import KERNELS, round_bias
+from keras_qat.export.int16 import KERNELS, Bias, round_bias
 from keras_qat.flatbuffer.edit import add_buffer, code_of
 
 __all__ = ["pack_weights"]
@@ -22,7 +22,7 @@ TAKES_INT4 = {_Op.CONV_2D, _Op.DEPTHWISE_CONV_2D, _Op.FULLY_CONNECTED}
 """Operations whose kernels unpack int4 weights."""
 
 
-def pack_weights(model: Any, biases: Iterable[np.ndarray]) -> int:
+def pack_weights(model: Any, biases: Iterable[Bias]) -> int:
     """Stores the weights of an unpacked file in 4 bits, where they fit without a change.
 
     Weights trained with few bits are held in int8 codes with a common divisor in each channel.
@@ -30,7 +30,7 @@ def pack_weights(model: Any, biases: Iterable[np.ndarray]) -> int:
 
     Args:
         model: the file.
-        biases: the biases of the layers in float32, to be rounded to the wider steps.
+        biases: the biases of the layers, to be rounded to the wider steps.
 
     Returns:
         How many weights are in 4 bits now.

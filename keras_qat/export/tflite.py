@@ -16,7 +16,7 @@ from keras_qat.export.folded import Folded, scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
 from keras_qat.export.packing import pack_weights
 from keras_qat.flatbuffer import edit
-from keras_qat.patterns import kind_of
+from keras_qat.patterns import NO_INT16, kind_of
 from keras_qat.specs import QuantSpec
 from keras_qat.version import __version__
 
@@ -79,9 +79,10 @@ def export_tflite(
         raise ValueError(explain(error, module)) from error
     file = edit.unpack(contents)
     layers = [each for each in module.writer.folded.values() if isinstance(each, Folded)]
-    biases = [each.bias for each in layers if each.bias is not None]
+    biases = [(each.bias, each.bias_codes) for each in layers if each.bias is not None]
     if wide:
-        int16.widen(file, biases)
+        calls = [each for each in module.writer.graph.calls if kind_of(each) in NO_INT16]
+        int16.widen(file, biases, [w.numpy() for each in calls for w in each.layer.weights])
     if pack_int4 and not int4.pack_weights(file, biases):
         raise ValueError(
             f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "

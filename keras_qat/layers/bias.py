@@ -19,11 +19,15 @@ BIAS_MAX = 2.0**30
 """Largest code of a bias: half of what 32 bits hold, the rest is for the sum it is added to."""
 
 
-def factor_and_bias(wrapper: Any) -> tuple[Any, Any]:
+def factor_and_bias(wrapper: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
     """What a wrapper at inference multiplies its kernel by and adds, per output channel.
 
     BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
     a = gamma / sqrt(variance + epsilon).
+
+    Args:
+        wrapper: the wrapper.
+        dtype: what is computed with, and returned.
 
     Returns:
         The factor and the bias, each a vector or None. An affine layer (`kernels.AFFINE`) has no
@@ -31,36 +35,38 @@ def factor_and_bias(wrapper: Any) -> tuple[Any, Any]:
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
     factor, bias = None, getattr(layer, "bias", None)
-    bias = None if bias is None else tf.convert_to_tensor(bias)
+    bias = None if bias is None else tf.cast(bias, dtype)
     if not wrapper.weight_axes:
         channels = wrapper.channels
         if isinstance(layer, _layers.Normalization):
-            mean, variance = (tf.reshape(each, [-1]) for each in (layer.mean, layer.variance))
+            mean, variance = (
+                tf.reshape(tf.cast(each, dtype), [-1]) for each in (layer.mean, layer.variance)
+            )
             deviation = tf.maximum(tf.sqrt(variance), backend.keras.backend.epsilon())
             factor, bias = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
         elif isinstance(layer, _layers.Rescaling):
             factor, bias = (
-                tf.constant(np.asarray(each, np.float32)) for each in (layer.scale, layer.offset)
+                tf.cast(np.asarray(each, np.float32), dtype) for each in (layer.scale, layer.offset)
             )
         elif isinstance(layer, _layers.BatchNormalization):
             norm = layer
         else:  # ConvNeXt's LayerScale.
-            factor = tf.convert_to_tensor(layer.gamma)
+            factor = tf.cast(layer.gamma, dtype)
             bias = tf.zeros_like(factor)
         if norm is None:
             return tf.broadcast_to(factor, [channels]), tf.broadcast_to(bias, [channels])
-    return (factor, bias) if norm is None else normalization(bias, norm)
+    return (factor, bias) if norm is None else normalization(bias, norm, dtype)
 
 
-def normalization(bias: Any, norm: Any) -> tuple[Any, Any]:
+def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
     """The factor of a BatchNormalization at inference, and the bias in front of it folded in."""
-    factor = tf.math.rsqrt(norm.moving_variance + norm.epsilon)
+    factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
-        factor *= norm.gamma
-    bias = (0.0 if bias is None else bias) - norm.moving_mean
+        factor *= tf.cast(norm.gamma, dtype)
+    bias = (0.0 if bias is None else bias) - tf.cast(norm.moving_mean, dtype)
     bias *= factor
     if norm.center:
-        bias += norm.beta
+        bias += tf.cast(norm.beta, dtype)
     return factor, bias
 
 

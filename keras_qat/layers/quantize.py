@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from keras_qat import backend, fake_quant, observers, specs
 from keras_qat.branching import cond, straight_through
+from keras_qat.int16_kernels import INT16_KERNELS, saturated
 from keras_qat.kernel_rounding import Grid, rounded
+from keras_qat.layers import int16
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
+from keras_qat.patterns import CLIPS, kind_of
 
 __all__ = ["ActivationQuantizer", "Quantize"]
 
@@ -35,9 +38,9 @@ class ActivationQuantizer:
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, each) for each in names]
-        self.sources: dict[int | None, tuple[Any, ActivationQuantizer]] = {}
-        """Slot -> the layer that computes the tensor and what quantizes its input, for kernels
-        that round in a way of their own; set by the model."""
+        self.sources: dict[Any, tuple[Any, list[ActivationQuantizer]]] = {}
+        """Slot and kernel -> the call that computes the tensor and what quantizes its inputs, for
+        kernels that round in a way of their own; set by the model."""
 
     def __call__(
         self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
@@ -168,20 +171,49 @@ class Quantize(ScheduledLayer):
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
             x, ceiling = _before_relu(x)
         x = self.quantizer(x, phase, slot, ceiling)
-        return self._as_kernel(x, phase, slot, source, kernel) if kernel else x
+        found = self.quantizer.sources.get((slot, kernel))
+        if self.spec.bits == 16:
+            return self._in_int16(inputs, x, phase, source, found)
+        return x if found is None else self._as_kernel(x, phase, source, kernel, found)
 
-    def _as_kernel(self, x: Any, phase: Phase, slot: int | None, source: Any, kernel: str) -> Any:
+    def _in_int16(self, inputs: Any, x: Any, phase: Phase, sources: Any, found: Any) -> Any:
+        """`x`, at inference as the int16 kernel rounds it that computes it from `sources`."""
+        if found is None:
+            return int16.at_inference(
+                [self.quantizer],
+                lambda step: int16.rounded(tf.cast(inputs, tf.float64), step),
+                x,
+                phase,
+            )
+        call, before = found
+        clip = None
+        if kind_of(call) in CLIPS:  # The same operation computes what it clips.
+            clip, call = call, call.inputs[0].producer
+
+        def exact(*steps: Any) -> Any:
+            *widths, output = steps
+            codes = [
+                tf.cast(tf.round(tf.cast(each, tf.float64) / width), tf.int64)
+                for each, width in zip(tf.nest.flatten(sources), widths, strict=True)
+            ]
+            result = INT16_KERNELS[str(kind_of(call))](call, codes, widths, output)
+            y = tf.cast(saturated(result), tf.float64) * output
+            return y if clip is None else int16.rounded(clip.layer.call(y), output)
+
+        return int16.at_inference([*before, self.quantizer], exact, x, phase)
+
+    def _as_kernel(self, x: Any, phase: Phase, source: Any, kernel: str, found: Any) -> Any:
         """`x`, at inference as the kernel rounds it that computes it from `source`."""
-        if phase.training is True or slot not in self.quantizer.sources:
+        if phase.training is True:
             return x
-        layer, before = self.quantizer.sources[slot]
+        call, (before,) = found
         ranges = [each.observe(None, training=False) for each in (before, self.quantizer)]
         grid, output = (Grid.of(*each) for each in ranges)
         conditions = [phase.training is False or tf.logical_not(phase.training)]
         conditions += [before.applies(phase, *ranges[0]), self.quantizer.applies(phase, *ranges[1])]
         return cond(
             all(each is True for each in conditions) or tf.reduce_all(tf.stack(conditions)),
-            lambda: rounded(kernel, layer, source, grid, output, x),
+            lambda: rounded(kernel, call.layer, source, grid, output, x),
             lambda: tf.identity(x),
         )
 

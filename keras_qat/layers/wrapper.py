@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend, patterns, specs
-from keras_qat.layers import folding
+from keras_qat.layers import folding, int16
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import ScheduledLayer
 from keras_qat.layers.weights import WeightQuantizer
@@ -60,6 +60,8 @@ class QuantizeWrapper(ScheduledLayer):
         self.tensor = tensor
         self.input_quantizer: ActivationQuantizer | None = None
         """What quantizes the input, if it is one and the same in all calls; set by the model."""
+        self.result_quantizer: ActivationQuantizer | None = None
+        """What quantizes the output likewise: the layer's own quantizer, or one behind it."""
 
     @property
     def quantizers(self) -> list[Any]:
@@ -101,9 +103,9 @@ class QuantizeWrapper(ScheduledLayer):
         x = folding.FOLDS[self.fold](self, inputs, phase)
         if self.activation is not None and self.ceiling is None:
             x = self.activation(x)
-        if self.output_quantizer is None:
-            return x
-        return self.output_quantizer(x, phase, ceiling=self.ceiling)
+        if self.output_quantizer is not None:
+            x = self.output_quantizer(x, phase, ceiling=self.ceiling)
+        return int16.result(self, inputs, x, phase)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["divide_by_power_of_two", "fixed_point", "multiply", "requantize"]
+__all__ = ["divide_by_power_of_two", "fixed_point", "multiply", "multiply_sums", "requantize"]
 
 
 def fixed_point(number: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -49,6 +49,13 @@ def multiply(x: Any, multiplier: Any, exponent: Any, halves_up: Any = False) -> 
     if not np.any(halves_up):
         return away
     return np.where(halves_up, (product + ((1 << shift) >> 1)) >> shift, away)
+
+
+def multiply_sums(x: Any, multiplier: Any, exponent: Any) -> np.ndarray:
+    """64-bit sums of int16 kernels times the upper 15 bits of a `fixed_point` multiplier."""
+    reduced = np.minimum((np.asarray(multiplier) + 2**15) >> 16, 2**15 - 1)
+    shift = 15 - np.asarray(exponent, np.int64)
+    return (np.asarray(x, np.int64) * reduced + (1 << (shift - 1))) >> shift
 
 
 def high_product(a: Any, b: Any, bits: int = 32) -> np.ndarray:

@@ -20,17 +20,27 @@ LOW, HIGH = -128, 127
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The real values that an int8 tensor can hold: `(code - zero_point) * scale`.
+    """The real values that an int8 or int16 tensor can hold: `(code - zero_point) * scale`.
 
     Args:
         scale: width of a step, as the file holds it: a float32.
         zero_point: the code of zero.
-        highest: the highest code that is used; below 127 with fewer than 8 bits.
+        highest: the highest code that is used: 127, fewer with fewer than 8 bits, 32767 with 16.
     """
 
     scale: np.float32
     zero_point: int
     highest: int = HIGH
+
+    @property
+    def is_int16(self) -> bool:
+        """Whether the codes are int16."""
+        return self.highest > HIGH
+
+    @property
+    def limits(self) -> np.iinfo[Any]:
+        """The codes' type and its ends."""
+        return np.iinfo(np.int16 if self.is_int16 else np.int8)
 
     @classmethod
     def of(cls, levels: Levels) -> Grid:
@@ -39,16 +49,19 @@ class Grid:
         It reads the ends of the range as float32 and divides in double precision.
         """
         scale, zero_point = fake_quant.scale_of(levels.minimum, levels.maximum, levels.bits)
+        if levels.bits == 16:
+            return cls(np.float32(scale), 0, np.iinfo(np.int16).max)
         low, high = np.float32(-zero_point * scale), np.float32((255 - zero_point) * scale)
         step = (np.float64(high) - np.float64(low)) / 255
         return cls(np.float32(step), zero_point + LOW, LOW + 2**levels.bits - 1)
 
     def code_of(self, value: float) -> int:
         """The code that kernels clip at where their result may not pass `value`."""
+        limits = self.limits
         if np.isinf(value):
-            return LOW if value < 0 else HIGH
+            return int(limits.min if value < 0 else limits.max)
         code = self.zero_point + int(round_away(np.float32(value) / self.scale))
-        return min(max(code, LOW), HIGH)
+        return int(min(max(code, limits.min), limits.max))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +69,7 @@ class Codes:
     """A quantized tensor.
 
     Args:
-        codes: int8, of the tensor's shape.
+        codes: int8 or int16, of the tensor's shape.
         grid: what they stand for.
     """
 
@@ -100,11 +113,12 @@ def from_values(values: Any, grid: Grid, kernels: str | None = None) -> Codes:
             for an input that the caller quantizes, as `verify` does: halves up.
     """
     values = np.asarray(values, np.float32)
-    if kernels == "xnnpack":
+    if kernels == "xnnpack" and not grid.is_int16:
         steps = np.rint(values * (np.float32(1) / grid.scale))
-    elif kernels == "reference":
+    elif kernels is not None:
         steps = round_away(values / grid.scale)
     else:
-        steps = np.floor(values / grid.scale + np.float32(0.5))
-    codes = np.clip(steps + grid.zero_point, LOW, grid.highest)
-    return Codes(codes.astype(np.int8), grid)
+        precise = np.float64 if grid.is_int16 else np.float32
+        steps = np.floor(values.astype(precise) / precise(grid.scale) + precise(0.5))
+    codes = np.clip(steps + grid.zero_point, grid.limits.min, grid.highest)
+    return Codes(codes.astype(grid.limits.dtype), grid)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.export.folded import INT8_MAX, Folded
 from keras_qat.export.spelling import as_keras
-from keras_qat.simulate.arithmetic import fixed_point, multiply, requantize
+from keras_qat.simulate.arithmetic import fixed_point, multiply, multiply_sums, requantize
 from keras_qat.simulate.codes import Codes, Grid, round_away
 
 __all__ = ["Weights", "convolve"]
@@ -48,12 +48,17 @@ class Weights:
         (scale,) = self.scales.astype(np.float32)
         return Codes(self.folded.kernel[indices.astype(np.int64)].astype(np.int8), Grid(scale, 0))
 
-    def bias_codes(self, input_scale: Any) -> np.ndarray | int:
+    def bias_codes(self, grid: Grid) -> np.ndarray | int:
         """The bias in steps of input scale times weight scale."""
         if self.bias is None:
             return 0
+        if self.folded.bias_codes is not None:
+            return self.folded.bias_codes
         scales = self.scales.reshape(self.bias.shape) if self.scales.size > 1 else self.scales
-        steps = self.bias.astype(np.float64) / (np.float64(input_scale) * scales)
+        if grid.is_int16:  # As `export.int16` has it.
+            products = grid.scale * scales.astype(np.float32)
+            return np.round(self.bias / products.astype(np.float64)).astype(np.int64)
+        steps = self.bias.astype(np.float64) / (np.float64(grid.scale) * scales)
         return round_away(steps).astype(np.int64)
 
 
@@ -70,16 +75,18 @@ def convolve(
         output: the output's grid.
         any_batch: whether the file leaves the number of examples open.
     """
-    sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.scale)
+    sums = _sums(layer, x.steps, weights.folded) + weights.bias_codes(x.grid)
     scales = weights.scales.astype(np.float32)
     exact = np.float64(x.scale) * scales.astype(np.float64) / np.float64(output.scale)
-    if kernels == "xnnpack" and any_batch and type(layer) in TRANSPOSED:
+    if x.grid.is_int16 and not _is_matrix_product(layer, weights.folded):
+        codes = multiply_sums(sums, *fixed_point(exact))
+    elif kernels == "xnnpack" and not x.grid.is_int16 and any_batch and type(layer) in TRANSPOSED:
         # XNNPACK takes only those whose output's shape is known. TFLite's optimized kernel
         # computes eight channels at a time, and those that are left as the reference kernel does.
         channels = np.arange(sums.shape[-1])
         in_eights = channels < channels.size // 8 * 8
         codes = multiply(sums, *fixed_point(exact), in_eights)
-    elif kernels == "xnnpack":
+    elif kernels == "xnnpack" and not x.grid.is_int16:
         codes = requantize(kernels, sums, x.scale * scales / output.scale)
     elif _is_matrix_product(layer, weights.folded):
         # A FULLY_CONNECTED: the one kernel that multiplies in double precision.
@@ -102,10 +109,14 @@ TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)
 def _sums(layer: Any, steps: np.ndarray, bare: Folded) -> np.ndarray:
     """Sums of products of whole numbers, by the layer itself.
 
-    Float32 adds whole numbers exactly below 2^24. Where sums can be larger, the kernel is taken
-    apart: into multiples of 2, 4 or 16, and the rest.
+    Float32 adds whole numbers exactly below 2^24. Where sums can be larger, the numbers are taken
+    apart: 16-bit steps into multiples of 256 and the rest, the kernel into multiples of 2, 4 or
+    16 and the rest.
     """
     kernel = bare.kernel
+    if np.abs(steps).max(initial=0) > 256:
+        high = (steps + 128) >> 8
+        return 256 * _sums(layer, high, bare) + _sums(layer, steps - 256 * high, bare)
     if not bare.name:  # An affine layer.
         return (steps * kernel.reshape(-1)).astype(np.int64)
     axes = tuple(range(kernel.ndim - 1))

@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call, is_operation, takes_training
-from keras_qat.patterns import ceiling_of
+from keras_qat.int16_kernels import INT16_KERNELS, OPTIMIZED
+from keras_qat.patterns import ROUNDING, ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.arithmetic import requantize
 from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
 from keras_qat.simulate.softmax import softmax
 
-__all__ = ["RULES", "Pending", "limit_of"]
+__all__ = ["INT16_RULES", "NOT_IN_INT16", "RULES", "Pending", "Rule", "limit_of"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Pending:
     def on(self, grid: Grid) -> Codes:
         """The codes."""
         low, high = grid.code_of(self.low), min(grid.code_of(self.high), grid.highest)
-        return Codes(np.clip(self.compute(grid), low, high).astype(np.int8), grid)
+        return Codes(np.clip(self.compute(grid), low, high).astype(grid.limits.dtype), grid)
 
 
 def limit_of(activation: Any) -> float:
@@ -113,7 +114,8 @@ def _move(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     grid = leaves[0].grid
     moved = _compute(call, args, kwargs, lambda x: x.steps)
     return tf.nest.map_structure(
-        lambda steps: Codes((np.rint(steps) + grid.zero_point).astype(np.int8), grid), moved
+        lambda steps: Codes((np.rint(steps) + grid.zero_point).astype(grid.limits.dtype), grid),
+        moved,
     )
 
 
@@ -213,6 +215,41 @@ def _resize(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Code
         sizes = tuple(s * f for s, f in zip(x.codes.shape[1:3], call.layer.size, strict=True))
     return Codes(pooling.resize(kernels, x, *sizes).astype(np.int8), x.grid)
 
+
+def _in_int16(kind: str) -> Rule:
+    """An int16 kernel; XNNPACK has none, so that TFLite's optimized ones stand in for its."""
+
+    def rule(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        leaves = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes)]
+        codes = [tf.constant(each.codes, tf.int64) for each in leaves]
+        steps = [tf.constant(each.scale, tf.float64) for each in leaves]
+
+        def compute(output: Grid) -> np.ndarray:
+            step = tf.constant(output.scale, tf.float64)
+            result = np.asarray(INT16_KERNELS[kind](call, codes, steps, step))
+            if kernels != "xnnpack" or kind not in OPTIMIZED or _is_broadcast(call):
+                return result
+            fast = np.asarray(OPTIMIZED[kind](call, codes, steps, step))
+            blocks = np.arange(result.size).reshape(result.shape) < result.size // 16 * 16
+            return np.where(blocks, fast, result)
+
+        result = Pending(compute)
+        return result.on(leaves[0].grid) if kind in ROUNDING else result
+
+    return rule
+
+
+NOT_IN_INT16 = {"hard_swish", "prelu", "gelu"}
+"""Kinds without an int16 kernel, and gelu, whose table depends on the float32 library."""
+
+
+def _is_broadcast(call: Call) -> bool:
+    """Whether the tensors that a call computes with differ in their shapes."""
+    return len(call.inputs) < 2 or len({value.shape for value in call.inputs}) > 1
+
+
+INT16_RULES: dict[str, Rule] = {kind: _in_int16(kind) for kind in INT16_KERNELS}
+"""The same as `RULES` for int16 tensors, where that is something else."""
 
 RULES: dict[str, Rule] = {
     "move": _move,

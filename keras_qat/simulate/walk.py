@@ -17,7 +17,7 @@ from keras_qat.rewrite import PREFIX
 from keras_qat.simulate.codes import Codes, Grid, from_values
 from keras_qat.simulate.convolution import Weights, convolve
 from keras_qat.simulate.elementwise import convert, relu
-from keras_qat.simulate.rules import RULES, Pending, limit_of
+from keras_qat.simulate.rules import INT16_RULES, NOT_IN_INT16, RULES, Pending, Rule, limit_of
 from keras_qat.specs import QuantSpec
 
 __all__ = ["Walk", "name_of"]
@@ -112,7 +112,8 @@ class Walk:
             return Pending(lambda output: convert(self.kernels, x, output)).on(grid)
         x = np.asarray(x)
         if source.producer is None:  # An input of the model: the caller quantizes it.
-            return Codes(x, grid) if x.dtype == np.int8 else from_values(x, grid)
+            is_code = x.dtype == grid.limits.dtype
+            return Codes(x, grid) if is_code else from_values(x, grid)
         return from_values(x, grid, self.kernels)
 
     def wrapper(self, call: Call, x: Any) -> Any:
@@ -134,8 +135,8 @@ class Walk:
 
     def bare(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """A layer without a wrapper, in the range that follows from its inputs if it has none."""
-        rule = RULES.get(kind_of(call) or "")
         inputs = [self.tensors[value] for value in call.inputs]
+        rule = self.rule(call, inputs)
         if rule is None or not inputs or not all(isinstance(x, (Codes, Pending)) for x in inputs):
             return self.in_float(call, args, kwargs)
         if kind_of(call) == "concatenate":
@@ -150,6 +151,14 @@ class Walk:
         if not isinstance(result, Pending):
             return result
         return self.in_float(call, args, kwargs) if implied is None else result.on(Grid.of(implied))
+
+    def rule(self, call: Call, inputs: list[Any]) -> Rule | None:
+        """What computes a call in integers; None if that is in float."""
+        kind = kind_of(call) or ""
+        in_int16 = any(isinstance(x, Codes) and x.grid.is_int16 for x in inputs)
+        if not in_int16:
+            return RULES.get(kind)
+        return None if kind in NOT_IN_INT16 else INT16_RULES.get(kind, RULES.get(kind))
 
     def in_one_range(self, call: Call, arguments: Any) -> Any:
         """The tensors of a concatenation on one grid, as `inference_module` spells it."""

@@ -99,7 +99,8 @@ def _in_integers(
         tensor = file.inputs[value.name]
         limits = None
         if tensor.is_quantized:
-            low, high = tensor.values(np.array([-128, 127]) + (tensor.dtype == np.uint8) * 128)
+            ends = np.iinfo(tensor.dtype)
+            low, high = tensor.values(np.array([ends.min, ends.max]))
             limits = (float(low), float(high))
         start.append(walk.start(value, x[:SIMULATED], limits))
     graph_lib.evaluate(graph, start, walk.apply)
@@ -211,7 +212,7 @@ class _Sums:
 
     def compare_exactly(self, simulated: Any, run: np.ndarray) -> None:
         """Takes in what the integer simulation has for the first examples."""
-        if isinstance(simulated, Codes) and self.pair.tensor.dtype == np.int8:
+        if isinstance(simulated, Codes) and self.pair.tensor.dtype == simulated.codes.dtype:
             codes = simulated.codes.ravel()
             self.simulated = float(np.mean(run.ravel()[: codes.size] == codes))
 

@@ -66,9 +66,9 @@ class TensorReport:
         run: in a free run of the file.
         simulated: share of the free run's codes that `keras_qat.simulate` gives for these kernels,
             in the first examples. With all of them it is rounding that makes the difference to
-            the model, and no error. None with the optimized kernels, and for what is no int8.
+            the model, and no error. None with the optimized kernels, and for what is in float.
         scale: real value of one step in the model; None if only the file quantizes the tensor.
-        zero_point: the code of 0 in the model, counted as int8.
+        zero_point: the code of 0 in the model, counted as int8 or int16.
         file_scale, file_zero_point: those of the file.
         scale_ulps: distance of the scales in units of the last place of float32.
         same_range: whether the zero points are equal and the scales but for rounding.

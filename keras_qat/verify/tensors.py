@@ -24,12 +24,12 @@ converters compute the same scale in another order. Over 256 codes it is no ten-
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """The codes that a tensor of the model can hold, as int8.
+    """The codes that a tensor of the model can hold, as int8 or int16.
 
     Args:
         scale: real value of one step.
         zero_point: the code of 0.
-        bits: 2 to 8; the codes begin at -128 whatever their number.
+        bits: 2 to 8, whose codes begin at -128 whatever their number; or 16.
     """
 
     scale: float
@@ -40,8 +40,9 @@ class Levels:
     def of(cls, quantizer: Any) -> Levels:
         """Those of a trained quantizer."""
         minimum, maximum = quantizer.current_range()
-        scale, zero_point = fake_quant.scale_of(minimum, maximum, quantizer.spec.bits)
-        return cls(float(np.float32(scale)), zero_point - 128, quantizer.spec.bits)
+        bits = quantizer.spec.bits
+        scale, zero_point = fake_quant.scale_of(minimum, maximum, bits)
+        return cls(float(np.float32(scale)), zero_point - 2 ** (max(bits, 8) - 1), bits)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,139 @@
+"""Every structure with int16 activations: model, integer simulation and file give one another."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.backend import keras
+from tests import layer_structures, structures
+from tests.models import functional, images, layers, observe, scramble
+from tests.simulated import KERNELS, assert_identical
+
+ALL = {**structures.FAMILIES, **layer_structures.FAMILIES}
+
+LEFT_OUT = {
+    "activations": ["gelu"],
+    "activation_chains": ["conv_gelu"],
+    "operations": ["gelu", "tile"],
+    "moves": ["repeat"],
+    "other_rounding": ["prelu", "prelu_shared_axes"],
+}
+"""Members that are refused, in float, or of which the reference kernels have no version."""
+
+QUICK = [
+    "dense",
+    "blocks",
+    "pooling",
+    "fixed_concatenation",
+    "other_rounding",
+    "activation_chains",
+    "einsum",
+]
+
+
+@functools.cache
+def exported(family: str) -> tuple[Any, list[np.ndarray], bytes]:
+    """A family's quantized model, its inputs and its file: made once for all kernels."""
+    module = structures if family in structures.FAMILIES else layer_structures
+    inputs = module.family_inputs(family, count=64)
+    model = scramble(module.family_model(family))
+    named = zip(ALL[family][1], model.outputs, strict=True)
+    outputs = [output for name, output in named if name not in LEFT_OUT.get(family, ())]
+    qat = observe(keras_qat.quantize_model(keras.Model(model.inputs, outputs), "int16x8"), *inputs)
+    return qat, inputs, keras_qat.export_tflite(qat)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in ALL
+        if name != "hard_swish"  # In float.
+    ],
+)
+def test_codes_are_those_of_the_file(family, kernels):
+    qat, inputs, contents = exported(family)
+    x = inputs if len(inputs) > 1 else inputs[0]
+    simulated = assert_identical(qat, x, kernels, contents)
+    assert simulated.float_layers == ()
+    assert {each.codes.dtype for each in simulated.outputs.values()} == {np.dtype(np.int16)}
+    report = keras_qat.verify(qat, contents, x, kernels=kernels)
+    for each in report.outputs:
+        assert each.identical >= 0.999, each
+        assert each.max_difference <= 1, each
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("merge", [layers.Add, layers.Subtract])
+def test_sums_of_many_codes(merge, kernels):
+    """TFLite's optimized kernel for sums gives one code in a million that the other one does not.
+
+    What is left over of blocks of 16 the other one computes.
+    """
+    shape = (301, 301, 3)
+    model = functional(shape, shape, build=lambda a, b: merge()([a, b]))
+    numbers = np.random.default_rng(0)
+    x = [(scale * numbers.normal(size=(8, *shape))).astype(np.float32) for scale in (1, 0.13)]
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), *x)
+    assert_identical(qat, x, kernels)
+
+
+def test_codes_as_inputs():
+    qat, (x, *_), _ = exported("dense")
+    simulated = keras_qat.simulate(qat, x)
+    codes = simulated.tensors[qat.input_names[0]].codes
+    assert codes.dtype == np.int16
+    again = keras_qat.simulate(qat, codes)
+    for name, output in simulated.outputs.items():
+        np.testing.assert_array_equal(again.outputs[name].codes, output.codes)
+
+
+def test_gelu_is_refused_by_name():
+    model = functional((6,), build=lambda x: layers.Activation("gelu", name="bell")(x))
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
+    with pytest.raises(ValueError, match="bell: GELU with int16 activations is not simulated"):
+        keras_qat.simulate(qat, x)
+
+
+@keras.utils.register_keras_serializable("test_simulate_int16")
+class Product(layers.Layer):
+    """A custom layer with a rule."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], 7)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_layers_without_exact_multipliers(kernels):
+    """A layer with two outputs' ranges has one scale for its weights; custom ones keep theirs.
+
+    Their kernels round multipliers to 15 bits, and the simulation does so too.
+    """
+    keras_qat.register_rule(Product, weights={"kernel": ()})
+    conv, norm = layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization()
+
+    def build(x):
+        once = norm(conv(x))
+        return [once, norm(conv(layers.ReLU()(once))), Product()(layers.Flatten()(x))]
+
+    model = scramble(functional((6, 6, 4), build=build))
+    x = images(64, (6, 6, 4))
+    qat = keras_qat.quantize_model(model, "int16x8")
+    keras_qat.freeze_batch_norm(qat)
+    qat(x, training=True)
+    assert_identical(qat, x, kernels)
