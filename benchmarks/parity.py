@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
 
+import demo
 from demo_data import DATA, Data
 
 import keras_qat
@@ -25,6 +26,7 @@ from benchmarks.parity_models import MODELS
 from keras_qat.backend import keras
 from keras_qat.interpreter import Kernels
 
+NETWORKS = {"demo": lambda shape: demo.build(shape, 10), **MODELS}
 BATCH = 32
 HEADER = (
     f"{'network':<13} {'kernels':<10} {'layers':>6} {'agree':>6} {'worst fed':>10} {'LSB':>4}  "
@@ -35,7 +37,7 @@ HEADER = (
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MODELS)}; all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NETWORKS)}; all")
     parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--recipe", default="int8", help="int8, int16x8, int4_weights or contrib")
     parser.add_argument("--layers", action="store_true", help="print each layer too")
@@ -46,7 +48,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     differing: dict[str, list[str]] = {}
     print(HEADER)
-    for name in arguments.names or MODELS:
+    for name in arguments.names or NETWORKS:
         qat = trained(name, data, arguments.epochs, arguments.recipe)
         contents = keras_qat.export_tflite(qat)
         for kernels in get_args(Kernels):
@@ -71,7 +73,7 @@ def main() -> None:
 def trained(name: str, data: Data, epochs: int, recipe: str) -> Any:
     """A network that was trained in float, and then with quantization."""
     keras.utils.set_random_seed(0)
-    model = MODELS[name](data.x_train.shape[1:])
+    model = NETWORKS[name](data.x_train.shape[1:])
     steps = -(-len(data.x_train) // BATCH)
     qat = None
     for rate in (3e-3, 1e-4):
