@@ -21,6 +21,7 @@ __all__ = [
     "keras",
     "make_training_variables",
     "mask_of",
+    "output_shape",
     "recurrence",
     "refuse_keras_3",
     "register",
@@ -182,6 +183,18 @@ def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
         module.rnn = before[0]
         for each, could in zip(chooses, before[1], strict=True):
             each._could_use_gpu_kernel = could
+
+
+def output_shape(layer: Any, input_shape: Any) -> Any:
+    """The shape of a built layer's output. EinsumDense itself leaves out what it was not told."""
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return layer.compute_output_shape(input_shape)
+    with tf.Graph().as_default():
+        x, kernel = (
+            tf.raw_ops.Placeholder(dtype=tf.float32, shape=shape)
+            for shape in (input_shape, layer.kernel.shape)
+        )
+        return tf.einsum(layer.equation, x, kernel).shape
 
 
 def steps_per_execution(model: Any) -> int:

@@ -19,7 +19,17 @@ import tensorflow as tf
 from keras_qat import backend
 from keras_qat.backend import keras
 
-__all__ = ["Call", "Graph", "Value", "clone", "config_of", "flat_inputs", "read", "rebuild"]
+__all__ = [
+    "Call",
+    "Graph",
+    "Value",
+    "check_readable",
+    "clone",
+    "config_of",
+    "flat_inputs",
+    "read",
+    "rebuild",
+]
 
 _Model = keras.Model
 
@@ -143,7 +153,7 @@ def read(model: Any) -> Graph:
     Raises:
         ValueError: if the model cannot be read; the message says what to do.
     """
-    _check_readable(model)
+    check_readable(model)
     tensors: dict[int, Value] = {}
 
     def new_value(tensor: Any, name: str) -> Value:
@@ -245,6 +255,11 @@ def flat_inputs(model: Any, x: Any) -> list[Any]:
 
 def clone(layer: Any, **changes: Any) -> Any:
     """An unbuilt copy of a layer, from its configuration with some entries changed."""
+    if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
+        shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
+        return keras.layers.Lambda(
+            layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
+        )
     activation = getattr(layer, "activation", None)
     if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
         changes = {"activation": activation, **changes}
@@ -252,7 +267,8 @@ def clone(layer: Any, **changes: Any) -> Any:
         return type(layer).from_config({**layer.get_config(), **changes})
 
 
-def _check_readable(model: Any) -> None:
+def check_readable(model: Any) -> None:
+    """Raises the `ValueError` of `read` if a model cannot be read."""
     backend.refuse_keras_3(model)
     if not isinstance(model, _Model) and hasattr(model, "get_layer"):
         raise ValueError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.backend import keras
-from keras_qat.graph import clone
+from keras_qat.graph import check_readable, clone
 
 __all__ = ["float32_policy", "in_float32"]
 
@@ -32,7 +32,11 @@ def in_float32(model: Any) -> Any:
     """The model itself, or a copy of one in mixed precision that computes in float32.
 
     Warns that it made a copy, with the layers' names and weights.
+
+    Raises:
+        ValueError: if it is no model that can be read.
     """
+    check_readable(model)
     layers = list(model._flatten_layers(include_self=False))
     mixed = [each.name for each in layers if _is_mixed(each.dtype_policy)]
     if not mixed:

@@ -60,3 +60,10 @@ def test_the_page_says_what_the_plan_does(name):
         assert table()[name] == "no operation"
         return
     assert verdict(keras_qat.plan(example(name))) == table()[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
+def test_shapes_stay_known(name):
+    model = example(name)
+    if not any(size is None for size in model.output_shape[1:]):
+        assert keras_qat.quantize_model(model).output_shape == model.output_shape
