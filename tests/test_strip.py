@@ -94,7 +94,8 @@ def test_sequences_come_back(tmp_path):
     model, x = scramble(sequences()), images(16, (6, 4))
     qat = train(keras_qat.quantize_model(model), x)
     plain = keras_qat.strip_quantization(qat)
-    assert signature(plain) == signature(model)
+    assert [layer.name for layer in plain.layers] == [layer.name for layer in model.layers]
+    assert [weight.shape for weight in plain.weights] == [each.shape for each in model.weights]
     expected = without_quantization(qat)(x)
     np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
     plain.save(tmp_path / "plain.keras")
