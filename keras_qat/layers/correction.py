@@ -62,13 +62,13 @@ def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
 
 
 def is_expansion(layer: Any) -> bool:
-    """Whether a layer is a convolution of single pixels to more channels than it reads."""
+    """Whether a layer is a convolution of single pixels to more than twice their channels."""
     return (
         type(layer) is backend.keras.layers.Conv2D
         and layer.kernel_size == (1, 1)
         and layer.groups == 1
         and layer.data_format == "channels_last"
-        and layer.kernel.shape[-1] > layer.kernel.shape[-2]
+        and layer.kernel.shape[-1] > 2 * layer.kernel.shape[-2]
     )
 
 
@@ -144,7 +144,7 @@ class CorrectedFold:
         """Mean and variance of what the float kernel gives in this batch, and of how many values.
 
         Those of a linear map follow from its inputs' mean and covariance. Where a convolution of
-        single pixels has more outputs than inputs that is several times cheaper than its outputs.
+        single pixels has several times more outputs than inputs that costs less than its outputs.
         """
         if not is_expansion(self.layer):
             z = self.convolve(self.kernel)
