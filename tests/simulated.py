@@ -5,11 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 import keras_qat
+from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
 
 KERNELS = ("xnnpack", "reference")
+
+
+@keras.utils.register_keras_serializable("tests")
+class Product(keras.layers.Layer):
+    """A custom layer: the file computes it as FULLY_CONNECTED."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], 7)
 
 
 def assert_identical(

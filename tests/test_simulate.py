@@ -18,7 +18,7 @@ from keras_qat.simulate.codes import Grid, from_values
 from keras_qat.simulate.walk import name_of
 from keras_qat.verify.tensors import pair
 from tests.models import functional, images, layers, observe, residual_net, rng, scramble, train
-from tests.simulated import KERNELS, assert_identical
+from tests.simulated import KERNELS, Product, assert_identical
 
 with_kernels = pytest.mark.parametrize("kernels", KERNELS)
 
@@ -120,21 +120,6 @@ def test_recipes(recipe, options, kernels):
     x = images(64, (8, 8, 1))
     qat = train(keras_qat.quantize_model(residual_net(), recipe), x, steps=8)
     assert_identical(qat, x, kernels, **options)
-
-
-@keras.utils.register_keras_serializable("test_simulate")
-class Product(layers.Layer):
-    """A custom layer: the file computes it as FULLY_CONNECTED."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        return tf.matmul(inputs, self.kernel)
-
-    def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], 7)
 
 
 @with_kernels

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat.backend import keras
 from tests import layer_structures, structures
 from tests.models import functional, images, layers, observe, scramble
-from tests.simulated import KERNELS, assert_identical
+from tests.simulated import KERNELS, Product, assert_identical
 
 ALL = {**structures.FAMILIES, **layer_structures.FAMILIES}
 
@@ -101,21 +100,6 @@ def test_gelu_is_refused_by_name():
     qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
     with pytest.raises(ValueError, match="bell: GELU with int16 activations is not simulated"):
         keras_qat.simulate(qat, x)
-
-
-@keras.utils.register_keras_serializable("test_simulate_int16")
-class Product(layers.Layer):
-    """A custom layer with a rule."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        return tf.matmul(inputs, self.kernel)
-
-    def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], 7)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
