@@ -22,7 +22,7 @@ from keras_qat.branching import cond, straight_through
 from keras_qat.fixed_point import exact_multiplier
 from keras_qat.int16_kernels import saturated, step_of
 from keras_qat.layers import bias as bias_lib
-from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.scheduled import Phase, infers
 from keras_qat.patterns import is_known
 
 __all__ = ["Weights", "at_inference", "computes_in_int16", "result", "rounded", "weights"]
@@ -137,17 +137,9 @@ def at_inference(quantizers: list[Any], exact: Callable[..., Any], x: Any, phase
     if phase.training is True or phase.quantizing is False:
         return x
     ranges = [each.observe(None, training=False) for each in quantizers]
-    conditions = [phase.training is False or tf.logical_not(phase.training)]
-    conditions += [
-        each.applies(phase, *limits) for each, limits in zip(quantizers, ranges, strict=True)
-    ]
 
     def replaced() -> Any:
         y = tf.stop_gradient(exact(*(step_of(*limits) for limits in ranges)))
         return straight_through(lambda x: tf.ensure_shape(tf.cast(y, x.dtype), x.shape), x)
 
-    return cond(
-        all(each is True for each in conditions) or tf.reduce_all(tf.stack(conditions)),
-        replaced,
-        lambda: tf.identity(x),
-    )
+    return cond(infers(phase, quantizers, ranges), replaced, lambda: tf.identity(x))

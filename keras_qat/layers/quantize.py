@@ -13,7 +13,7 @@ from keras_qat.branching import cond, straight_through
 from keras_qat.int16_kernels import INT16_KERNELS, saturated
 from keras_qat.kernel_rounding import Grid, rounded
 from keras_qat.layers import int16
-from keras_qat.layers.scheduled import Phase, ScheduledLayer
+from keras_qat.layers.scheduled import Phase, ScheduledLayer, infers
 from keras_qat.patterns import CLIPS, kind_of
 
 __all__ = ["ActivationQuantizer", "Quantize"]
@@ -207,12 +207,11 @@ class Quantize(ScheduledLayer):
         if phase.training is True:
             return x
         call, (before,) = found
-        ranges = [each.observe(None, training=False) for each in (before, self.quantizer)]
+        quantizers = [before, self.quantizer]
+        ranges = [each.observe(None, training=False) for each in quantizers]
         grid, output = (Grid.of(*each) for each in ranges)
-        conditions = [phase.training is False or tf.logical_not(phase.training)]
-        conditions += [before.applies(phase, *ranges[0]), self.quantizer.applies(phase, *ranges[1])]
         return cond(
-            all(each is True for each in conditions) or tf.reduce_all(tf.stack(conditions)),
+            infers(phase, quantizers, ranges),
             lambda: rounded(kernel, call.layer, source, grid, output, x),
             lambda: tf.identity(x),
         )

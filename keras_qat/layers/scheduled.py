@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_qat import backend
 from keras_qat.branching import cond
 
-__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "shapes_only"]
+__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "infers", "shapes_only"]
 
 NEVER = 2**62
 """A threshold that no training reaches."""
@@ -31,6 +31,18 @@ class Phase(NamedTuple):
     frozen: Any
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
+
+
+def infers(phase: Phase, quantizers: list[Any], ranges: list[Any]) -> Any:
+    """Whether a call is inference with all of some activation quantizers, of these ranges, in use.
+
+    A bool, or a scalar tensor.
+    """
+    conditions = [phase.training is False or tf.logical_not(phase.training)]
+    conditions += [
+        each.applies(phase, *limits) for each, limits in zip(quantizers, ranges, strict=True)
+    ]
+    return all(each is True for each in conditions) or tf.reduce_all(tf.stack(conditions))
 
 
 @contextlib.contextmanager
