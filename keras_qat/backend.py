@@ -17,6 +17,7 @@ __all__ = [
     "KeepsTrainable",
     "applications_scope",
     "attention_parts",
+    "call_with",
     "deserialization_scope",
     "keras",
     "make_training_variables",
@@ -225,9 +226,9 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
     tf.function(measure).get_concrete_function(targets, outputs, weights)
 
 
-def in_double(layer: Any, x: Any, name: str, kernel: Any, bias: Any) -> Any:
-    """The layer's own `call` in float64, with another kernel (its attribute `name`) and bias."""
-    weights = {name: kernel, "_compute_dtype_object": tf.float64}
+def call_with(layer: Any, x: Any, name: str, kernel: Any, bias: Any) -> Any:
+    """A layer's own `call` with another kernel (its attribute `name`) and bias, of `x`'s dtype."""
+    weights = {name: kernel, "_compute_dtype_object": x.dtype}
     if bias is not None:
         weights["bias"] = bias
         if hasattr(layer, "use_bias"):

@@ -13,9 +13,11 @@ import tensorflow as tf
 __all__ = [
     "divide",
     "exact_multiplier",
+    "exponent_of",
     "fixed_point",
     "multiply",
     "multiply_sums",
+    "power_of_two",
     "shift",
     "shift_back",
 ]
@@ -32,6 +34,16 @@ def shift(x: Any, bits: Any) -> Any:
 def shift_back(x: Any, bits: Any) -> Any:
     """x / 2^bits, rounded down."""
     return tf.bitwise.right_shift(x, tf.cast(bits, tf.int64))
+
+
+def exponent_of(number: Any) -> Any:
+    """The power of two that a positive float64 number reaches, and the next one it does not."""
+    return shift_back(tf.bitcast(number, tf.int64), MANTISSA) - 1023
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2^exponent, float64."""
+    return tf.bitcast(shift(exponent + 1023, MANTISSA), tf.float64)
 
 
 def divide(x: Any, exponent: Any) -> Any:
@@ -53,18 +65,24 @@ def fixed_point(number: Any) -> tuple[Any, Any]:
     bits = tf.bitcast(tf.cast(number, tf.float64), tf.int64)
     one = shift(tf.ones_like(bits), MANTISSA)
     multiplier = shift_back((bits & (one - 1)) + one + 2**21, MANTISSA - 30)
-    exponent = shift_back(bits, MANTISSA) - 1022
+    exponent = exponent_of(tf.cast(number, tf.float64)) + 1
     carried = shift_back(multiplier, 31)
     multiplier, exponent = shift_back(multiplier, carried), exponent + carried
     least = tf.constant(-31, tf.int64)
     return tf.where(exponent < least, 0 * multiplier, multiplier), tf.maximum(exponent, least)
 
 
-def multiply(x: Any, number: tuple[Any, Any]) -> Any:
-    """Whole numbers of 32 bits times a `fixed_point` number, rounded twice."""
+def multiply(x: Any, number: tuple[Any, Any], halves_up: bool = False) -> Any:
+    """Whole numbers of 32 bits times a `fixed_point` number, rounded twice.
+
+    The second time halves go away from zero; up in some optimized kernels.
+    """
     multiplier, exponent = number
     product = shift_back(shift(x, tf.maximum(exponent, 0)) * multiplier + 2**30, 31)
-    return divide(product, tf.maximum(-exponent, 0))
+    bits = tf.maximum(-exponent, 0)
+    if not halves_up:
+        return divide(product, bits)
+    return shift_back(product + shift_back(shift(tf.ones_like(bits), bits), 1), bits)
 
 
 def multiply_sums(x: Any, number: tuple[Any, Any]) -> Any:

@@ -15,26 +15,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
 from keras_qat.fixed_point import (
     divide,
+    exponent_of,
     fixed_point,
     multiply,
     multiply_sums,
     shift,
     shift_back,
 )
-from keras_qat.graph import Call, map_values
+from keras_qat.graph import Call
+from keras_qat.grid import ratio_of, single
+from keras_qat.kernel_inputs import axis_of, compute, constant, operands, resized
 
 __all__ = [
     "INT16_KERNELS",
     "OPTIMIZED",
-    "Kernel",
     "convert",
     "relu",
-    "saturated",
-    "step_of",
 ]
 
 LOW, HIGH = -(2**15), 2**15 - 1
@@ -43,28 +41,8 @@ Kernel = Callable[[Call, list[Any], list[Any], Any], Any]
 """From a call, the codes and steps of its inputs and its output's step to codes, not clipped."""
 
 
-def step_of(minimum: Any, maximum: Any) -> Any:
-    """The step of a range of 65 536 codes, as files hold it; 1 for an empty range."""
-    low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
-    step = tf.cast(tf.cast((high - low) / 65535, tf.float32), tf.float64)
-    return tf.where(step > 0, step, tf.ones_like(step))
-
-
-def saturated(codes: Any) -> Any:
-    """Codes of 16 bits."""
+def _saturate(codes: Any) -> Any:
     return tf.clip_by_value(codes, tf.cast(LOW, codes.dtype), tf.cast(HIGH, codes.dtype))
-
-
-def _single(number: Any) -> Any:
-    """A number as a kernel has it that computes it in float32."""
-    return tf.cast(tf.cast(number, tf.float32), tf.float64)
-
-
-def _ratio(first: Any, *others: Any, over: Any) -> Any:
-    """A product of steps over another one, each operation rounded to float32."""
-    for each in others:
-        first = _single(first * each)
-    return _single(first / over)
 
 
 def convert(codes: Any, step: Any, output: Any) -> Any:
@@ -74,7 +52,7 @@ def convert(codes: Any, step: Any, output: Any) -> Any:
 
 def relu(codes: Any, step: Any, output: Any) -> Any:
     """The same for a ReLU by itself, whose result the caller clips."""
-    return multiply(codes, fixed_point(_ratio(step, over=output)))
+    return multiply(codes, fixed_point(ratio_of(step, over=output)))
 
 
 def _add(
@@ -89,10 +67,10 @@ def _add(
 
     The `optimized` kernel rounds each of them once, the other one twice.
     """
-    operands, steps = _operands(call, codes, steps)
+    tensors, steps = _operands(call, codes, steps)
     common = 2 * tf.maximum(*steps)
     scaled = []
-    for x, step in zip(operands, steps, strict=True):
+    for x, step in zip(tensors, steps, strict=True):
         multiplier, exponent = fixed_point(step / common)
         bits = 0 if optimized else 15
         scaled.append(multiply(shift(x, bits), (multiplier, exponent + 15 - bits)))
@@ -101,46 +79,27 @@ def _add(
 
 def _product(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     (a, b), (step_a, step_b) = _operands(call, codes, steps)
-    return multiply(a * b, fixed_point(_ratio(step_a, step_b, over=output)))
+    return multiply(a * b, fixed_point(ratio_of(step_a, step_b, over=output)))
 
 
 def _operands(call: Call, codes: list[Any], steps: list[Any]) -> tuple[list[Any], list[Any]]:
     """Codes and steps of the tensors and constants that a call computes with."""
-    tensors = iter(zip(codes, steps, strict=True))
-    found = []
-    for leaf in tf.nest.flatten((call.args, call.kwargs)):
-        if isinstance(leaf, graph_lib.Value):
-            found.append(next(tensors))
-        elif leaf is not None and not isinstance(leaf, (str, bool)):
-            found.append(_constant(np.asarray(leaf, np.float32)))
-    first, second = zip(*found, strict=True)
+    first, second = zip(
+        *operands(call, list(zip(codes, steps, strict=True)), _constant), strict=True
+    )
     return list(first), list(second)
 
 
 def _constant(values: np.ndarray) -> tuple[Any, Any]:
     """A constant: 256 codes over its values and zero, which are then widened."""
-    low, high = (float(function(values, initial=0.0)) for function in (np.min, np.max))
-    scale = (high - low) / 255 or 1.0
-    zero_point = -128 + int(np.rint(-low / scale))
-    scale_32 = np.float32(scale)
-    codes = np.clip(_round(values / scale_32 + np.float32(zero_point)), -128, 127)
-    step = np.float32(scale_32 / (128 if zero_point else 256))
-    real = (codes - np.float32(zero_point)) * scale_32
-    return tf.constant(np.round(real / step), tf.int64), tf.constant(step, tf.float64)
-
-
-def _compute(call: Call, numbers: list[Any]) -> Any:
-    """The layer itself on other numbers."""
-    here = iter(numbers)
-    args, kwargs = map_values(lambda value: next(here), (call.args, call.kwargs))
-    if graph_lib.takes_training(call.layer):
-        kwargs = {**kwargs, "training": False}
-    return call.layer.call(*args, **kwargs)
+    steps, scale, zero_point = constant(values)
+    step = np.float32(scale / (128 if zero_point else 256))
+    return tf.constant(np.round(steps * scale / step), tf.int64), tf.constant(step, tf.float64)
 
 
 def _average(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     """Averages, halves away from zero."""
-    averages = _compute(call, [tf.cast(codes[0], tf.float64)])
+    averages = compute(call, [tf.cast(codes[0], tf.float64)])
     # Halves are off by far less than the distance to the next quotient of whole numbers.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
     return tf.cast(away, tf.int64)
@@ -149,28 +108,28 @@ def _average(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any
 def _mean(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     """Sums times a multiplier that one over their number is divided into."""
     (x,) = codes
-    means = _compute(call, [tf.cast(x, tf.float64)])
+    means = compute(call, [tf.cast(x, tf.float64)])
     sizes = (tf.size(each, tf.int64) for each in (x, means))
     count = next(sizes) // tf.maximum(next(sizes), 1)
     sums = tf.cast(tf.round(means * tf.cast(count, tf.float64)), tf.int64)
     multiplier, exponent = fixed_point(steps[0] / output)
-    bits = shift_back(tf.bitcast(tf.cast(count, tf.float64), tf.int64), 52) - 1023
+    bits = exponent_of(tf.cast(count, tf.float64))
     bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)
     return multiply(sums, (shift(multiplier, bits) // count, exponent - bits))
 
 
 def _matrix_product(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
-    sums = _compute(call, [tf.cast(each, tf.float64) for each in codes])
-    ratio = _single(steps[0] * steps[1]) / output
+    sums = compute(call, [tf.cast(each, tf.float64) for each in codes])
+    ratio = single(steps[0] * steps[1]) / output
     return multiply_sums(tf.cast(tf.round(sums), tf.int64), fixed_point(ratio))
 
 
 def _leaky_relu(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     (x,), (step,) = codes, steps
-    slope = -_compute(call, [tf.constant([-1.0])])[0]
-    below = _ratio(step, tf.cast(slope, tf.float64), over=output)
+    slope = -compute(call, [tf.constant([-1.0])])[0]
+    below = ratio_of(step, tf.cast(slope, tf.float64), over=output)
     below = tf.cast(tf.sign(below), tf.int64) * multiply(x, fixed_point(tf.abs(below)))
-    return tf.where(x >= 0, multiply(x, fixed_point(_ratio(step, over=output))), below)
+    return tf.where(x >= 0, multiply(x, fixed_point(ratio_of(step, over=output))), below)
 
 
 def _sigmoid(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
@@ -226,25 +185,18 @@ def _sigmoid_table() -> np.ndarray:
 
 def _softmax(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     """Exponentials and one over their sum from tables of 512 steps, over the layer's axis."""
-    axis = _axis_of(call)
+    axis = axis_of(call)
     x = codes[0]
     below = x - tf.reduce_max(x, axis, keepdims=True)
-    below = multiply(below, fixed_point(_single(steps[0]) / (10.0 / 65535.0)))
-    exponentials = _look_up(saturated(below + HIGH), _exp_table())
+    below = multiply(below, fixed_point(single(steps[0]) / (10.0 / 65535.0)))
+    exponentials = _look_up(_saturate(below + HIGH), _exp_table())
     sums = tf.reduce_sum(exponentials, axis, keepdims=True)
-    length = shift_back(tf.bitcast(tf.cast(sums, tf.float64), tf.int64), 52) - 1022
+    length = exponent_of(tf.cast(sums, tf.float64)) + 1
     normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
-    reciprocal = _look_up(saturated(normalized - 2**15 - 2**16), _reciprocal_table())
+    reciprocal = _look_up(_saturate(normalized - 2**15 - 2**16), _reciprocal_table())
     bits = length - 1
     half = shift(tf.ones_like(bits), bits - 1)
     return tf.clip_by_value(shift_back(exponentials * reciprocal + half, bits), 0, HIGH)
-
-
-def _axis_of(call: Call) -> int:
-    axis = getattr(call.layer, "axis", -1)
-    if graph_lib.is_operation(call.layer):
-        axis = call.kwargs.get("axis", call.args[1] if len(call.args) > 1 else None)
-    return -1 if axis is None else int(axis)
 
 
 def _look_up(x: Any, table: np.ndarray) -> Any:
@@ -290,12 +242,7 @@ def _round(x: np.ndarray) -> np.ndarray:
 def _resize(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     """Bilinear interpolation between pixel centres, with shares of 1024ths."""
     (x,) = codes
-    layer = call.layer
-    if isinstance(layer, keras.layers.Resizing):
-        sizes = [layer.height, layer.width]
-    else:
-        sizes = [tf.shape(x)[axis + 1] * layer.size[axis] for axis in (0, 1)]
-    for axis, size in zip((1, 2), sizes, strict=True):
+    for axis, size in zip((1, 2), resized(call.layer, x), strict=True):
         low, high, share = _neighbours(tf.shape(x, tf.int64)[axis], tf.cast(size, tf.int64))
         share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
         first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)

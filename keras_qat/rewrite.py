@@ -11,15 +11,18 @@ from keras_qat.graph import (
     Graph,
     Value,
     clone,
-    is_operation,
     map_values,
     read,
     rebuild,
     values_in,
 )
-from keras_qat.int16_kernels import INT16_KERNELS
-from keras_qat.kernel_rounding import ROUNDINGS
-from keras_qat.layers import FusedBatchNormalization, Quantize, QuantizeWeights, QuantizeWrapper
+from keras_qat.layers import (
+    FusedBatchNormalization,
+    Quantize,
+    QuantizeWeights,
+    QuantizeWrapper,
+    exact,
+)
 from keras_qat.layers.scheduled import NEVER, shapes_only
 from keras_qat.patterns import CLIPS, Group, is_batch_norm, kind_of
 from keras_qat.phases import PhasedModel
@@ -111,8 +114,12 @@ def link(model: QuantizedModel) -> None:
             unquantized, *sources = call.inputs
             before, maker = [_quantizer_of(each) for each in sources], unquantized.producer
             if None not in before and maker is not None:
-                key = call.kwargs["slot"], call.kwargs["kernel"]
-                call.layer.quantizer.sources[key] = maker, before
+                slot, kernel = call.kwargs["slot"], call.kwargs["kernel"]
+                kind, activation = kernel.split()[0], None
+                if kind_of(maker) != kind:  # A ReLU, merged into the kernel in front of it.
+                    activation, maker = maker.layer, maker.inputs[0].producer
+                source = exact.Source(kind, maker, activation, before)
+                call.layer.quantizer.sources[slot, kernel] = source
     for wrapper, quantizers in found.items():
         after = behind[wrapper]
         wrapper.input_quantizer = quantizers.pop() if len(quantizers) == 1 else None
@@ -278,23 +285,16 @@ class _Visitor:
         return self.range_of[value].spec.bits
 
     def _kernel(self, value: Value, found: Range) -> dict[str, Any]:
-        """What a quantizer has to know of the kernel in front of it, if that rounds otherwise."""
-        call = value.producer
-        kind = kind_of(call) if call is not None else None
-        if call is None:
+        """What a quantizer has to know of the kernel in front of it, to compute as that does."""
+        call, bits = value.producer, found.spec.bits
+        if call is None or self.plan.recipe.placement == "contrib":
             return {}
-        if found.spec.bits == 16:
-            if kind in CLIPS and call.inputs[0] not in self.range_of:  # One operation at run time.
-                call = call.inputs[0].producer or call
-                kind = kind_of(call)
-            known = all(self._source_bits(each) == 16 for each in call.inputs)
-            if not known or kind not in INT16_KERNELS:
-                return {}
-            tensors = [self.current[each] for each in call.inputs]
-            return {"source": tensors, "kernel": f"{kind} {call.name}"}
-        if kind not in ROUNDINGS or found.spec.bits != 8:
+        kind = kind_of(call)
+        if kind in CLIPS and call.inputs[0] not in self.range_of:  # One operation at run time.
+            call = call.inputs[0].producer or call
+            kind = kind_of(call)
+        known = all(self._source_bits(each) == bits for each in call.inputs)
+        if not known or kind not in exact.KERNELS.get(bits, {}):
             return {}
-        source = self.range_of.get(call.inputs[0])
-        if source is None or source.spec.bits != 8 or is_operation(call.layer):
-            return {}
-        return {"source": self.current[call.inputs[0]], "kernel": kind}
+        tensors = [self.current[each] for each in call.inputs]
+        return {"source": tensors, "kernel": f"{kind} {call.name}"}

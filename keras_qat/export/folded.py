@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
-from keras_qat.int16_kernels import step_of
-from keras_qat.layers import QuantizeWeights, int16
-from keras_qat.layers.bias import factor_and_bias, least_weight_step, rounded_bias
+from keras_qat.grid import Grid
+from keras_qat.layers import QuantizeWeights, exact, int8, int16
+from keras_qat.layers.bias import factor_and_bias
+from keras_qat.layers.int8 import INT8_MAX
 from keras_qat.schedule import scheduled_layers
 
 __all__ = ["Folded", "fold", "scales_of_float_layers", "whole_steps"]
-
-
-INT8_MAX = 127
-"""Largest code of a weight in TFLite, which leaves out -128."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,106 +42,80 @@ class Folded:
 
 def fold(wrapper: Any) -> Folded:
     """Folds the BatchNormalization of a wrapper into its kernel and bias."""
-    if int16.computes_in_int16(wrapper):
+    if exact.has_kernel(wrapper) and wrapper.input_quantizer.spec.bits == 16:
         return _fold_int16(wrapper)
-    factor: Any
-    factor, exact = factor_and_bias(wrapper)
-    least: Any = least_weight_step(wrapper, exact).numpy().astype(np.float64)
-    bias: Any = rounded_bias(wrapper)[1]
-    factor, bias = (None if each is None else each.numpy() for each in (factor, bias))
-    if not wrapper.weight_axes:
-        return _affine(factor, bias, least)
+    if int8.has_codes(wrapper):
+        return _fold_int8(wrapper)
+    factor, bias = (None if each is None else each.numpy() for each in factor_and_bias(wrapper))
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(wrapper.layer, name).numpy()
-    per_channel = [kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.ndim, 0)]
-    factor = None if factor is None else factor.reshape(per_channel)
-    least = least.reshape(per_channel) if least.ndim else least
+    if factor is not None:
+        factor = factor.reshape(
+            [kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.ndim, 0)]
+        )
+        kernel = kernel * factor
     quantizer = wrapper.weight_quantizers.get(name)
     if quantizer is None:
-        return Folded(name, kernel if factor is None else kernel * factor, None, bias)
-    if quantizer.spec.per_channel:
-        codes, scale = _codes_per_channel(kernel, axes, quantizer.spec.bits, factor)
-    else:
-        codes, scale = _codes_per_tensor(kernel, quantizer, factor)
-    kernel, scale, rounding = _in_int8(codes, scale, axes, least)
+        return Folded(name, kernel, None, bias)
+    kernel, scale, rounding = _in_int8(*_codes_of_range(kernel, quantizer), axes)
     limits = (INT8_MAX * scale).astype(np.float32)
     return Folded(name, kernel.astype(np.float32), limits, bias, rounding)
 
 
-def _fold_int16(wrapper: Any) -> Folded:
+def _fold_int8(wrapper: Any) -> Folded:
     """The weights as the layer itself computes with them at inference."""
-    ends = wrapper.input_quantizer, wrapper.result_quantizer
-    input_step, output_step = (step_of(*each.current_range()) for each in ends)
-    weights = int16.weights(wrapper, input_step, output_step)
-    codes, steps = (np.asarray(each) for each in (weights.codes, weights.steps))
+    codes, steps, bias = (None if x is None else x.numpy() for x in int8.weights(wrapper))
+    return _folded(wrapper, codes, steps, bias)
+
+
+def _folded(wrapper: Any, codes: Any, steps: Any, bias: Any) -> Folded:
     if not wrapper.weight_axes:
         codes, steps = (each.reshape(1, 1, -1, 1) for each in (codes, steps))
     kernel, limits = (each.astype(np.float32) for each in (codes * steps, INT8_MAX * steps))
-    folded = Folded(next(iter(wrapper.weight_axes), ""), kernel, limits, None)
+    bias = None if bias is None else bias.astype(np.float32)
+    return Folded(next(iter(wrapper.weight_axes), ""), kernel, limits, bias)
+
+
+def _fold_int16(wrapper: Any) -> Folded:
+    """The same for an int16 kernel."""
+    ranges = [each.current_range() for each in (wrapper.input_quantizer, wrapper.result_quantizer)]
+    before, after = (Grid.of(minimum, maximum, 16).scale for minimum, maximum in ranges)
+    weights = int16.weights(wrapper, before, after)
+    codes, steps = weights.codes.numpy(), weights.steps.numpy()
     if weights.bias is None:
-        return folded
-    whole = np.asarray(weights.bias)
-    products = float(input_step) * (steps.reshape(whole.shape) if steps.size > 1 else steps.item())
-    bias = (whole * products).astype(np.float32)
-    return dataclasses.replace(folded, bias=bias, bias_codes=whole.astype(np.int64))
+        return _folded(wrapper, codes, steps, None)
+    whole = weights.bias.numpy()
+    products = float(before) * (steps.reshape(whole.shape) if steps.size > 1 else steps.item())
+    folded = _folded(wrapper, codes, steps, whole * products)
+    return dataclasses.replace(folded, bias_codes=whole.astype(np.int64))
 
 
-def _codes_per_channel(
-    kernel: np.ndarray, axes: tuple[int, ...], bits: int, factor: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Q(a W) = a Q(W): the codes of the kernel as it is; the scales are multiplied by |a|."""
-    limits = fake_quant.channel_limits(kernel, axes)
-    scale = limits.numpy() / np.float32(2 ** (bits - 1) - 1)
-    codes = np.round(fake_quant.fake_quantize_channels(kernel, limits, bits).numpy() / scale)
-    scale = scale.astype(np.float64)
-    if factor is None:
-        return codes, scale
-    # A channel that BatchNormalization switches off keeps its scale: all its codes are zero.
-    return codes * np.sign(factor), scale * np.where(factor == 0, 1.0, np.abs(factor))
-
-
-def _codes_per_tensor(
-    kernel: np.ndarray, quantizer: Any, factor: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _codes_of_range(kernel: np.ndarray, quantizer: Any) -> tuple[np.ndarray, np.ndarray]:
     """Codes of the folded kernel in the range that training stored, zero being code 0."""
     spec = quantizer.spec
-    folded = kernel if factor is None else kernel * factor.astype(np.float32)
-    minimum, maximum = quantizer.current_range(folded)
-    values = fake_quant.fake_quantize(folded, minimum, maximum, spec.bits, spec.narrow_range)
+    minimum, maximum = quantizer.current_range(kernel)
+    values = fake_quant.fake_quantize(kernel, minimum, maximum, spec.bits, spec.narrow_range)
     steps = 2**spec.bits - (2 if spec.narrow_range else 1)
     scale = (float(maximum) - float(minimum)) / steps
     return np.round(values.numpy() / scale), np.full([1] * kernel.ndim, scale)
 
 
 def _in_int8(
-    codes: np.ndarray, scale: np.ndarray, axes: tuple[int, ...], least: Any = 0.0
+    codes: np.ndarray, scale: np.ndarray, axes: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Kernel values and scale per channel with codes of at most 127.
 
     TFLite's int8 kernels have no zero point for weights. A channel of an asymmetric 8-bit kernel
     that reaches past 127 steps gets wider ones, and its weights are rounded to them. Where codes
     are small, as with fewer bits, steps become a whole number of times finer: the weights stay,
-    and the bias, which TFLite rounds to input scale times weight scale, is rounded less. No step
-    is below `least`, with which the bias fits 32 bits; the few weights that this rounds are next
-    to nothing against their bias.
+    and the bias, which TFLite rounds to input scale times weight scale, is rounded less.
     """
     reduced = tuple(axis for axis in range(-codes.ndim, 0) if axis not in axes)
     highest = np.max(np.abs(codes), axis=reduced, keepdims=True)
     widening = np.maximum(highest / INT8_MAX, 1.0)
     rounded = np.round(codes / widening) * widening
-    rounding = float(np.max(np.abs(rounded - codes)))
     finer = np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0)
-    if np.any(least > 0):
-        finest = np.divide(scale, least, out=np.full_like(finer, np.inf), where=least > 0)
-        finer = np.clip(np.floor(finest), 1.0, finer)
-    values, step = rounded * scale, scale * widening / finer
-    narrow = step < least
-    wide = np.where(narrow, least, 1.0)
-    return (
-        np.where(narrow, np.round(values / wide) * wide, values),
-        np.maximum(step, least),
-        rounding,
-    )
+    return rounded * scale, scale * widening / finer, float(np.max(np.abs(rounded - codes)))
 
 
 def whole_steps(wrapper: Any) -> dict[str, np.ndarray]:
@@ -162,20 +133,9 @@ def scales_of_float_layers(model: Any) -> list[float]:
 def _codes_by_path(wrapper: Any) -> dict[str, tuple[np.ndarray, np.float32]]:
     found = {}
     for path, quantizer in wrapper.weight_quantizers.items():
-        kernel, axes = wrapper.weight(path).numpy(), quantizer.channel_axes
-        codes, scale = _codes_per_channel(kernel, axes, quantizer.spec.bits, None)
-        found[path] = codes.astype(np.float32), np.float32(scale.item())
+        kernel = wrapper.weight(path)
+        limits = fake_quant.channel_limits(kernel, quantizer.channel_axes)
+        scale = limits.numpy() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)
+        values = fake_quant.fake_quantize_channels(kernel, limits, quantizer.spec.bits)
+        found[path] = np.round(values.numpy() / scale), np.float32(scale.item())
     return found
-
-
-def _affine(factor: np.ndarray, bias: np.ndarray, least: np.ndarray) -> Folded:
-    """A layer that multiplies and adds per channel, as a kernel [1, 1, channels, 1] and a bias.
-
-    One weight per channel with a scale of its own is always exact.
-    """
-    kernel = factor.reshape(1, 1, -1, 1).astype(np.float64)
-    codes, scale = np.sign(kernel) * INT8_MAX, np.abs(kernel) / INT8_MAX
-    scale = np.where(kernel == 0, 1.0 / INT8_MAX, scale)
-    least = least.reshape(1, 1, -1, 1) if least.ndim else least
-    kernel, scale, _ = _in_int8(codes, scale, (-2,), least)
-    return Folded("", kernel.astype(np.float32), (INT8_MAX * scale).astype(np.float32), bias)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat import backend
 from keras_qat.branching import cond
-from keras_qat.layers import bias
+from keras_qat.layers import exact
 from keras_qat.layers.correction import CorrectedFold
 from keras_qat.layers.scheduled import Phase
 
@@ -25,7 +25,7 @@ def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
         x = wrapper.batch_norm(x, training=is_learning(phase))
-    return bias.add_rounding(wrapper, x, phase)
+    return exact.with_rounded_bias(wrapper, x, phase)
 
 
 def is_learning(phase: Phase) -> Any:

@@ -10,11 +10,8 @@ import tensorflow as tf
 
 from keras_qat import backend, fake_quant, observers, specs
 from keras_qat.branching import cond, straight_through
-from keras_qat.int16_kernels import INT16_KERNELS, saturated
-from keras_qat.kernel_rounding import Grid, rounded
-from keras_qat.layers import int16
-from keras_qat.layers.scheduled import Phase, ScheduledLayer, infers
-from keras_qat.patterns import CLIPS, kind_of
+from keras_qat.layers import exact
+from keras_qat.layers.scheduled import Phase, ScheduledLayer
 
 __all__ = ["ActivationQuantizer", "Quantize"]
 
@@ -38,9 +35,8 @@ class ActivationQuantizer:
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, each) for each in names]
-        self.sources: dict[Any, tuple[Any, list[ActivationQuantizer]]] = {}
-        """Slot and kernel -> the call that computes the tensor and what quantizes its inputs, for
-        kernels that round in a way of their own; set by the model."""
+        self.sources: dict[Any, exact.Source] = {}
+        """Slot and kernel of a call -> what computes the tensor; set by the model."""
 
     def __call__(
         self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
@@ -172,49 +168,9 @@ class Quantize(ScheduledLayer):
             x, ceiling = _before_relu(x)
         x = self.quantizer(x, phase, slot, ceiling)
         found = self.quantizer.sources.get((slot, kernel))
-        if self.spec.bits == 16:
-            return self._in_int16(inputs, x, phase, source, found)
-        return x if found is None else self._as_kernel(x, phase, source, kernel, found)
-
-    def _in_int16(self, inputs: Any, x: Any, phase: Phase, sources: Any, found: Any) -> Any:
-        """`x`, at inference as the int16 kernel rounds it that computes it from `sources`."""
-        if found is None:
-            return int16.at_inference(
-                [self.quantizer],
-                lambda step: int16.rounded(tf.cast(inputs, tf.float64), step),
-                x,
-                phase,
-            )
-        call, before = found
-        clip = None
-        if kind_of(call) in CLIPS:  # The same operation computes what it clips.
-            clip, call = call, call.inputs[0].producer
-
-        def exact(*steps: Any) -> Any:
-            *widths, output = steps
-            codes = [
-                tf.cast(tf.round(tf.cast(each, tf.float64) / width), tf.int64)
-                for each, width in zip(tf.nest.flatten(sources), widths, strict=True)
-            ]
-            result = INT16_KERNELS[str(kind_of(call))](call, codes, widths, output)
-            y = tf.cast(saturated(result), tf.float64) * output
-            return y if clip is None else int16.rounded(clip.layer.call(y), output)
-
-        return int16.at_inference([*before, self.quantizer], exact, x, phase)
-
-    def _as_kernel(self, x: Any, phase: Phase, source: Any, kernel: str, found: Any) -> Any:
-        """`x`, at inference as the kernel rounds it that computes it from `source`."""
-        if phase.training is True:
-            return x
-        call, (before,) = found
-        quantizers = [before, self.quantizer]
-        ranges = [each.observe(None, training=False) for each in quantizers]
-        grid, output = (Grid.of(*each) for each in ranges)
-        return cond(
-            infers(phase, quantizers, ranges),
-            lambda: rounded(kernel, call.layer, source, grid, output, x),
-            lambda: tf.identity(x),
-        )
+        if found is not None:
+            return exact.merge_result(found, source, self.quantizer, x, phase)
+        return exact.nearest(inputs, self.quantizer, x, phase) if self.spec.bits == 16 else x
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

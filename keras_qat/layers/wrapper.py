@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat import backend, patterns, specs
-from keras_qat.layers import folding, int16
+from keras_qat.layers import exact, folding
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import ScheduledLayer
 from keras_qat.layers.weights import WeightQuantizer
@@ -75,6 +75,7 @@ class QuantizeWrapper(ScheduledLayer):
     def build(self, input_shape: Any) -> None:
         shape = input_shape
         self.channels = input_shape[-1]
+        self.any_batch = input_shape[0] is None
         for sublayer in self.sublayers:
             if not sublayer.built:
                 with tf.name_scope(sublayer.name):
@@ -105,7 +106,7 @@ class QuantizeWrapper(ScheduledLayer):
             x = self.activation(x)
         if self.output_quantizer is not None:
             x = self.output_quantizer(x, phase, ceiling=self.ceiling)
-        return int16.result(self, inputs, x, phase)
+        return exact.wrapper_result(self, inputs, x, phase)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)

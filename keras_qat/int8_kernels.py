@@ -1,0 +1,256 @@
+"""What XNNPACK computes without weights, in plain TensorFlow: steps in, steps out, exactly.
+
+Where XNNPACK takes no such operation, TFLite's own kernel runs, and is meant. Steps are float32
+tensors of whole numbers, counted from the real zero; `grid.Grid` says what they stand for. Results
+may lie outside the range. Training goes without: there it would cost time and teach nothing.
+Convolutions are in `keras_qat.layers.int8`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.fixed_point import (
+    divide,
+    exponent_of,
+    fixed_point,
+    multiply,
+    power_of_two,
+    shift,
+    shift_back,
+)
+from keras_qat.graph import Call
+from keras_qat.grid import Grid, ratio_of, round_away, single
+from keras_qat.kernel_inputs import argument, axis_of, compute, constant, operands, resized
+
+__all__ = ["INT8_KERNELS"]
+
+Kernel = Callable[[Call, list[Any], list[Grid], Grid], Any]
+"""From a call, the steps of its inputs, their grids and its output's to steps of the output."""
+
+
+def _times(steps: Any, ratio: Any) -> Any:
+    """Whole numbers times a ratio in float32, halves to the even neighbour."""
+    return tf.round(steps * tf.cast(ratio, tf.float32))
+
+
+def _add(call: Call, steps: list[Any], grids: list[Grid], output: Grid, sign: int = 1) -> Any:
+    """a + b, or a - b with `sign` -1: the larger ratio becomes a multiplier of 21 bits.
+
+    Rounded once, halves up. XNNPACK leaves ratios below 2^-10 and above 2^8 to TFLite's kernel;
+    here they are rounded in the same way.
+    """
+    tensors, scales = _operands(call, steps, grids)
+    ratios = [ratio_of(each, over=output.scale) for each in scales]
+    bits = 20 - exponent_of(tf.maximum(*ratios))
+    first, second = (tf.cast(tf.round(ratio * power_of_two(bits)), tf.int32) for ratio in ratios)
+    a, b = (tf.cast(each, tf.int32) for each in tensors)
+    bits = tf.cast(bits, tf.int32)
+    half = tf.bitwise.left_shift(tf.ones_like(bits), bits - 1)
+    total = a * first + b * (sign * second) + half
+    return tf.cast(tf.bitwise.right_shift(total, bits), tf.float32)
+
+
+def _product(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    (a, b), scales = _operands(call, steps, grids)
+    return _times(a * b, ratio_of(*scales, over=output.scale))
+
+
+def _operands(call: Call, steps: list[Any], grids: list[Grid]) -> tuple[list[Any], list[Any]]:
+    """Steps and scales of the tensors and constants that a call computes with."""
+    tensors = [(each, grid.scale) for each, grid in zip(steps, grids, strict=True)]
+    first, second = zip(*operands(call, tensors, _constant), strict=True)
+    return list(first), list(second)
+
+
+def _constant(values: np.ndarray) -> tuple[Any, Any]:
+    steps, scale, _ = constant(values)
+    return tf.constant(steps), tf.constant(scale, tf.float64)
+
+
+def _mean(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    """The sum of the codes, zero point included, times a factor, in float32."""
+    (x,), (grid,) = steps, grids
+    means = compute(call, [x])
+    sizes = (tf.cast(tf.size(each), tf.float32) for each in (x, means))
+    count = next(sizes) / tf.maximum(next(sizes), 1.0)
+    sums = tf.round(means * count)
+    # Single numbers in float64: graph optimization turns around operations in float32.
+    of_all = tf.cast(count, tf.float64)
+    factor = single(ratio_of(grid.scale, over=output.scale) * single(1 / of_all))
+    of_zero = of_all * grid.zero_point
+    offset = single(output.zero_point - single(of_zero * factor))
+    factor, of_zero, offset, zero_point = (
+        tf.cast(each, tf.float32) for each in (factor, of_zero, offset, output.zero_point)
+    )
+    return tf.round((sums + of_zero) * factor + offset) - zero_point
+
+
+def _matrix_product(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    sums = tf.cast(tf.round(compute(call, steps)), tf.int64)
+    ratio = single(grids[0].scale * grids[1].scale) / output.scale
+    return tf.cast(multiply(sums, fixed_point(ratio)), tf.float32)
+
+
+def _softmax(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    """Exponentials in float32, from a table, added up one after another."""
+    axis = axis_of(call)
+    (x,), (grid,) = steps, grids
+    places = -grid.scale * tf.range(256, dtype=tf.float64)
+    table = tf.cast(tf.exp(single(places)), tf.float32)
+    below = tf.reduce_max(x, axis, keepdims=True) - x
+    found = tf.gather(table, tf.cast(below, tf.int32))
+    last = tf.constant([-1])
+    total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
+    return tf.floor(found * (1.0 / (total * tf.cast(output.scale, tf.float32))) + 0.5)
+
+
+def _by_table(function: Callable[[Call, Any, Grid, Grid], Any]) -> Kernel:
+    """A function of one code: computed for all 256 of them, then looked up."""
+
+    def look_up(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+        (x,), (grid,) = steps, grids
+        numbers = tf.range(256, dtype=tf.float64) + grid.lowest
+        table = tf.cast(function(call, numbers, grid, output), tf.float32)
+        return tf.gather(table, tf.cast(x - tf.cast(grid.lowest, tf.float32), tf.int32))
+
+    return look_up
+
+
+def _of_real(function: Callable[[Call, Any], Any], even: bool = True) -> Kernel:
+    """A real function, computed in float32; halves to the `even` code, or away from zero."""
+
+    def rounded(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+        values = single(function(call, single(steps * grid.scale)))
+        scaled = single(values * single(1.0 / output.scale))
+        if not even:
+            return round_away(scaled)
+        return tf.round(single(scaled + output.zero_point)) - output.zero_point
+
+    return _by_table(rounded)
+
+
+def _gelu(call: Call, x: Any) -> Any:
+    """In the order of operations of TFLite's float32 kernel."""
+    if argument(call, "approximate", 1, False):
+        cube = single(single(single(single(0.044715 * x) * x) * x))
+        inner = single(math.sqrt(2 / math.pi) * single(x + cube))
+        return single(0.5 * x) * single(1.0 + single(tf.tanh(inner)))
+    scaled = single(x * np.float64(np.float32(-math.sqrt(0.5))))
+    return single(0.5 * x) * single(tf.math.erfc(scaled))
+
+
+def _relu(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+    """A ReLU by itself."""
+    number = fixed_point(ratio_of(grid.scale, over=output.scale))
+    return tf.nn.relu(multiply(tf.cast(steps, tf.int64), number))
+
+
+def _hard_swish(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+    """x * relu6(x + 3) / 6 in 16 bits; XNNPACK leaves it to TFLite's kernel."""
+    fine = grid.scale / 128.0
+    value = shift(tf.cast(steps, tf.int64), 7)
+    factor, exponent = _fixed_point_16(single(fine / output.scale))
+    scaled = _high_product_16(value, factor)
+    # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
+    gate_factor, gate_exponent = _fixed_point_16(single(fine / np.float64(np.float32(3 / 32768))))
+    gate = _saturate_16(shift(value, tf.maximum(gate_exponent - 1, 0)))
+    gate = _high_product_16(gate, gate_factor)
+    gate = tf.where(gate_exponent > 0, _saturate_16(shift(gate, 1)), gate)
+    gate = shift_back(divide(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
+    product = gate * scaled
+    product = tf.sign(product) * shift_back(tf.abs(product), 15)
+    return divide(product, tf.maximum(-exponent, 0))
+
+
+def _fixed_point_16(number: Any) -> tuple[Any, Any]:
+    """The same with a multiplier of 15 bits."""
+    multiplier, exponent = fixed_point(number)
+    return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
+
+
+def _high_product_16(a: Any, b: Any) -> Any:
+    """Twice the upper half of a product of two 16-bit integers, rounded."""
+    return shift_back(a * b + 2**14, 15)
+
+
+def _saturate_16(x: Any) -> Any:
+    return tf.clip_by_value(x, tf.constant(-(2**15), tf.int64), tf.constant(2**15 - 1, tf.int64))
+
+
+def _leaky_relu(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+    """XNNPACK's: both slopes are whole numbers of 256ths; halves go up.
+
+    Slopes that it does not take are rounded to the nearest code.
+    """
+    slope = -tf.cast(compute(call, [tf.constant([-1.0])])[0], tf.float64)
+    above = ratio_of(grid.scale, over=output.scale)
+    below = single(above * slope)
+    taken = (above >= 2**-8) & (above <= 2**7)
+    taken &= (tf.abs(below) >= 2**-8) & (tf.abs(below) <= 2**7)
+    ratio = tf.where(steps >= 0, above, below)
+    coarse = tf.floor((steps * tf.round(256.0 * ratio) + 128) / 256)
+    return tf.where(taken, coarse, tf.round(steps * ratio))
+
+
+def _prelu(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    """The slopes are held in int8 too, in steps of the largest; XNNPACK leaves it to TFLite's."""
+    alpha = tf.cast(call.layer.alpha, tf.float64)
+    scale = tf.reduce_max(tf.abs(alpha)) / 127.0
+    scale = tf.where(scale > 0, scale, tf.ones_like(scale))
+    slopes = tf.cast(round_away(alpha / scale), tf.int64)
+    x = tf.cast(steps[0], tf.int64)
+    ratio = ratio_of(grids[0].scale, single(scale), over=output.scale)
+    below = multiply(x * slopes, fixed_point(ratio))
+    above = multiply(x, fixed_point(ratio_of(grids[0].scale, over=output.scale)))
+    return tf.cast(tf.where(x >= 0, above, below), tf.float32)
+
+
+def _resize(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    """XNNPACK's bilinear interpolation: weights are whole numbers of 2048ths; halves go up."""
+    x, zero_point = tf.cast(steps[0], tf.int64), tf.cast(output.zero_point, tf.int64)
+    codes = x + zero_point
+    for axis, size in zip((1, 2), resized(call.layer, x), strict=True):
+        low, high, share = _neighbours(tf.shape(x)[axis], size)
+        share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
+        first, second = tf.gather(codes, low, axis=axis), tf.gather(codes, high, axis=axis)
+        codes = first * (2**11 - share) + second * share
+    return tf.cast(shift_back(codes + 2**21, 22) - zero_point, tf.float32)
+
+
+def _neighbours(old: Any, new: Any) -> tuple[Any, Any, Any]:
+    """For each pixel of a resized axis the two next to it, and the second's share in 2048ths."""
+    scale = tf.cast(old, tf.float32) / tf.cast(new, tf.float32)
+    place = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
+    place = tf.clip_by_value(place, 0.0, tf.cast(old - 1, tf.float32))
+    low = tf.floor(place)
+    share = tf.cast(tf.round((place - low) * 2.0**11), tf.int64)
+    low = tf.cast(low, tf.int32)
+    return low, tf.minimum(low + 1, old - 1), share
+
+
+INT8_KERNELS: dict[str, Kernel] = {
+    "add": _add,
+    "subtract": functools.partial(_add, sign=-1),
+    "multiply": _product,
+    "product": _matrix_product,
+    "mean": _mean,
+    "softmax": _softmax,
+    "sigmoid": _of_real(lambda call, x: tf.sigmoid(x)),
+    "tanh": _of_real(lambda call, x: tf.tanh(x)),
+    "gelu": _of_real(_gelu, even=False),
+    "relu": _by_table(_relu),
+    "relu6": _by_table(_relu),
+    "relu_n": _by_table(_relu),
+    "hard_swish": _by_table(_hard_swish),
+    "leaky_relu": _by_table(_leaky_relu),
+    "prelu": _prelu,
+    "resize": _resize,
+}
+"""Kind of a call, as in `patterns.kind_of` -> its kernel."""

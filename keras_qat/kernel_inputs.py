@@ -1,0 +1,69 @@
+"""What a kernel without weights computes with: the operands of a call, its options, its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.backend import keras
+from keras_qat.graph import Call, Value, is_operation, map_values, takes_training
+
+__all__ = ["argument", "axis_of", "compute", "constant", "operands", "resized"]
+
+
+def operands(call: Call, tensors: list[Any], constants: Callable[[np.ndarray], Any]) -> list[Any]:
+    """For each number that a call computes with one of `tensors`, or what `constants` makes."""
+    given = iter(tensors)
+    found = []
+    for leaf in tf.nest.flatten((call.args, call.kwargs)):
+        if isinstance(leaf, Value):
+            found.append(next(given))
+        elif leaf is not None and not isinstance(leaf, (str, bool)):
+            found.append(constants(np.asarray(leaf, np.float32)))
+    return found
+
+
+def constant(values: np.ndarray) -> tuple[np.ndarray, np.float32, int]:
+    """A constant as the converter quantizes it: 256 int8 codes over its values and zero.
+
+    Returns:
+        Its steps, in float32, the scale and the zero point.
+    """
+    low, high = (float(function(values, initial=0.0)) for function in (np.min, np.max))
+    scale = (high - low) / 255 or 1.0
+    zero_point = -128 + int(np.rint(-low / scale))
+    codes = values / np.float32(scale) + np.float32(zero_point)
+    codes = np.copysign(np.floor(np.abs(codes) + np.float32(0.5)), codes)
+    return np.clip(codes, -128, 127) - np.float32(zero_point), np.float32(scale), zero_point
+
+
+def compute(call: Call, numbers: list[Any]) -> Any:
+    """A call's layer on other numbers."""
+    here = iter(numbers)
+    args, kwargs = map_values(lambda value: next(here), (call.args, call.kwargs))
+    if takes_training(call.layer):
+        kwargs = {**kwargs, "training": False}
+    return call.layer.call(*args, **kwargs)
+
+
+def argument(call: Call, name: str, place: int, default: Any) -> Any:
+    """An argument of an operation, given by name or place."""
+    return call.kwargs.get(name, call.args[place] if len(call.args) > place else default)
+
+
+def axis_of(call: Call) -> int:
+    """The axis of a softmax: the last one if it does not say."""
+    axis = getattr(call.layer, "axis", -1)
+    if is_operation(call.layer):
+        axis = argument(call, "axis", 1, None)
+    return -1 if axis is None else int(axis)
+
+
+def resized(layer: Any, x: Any) -> list[Any]:
+    """Height and width that a layer gives the images `x`."""
+    if isinstance(layer, keras.layers.Resizing):
+        return [layer.height, layer.width]
+    return [tf.shape(x)[axis + 1] * layer.size[axis] for axis in (0, 1)]
