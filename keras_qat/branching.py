@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["cond", "straight_through"]
+__all__ = ["cond", "straight_through", "traced_once", "with_gradient_of"]
 
 
 def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -29,3 +29,38 @@ def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
         return function(x), lambda upstream: upstream
 
     return passes(x)
+
+
+def with_gradient_of(function: Callable[[Any], Any], other: Callable[[Any], Any], x: Any) -> Any:
+    """`function(x)` with the gradient of `other(x)`, which is computed only if it is asked for."""
+
+    @tf.custom_gradient
+    def replaced(x: Any) -> Any:
+        def gradient(upstream: Any, variables: Any = ()) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = other(x)
+            first, *others = tape.gradient(y, [x, *variables], upstream)
+            return (first, others) if variables else first
+
+        return tf.stop_gradient(function(x)), gradient
+
+    return replaced(x)
+
+
+def traced_once(function: Callable[..., Any], signature: Any = None) -> Any:
+    """A function of tensors as one operation of the graphs that call it.
+
+    Traced and optimized once, or once for each combination of other arguments, instead of for
+    each layer of a model: with its many operations in line, the first step would take minutes.
+
+    Args:
+        function: without state.
+        signature: `tf.TensorSpec`s of the arguments, if their sizes differ from call to call.
+    """
+    return tf.function(
+        function,
+        input_signature=signature,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )

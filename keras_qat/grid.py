@@ -6,11 +6,14 @@ carry them along, so that the next layer need not compute them again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-__all__ = ["Grid", "carry_steps", "ratio_of", "round_away", "single", "steps_of"]
+from keras_qat.branching import traced_once
+
+__all__ = ["Grid", "carry_steps", "kept", "ratio_of", "round_away", "single", "steps_of"]
 
 
 class Grid(NamedTuple):
@@ -32,26 +35,39 @@ class Grid(NamedTuple):
         It is told the nudged ends in float32 and divides in double precision. With 16 bits, ranges
         are symmetric, and zero is code 0.
         """
-        lowest_code, levels = -(2.0 ** (bits - 1)), 2.0**bits - 1
-        low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
-        step = (high - low) / levels
-        step = tf.where(step > 0, step, tf.ones_like(step))
-        if bits == 16:
-            zero = tf.constant(-lowest_code, tf.float64)
-        else:
-            zero = tf.clip_by_value(tf.round(-low / step), 0.0, levels)
-            step = (single((levels - zero) * step) - single(-zero * step)) / levels
-        return cls(single(step), -zero, levels - zero, lowest_code)
+        scale, lowest, highest = _grid(minimum, maximum, bits)
+        return cls(scale, lowest, highest, -(2.0 ** (bits - 1)))
 
     @property
     def zero_point(self) -> Any:
         """The code of zero."""
         return self.lowest_code - self.lowest
 
-    def clip(self, steps: Any) -> Any:
-        """Steps inside the range."""
-        ends = (tf.cast(each, steps.dtype) for each in (self.lowest, self.highest))
+    def clip(self, steps: Any, ceiling: float | None = None) -> Any:
+        """Steps inside the range; with a `ceiling`, a real number, those of a ReLU that ends there.
+
+        Infinity: one that does not end.
+        """
+        lowest, highest = self.lowest, self.highest
+        if ceiling is not None:
+            lowest = tf.maximum(lowest, 0.0)
+            highest = tf.minimum(highest, round_away(ceiling / self.scale))
+        ends = (tf.cast(each, steps.dtype) for each in (lowest, highest))
         return tf.raw_ops.ClipByValue(t=steps, clip_value_min=next(ends), clip_value_max=next(ends))
+
+
+@traced_once
+def _grid(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any, Any]:
+    levels = 2.0**bits - 1
+    low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
+    step = (high - low) / levels
+    step = tf.where(step > 0, step, tf.ones_like(step))
+    if bits == 16:
+        zero = tf.constant(2.0 ** (bits - 1), tf.float64)
+    else:
+        zero = tf.clip_by_value(tf.round(-low / step), 0.0, levels)
+        step = (single((levels - zero) * step) - single(-zero * step)) / levels
+    return single(step), -zero, levels - zero
 
 
 def single(number: Any) -> Any:
@@ -69,6 +85,18 @@ def ratio_of(first: Any, *others: Any, over: Any) -> Any:
 def round_away(x: Any) -> Any:
     """To whole numbers, halves away from zero."""
     return tf.sign(x) * tf.floor(tf.abs(x) + 0.5)
+
+
+def kept(quantizer: Any, grid_of: Callable[[Any], Grid], keep: bool) -> Grid:
+    """`grid_of(quantizer)`, computed once in each graph if `keep`."""
+    if not keep or tf.executing_eagerly():
+        return grid_of(quantizer)
+    graph = tf.compat.v1.get_default_graph()
+    grids = getattr(graph, "_keras_qat_grids", {})
+    graph._keras_qat_grids = grids
+    if quantizer not in grids:
+        grids[quantizer] = grid_of(quantizer)
+    return grids[quantizer]
 
 
 def carry_steps(x: Any, steps: Any, quantizer: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.branching import traced_once
 from keras_qat.fixed_point import (
     divide,
     exponent_of,
@@ -47,14 +48,20 @@ def _add(call: Call, steps: list[Any], grids: list[Grid], output: Grid, sign: in
     here they are rounded in the same way.
     """
     tensors, scales = _operands(call, steps, grids)
-    ratios = [ratio_of(each, over=output.scale) for each in scales]
-    bits = 20 - exponent_of(tf.maximum(*ratios))
-    first, second = (tf.cast(tf.round(ratio * power_of_two(bits)), tf.int32) for ratio in ratios)
     a, b = (tf.cast(each, tf.int32) for each in tensors)
-    bits = tf.cast(bits, tf.int32)
-    half = tf.bitwise.left_shift(tf.ones_like(bits), bits - 1)
+    first, second, bits, half = _multipliers(*scales, output.scale)
     total = a * first + b * (sign * second) + half
     return tf.cast(tf.bitwise.right_shift(total, bits), tf.float32)
+
+
+@traced_once
+def _multipliers(a: Any, b: Any, output: Any) -> tuple[Any, Any, Any, Any]:
+    """What the steps of a sum's inputs are multiplied by, and bits to drop from it, and half."""
+    ratios = [ratio_of(each, over=output) for each in (a, b)]
+    bits = 20 - exponent_of(tf.maximum(*ratios))
+    first, second = (tf.cast(tf.round(ratio * power_of_two(bits)), tf.int32) for ratio in ratios)
+    half = shift(tf.ones_like(bits), bits - 1)
+    return first, second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32)
 
 
 def _product(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
@@ -111,34 +118,69 @@ def _softmax(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> A
     return tf.floor(found * (1.0 / (total * tf.cast(output.scale, tf.float32))) + 0.5)
 
 
-def _by_table(function: Callable[[Call, Any, Grid, Grid], Any]) -> Kernel:
+Table = Callable[..., Any]
+"""From all 256 steps of an input, its grid, its output's and options to steps of the output."""
+
+
+def _by_table(function: Table, options: Callable[[Call], tuple[Any, ...]] = lambda call: ()) -> Any:
     """A function of one code: computed for all 256 of them, then looked up."""
+
+    @traced_once
+    def table(grid: Grid, output: Grid, *options: Any) -> Any:
+        steps = tf.range(256, dtype=tf.float64) + grid.lowest
+        return tf.cast(function(steps, grid, output, *options), tf.float32)
 
     def look_up(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
         (x,), (grid,) = steps, grids
-        numbers = tf.range(256, dtype=tf.float64) + grid.lowest
-        table = tf.cast(function(call, numbers, grid, output), tf.float32)
-        return tf.gather(table, tf.cast(x - tf.cast(grid.lowest, tf.float32), tf.int32))
+        places = tf.cast(x - tf.cast(grid.lowest, tf.float32), tf.int32)
+        return tf.gather(table(grid, output, *options(call)), places)
 
     return look_up
 
 
-def _of_real(function: Callable[[Call, Any], Any], even: bool = True) -> Kernel:
+def _of_real(function: Callable[..., Any], even: bool = True) -> Table:
     """A real function, computed in float32; halves to the `even` code, or away from zero."""
 
-    def rounded(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
-        values = single(function(call, single(steps * grid.scale)))
+    def rounded(steps: Any, grid: Grid, output: Grid, *options: Any) -> Any:
+        values = single(function(single(steps * grid.scale), *options))
         scaled = single(values * single(1.0 / output.scale))
         if not even:
             return round_away(scaled)
         return tf.round(single(scaled + output.zero_point)) - output.zero_point
 
-    return _by_table(rounded)
+    return rounded
 
 
-def _gelu(call: Call, x: Any) -> Any:
+def _directly(function: Callable[[Any], Any]) -> Kernel:
+    """A real function with a fixed output range: `_of_real`, a third of the time.
+
+    Computed for each number instead of looked up, if no code of the table lies so near a half
+    that the last bits of float32 count.
+    """
+    real = _by_table(_of_real(function))
+
+    @traced_once
+    def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
+        numbers = (tf.range(256, dtype=tf.float64) + lowest) * scale
+        scaled = function(numbers) / output
+        return tf.reduce_all(tf.abs(scaled - tf.floor(scaled) - 0.5) > 1e-4)
+
+    def kernel(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+        (x,), (grid,) = steps, grids
+
+        def direct() -> Any:
+            values = function(x * tf.cast(grid.scale, tf.float32))
+            return tf.round(values * tf.cast(1 / output.scale, tf.float32))
+
+        clear = is_clear(grid.lowest, grid.scale, output.scale)
+        return tf.cond(clear, direct, lambda: real(call, steps, grids, output))
+
+    return kernel
+
+
+def _gelu(x: Any, approximate: bool) -> Any:
     """In the order of operations of TFLite's float32 kernel."""
-    if argument(call, "approximate", 1, False):
+    if approximate:
         cube = single(single(single(single(0.044715 * x) * x) * x))
         inner = single(math.sqrt(2 / math.pi) * single(x + cube))
         return single(0.5 * x) * single(1.0 + single(tf.tanh(inner)))
@@ -146,13 +188,13 @@ def _gelu(call: Call, x: Any) -> Any:
     return single(0.5 * x) * single(tf.math.erfc(scaled))
 
 
-def _relu(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+def _relu(steps: Any, grid: Grid, output: Grid) -> Any:
     """A ReLU by itself."""
     number = fixed_point(ratio_of(grid.scale, over=output.scale))
     return tf.nn.relu(multiply(tf.cast(steps, tf.int64), number))
 
 
-def _hard_swish(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+def _hard_swish(steps: Any, grid: Grid, output: Grid) -> Any:
     """x * relu6(x + 3) / 6 in 16 bits; XNNPACK leaves it to TFLite's kernel."""
     fine = grid.scale / 128.0
     value = shift(tf.cast(steps, tf.int64), 7)
@@ -184,12 +226,12 @@ def _saturate_16(x: Any) -> Any:
     return tf.clip_by_value(x, tf.constant(-(2**15), tf.int64), tf.constant(2**15 - 1, tf.int64))
 
 
-def _leaky_relu(call: Call, steps: Any, grid: Grid, output: Grid) -> Any:
+def _leaky_relu(steps: Any, grid: Grid, output: Grid, slope: Any) -> Any:
     """XNNPACK's: both slopes are whole numbers of 256ths; halves go up.
 
     Slopes that it does not take are rounded to the nearest code.
     """
-    slope = -tf.cast(compute(call, [tf.constant([-1.0])])[0], tf.float64)
+    slope = tf.cast(slope, tf.float64)
     above = ratio_of(grid.scale, over=output.scale)
     below = single(above * slope)
     taken = (above >= 2**-8) & (above <= 2**7)
@@ -242,14 +284,16 @@ INT8_KERNELS: dict[str, Kernel] = {
     "product": _matrix_product,
     "mean": _mean,
     "softmax": _softmax,
-    "sigmoid": _of_real(lambda call, x: tf.sigmoid(x)),
-    "tanh": _of_real(lambda call, x: tf.tanh(x)),
-    "gelu": _of_real(_gelu, even=False),
+    "sigmoid": _directly(tf.sigmoid),
+    "tanh": _directly(tf.tanh),
+    "gelu": _by_table(
+        _of_real(_gelu, even=False), lambda call: (argument(call, "approximate", 1, False),)
+    ),
     "relu": _by_table(_relu),
     "relu6": _by_table(_relu),
     "relu_n": _by_table(_relu),
     "hard_swish": _by_table(_hard_swish),
-    "leaky_relu": _by_table(_leaky_relu),
+    "leaky_relu": _by_table(_leaky_relu, lambda call: (-compute(call, [tf.constant([-1.0])])[0],)),
     "prelu": _prelu,
     "resize": _resize,
 }

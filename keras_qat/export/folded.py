@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from keras_qat import fake_quant
-from keras_qat.grid import Grid
 from keras_qat.layers import QuantizeWeights, exact, int8, int16
 from keras_qat.layers.bias import factor_and_bias
 from keras_qat.layers.int8 import INT8_MAX
@@ -64,7 +63,10 @@ def fold(wrapper: Any) -> Folded:
 
 def _fold_int8(wrapper: Any) -> Folded:
     """The weights as the layer itself computes with them at inference."""
-    codes, steps, bias = (None if x is None else x.numpy() for x in int8.weights(wrapper))
+    quantizer = wrapper.input_quantizer
+    input_step = None if quantizer is None else exact.grid_of(quantizer).scale
+    found = int8.weights(wrapper, input_step)
+    codes, steps, bias = (None if each is None else each.numpy() for each in found)
     return _folded(wrapper, codes, steps, bias)
 
 
@@ -78,8 +80,8 @@ def _folded(wrapper: Any, codes: Any, steps: Any, bias: Any) -> Folded:
 
 def _fold_int16(wrapper: Any) -> Folded:
     """The same for an int16 kernel."""
-    ranges = [each.current_range() for each in (wrapper.input_quantizer, wrapper.result_quantizer)]
-    before, after = (Grid.of(minimum, maximum, 16).scale for minimum, maximum in ranges)
+    quantizers = wrapper.input_quantizer, wrapper.result_quantizer
+    before, after = (exact.grid_of(each).scale for each in quantizers)
     weights = int16.weights(wrapper, before, after)
     codes, steps = weights.codes.numpy(), weights.steps.numpy()
     if weights.bias is None:

@@ -7,13 +7,14 @@ XNNPACK, which runs on phones and desktops, with 16 as TFLite's reference kernel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.branching import cond, straight_through
-from keras_qat.grid import Grid, carry_steps, round_away, steps_of
+from keras_qat.branching import cond, straight_through, with_gradient_of
+from keras_qat.grid import Grid, carry_steps, kept, steps_of
 from keras_qat.int8_kernels import INT8_KERNELS
 from keras_qat.int16_kernels import INT16_KERNELS
 from keras_qat.layers import bias as bias_lib
@@ -56,6 +57,9 @@ def _in_int16(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
+Simulated = Callable[[Any], Any]
+"""What training computes from a layer's input: in real numbers, rounded to the nearest step."""
+
 KERNELS = {
     8: INT8_KERNELS,
     16: {kind: _in_int16(kernel) for kind, kernel in INT16_KERNELS.items()},
@@ -78,19 +82,19 @@ def has_kernel(wrapper: Any) -> bool:
     return int8.has_codes(wrapper)
 
 
-def wrapper_result(wrapper: Any, inputs: Any, x: Any, phase: Phase) -> Any:
-    """A wrapper's result `x`, at inference that of its kernel, with the gradient of `x`."""
+def wrapper_result(wrapper: Any, inputs: Any, simulated: Simulated, phase: Phase) -> Any:
+    """A wrapper's result, at inference that of its kernel."""
     if not has_kernel(wrapper):
-        return x
+        return simulated(inputs)
     before, after = wrapper.input_quantizer, wrapper.result_quantizer
     bits = after.spec.bits
 
     def exact(grid: Grid, output: Grid) -> Any:
         steps = steps_of(inputs, before, grid, DTYPES[bits])
         y = (int16 if bits == 16 else int8).computed(wrapper, steps, grid, output)
-        return y if wrapper.activation is None else _clipped(wrapper.activation, y, output)
+        return output.clip(y, _ceiling(wrapper.activation))
 
-    return at_inference([before, after], exact, x, phase)
+    return at_inference([before, after], exact, inputs, simulated, phase)
 
 
 def with_rounded_bias(wrapper: Any, x: Any, phase: Phase) -> Any:
@@ -106,7 +110,7 @@ def with_rounded_bias(wrapper: Any, x: Any, phase: Phase) -> Any:
 
     def difference() -> Any:
         _, bias = bias_lib.factor_and_bias(wrapper, tf.float64)
-        rounded = int8.weights(wrapper).bias
+        rounded = int8.weights(wrapper, grid_of(wrapper.input_quantizer).scale).bias
         return tf.zeros([1]) if bias is None else tf.cast(rounded - bias, x.dtype)
 
     applies = phase.quantizing
@@ -118,14 +122,22 @@ def with_rounded_bias(wrapper: Any, x: Any, phase: Phase) -> Any:
     return x + added
 
 
-def merge_result(source: Source, inputs: list[Any], quantizer: Any, x: Any, phase: Phase) -> Any:
-    """The result `x` of a layer without weights, at inference that of its kernel.
+def merge_result(
+    source: Source,
+    tensors: list[Any],
+    quantizer: Any,
+    inputs: Any,
+    simulated: Simulated,
+    phase: Phase,
+) -> Any:
+    """The quantized result of a layer without weights, at inference that of its kernel.
 
     Args:
         source: the layer.
-        inputs: its inputs.
+        tensors: its inputs.
         quantizer: that of its result.
-        x: the result, fake-quantized.
+        inputs: its result.
+        simulated: quantizes that.
         phase: that of the call.
     """
     bits = quantizer.spec.bits
@@ -134,60 +146,75 @@ def merge_result(source: Source, inputs: list[Any], quantizer: Any, x: Any, phas
         *given, output = grids
         steps = [
             steps_of(each, owner, grid, DTYPES[bits])
-            for each, owner, grid in zip(inputs, source.quantizers, given, strict=True)
+            for each, owner, grid in zip(tensors, source.quantizers, given, strict=True)
         ]
         y = KERNELS[bits][source.kind](source.call, steps, given, output)
-        return y if source.activation is None else _clipped(source.activation, y, output)
+        return tf.ensure_shape(output.clip(y, _ceiling(source.activation)), inputs.shape)
 
-    return at_inference([*source.quantizers, quantizer], exact, x, phase)
+    return at_inference([*source.quantizers, quantizer], exact, inputs, simulated, phase)
 
 
-def nearest(inputs: Any, quantizer: Any, x: Any, phase: Phase) -> Any:
+def nearest(quantizer: Any, inputs: Any, simulated: Simulated, phase: Phase) -> Any:
     """`inputs` rounded to the nearest of 65 536 steps, for which float32 is too coarse."""
 
     def exact(output: Grid) -> Any:
-        return tf.floor(tf.cast(inputs, tf.float64) / output.scale + 0.5)
+        return output.clip(tf.floor(tf.cast(inputs, tf.float64) / output.scale + 0.5))
 
-    return at_inference([quantizer], exact, x, phase)
-
-
-def _clipped(activation: Any, steps: Any, grid: Grid) -> Any:
-    """A ReLU of steps. One that ends elsewhere than at 6 is an ordinary one in the file."""
-    steps = tf.nn.relu(steps)
-    if ceiling_of(activation) == 6:
-        steps = tf.minimum(steps, tf.cast(round_away(6.0 / grid.scale), steps.dtype))
-    return steps
+    return at_inference([quantizer], exact, inputs, simulated, phase)
 
 
-def at_inference(quantizers: list[Any], exact: Callable[..., Any], x: Any, phase: Phase) -> Any:
-    """`x`; at inference, with all of some quantizers in use, what a kernel gives in its place.
+def _ceiling(activation: Any) -> float | None:
+    """Where a kernel clips for the ReLU merged into it, or None.
+
+    One that ends elsewhere than at 6 is an ordinary one in the file.
+    """
+    if activation is None:
+        return None
+    return 6.0 if ceiling_of(activation) == 6 else math.inf
+
+
+def grid_of(quantizer: Any) -> Grid:
+    """The grid of a quantizer's present range."""
+    minimum, maximum = quantizer.observe(None, training=False)
+    return Grid.of(minimum, maximum, quantizer.spec.bits)
+
+
+def at_inference(
+    quantizers: list[Any], exact: Callable[..., Any], x: Any, simulated: Simulated, phase: Phase
+) -> Any:
+    """`simulated(x)`; at inference, with all of some quantizers in use, what a kernel gives.
 
     Args:
         quantizers: those of the kernel's inputs, then of its output.
-        exact: from their grids to steps, which may lie outside the range.
-        x: what training computes; the gradient is its.
+        exact: from their grids to steps.
+        x: a tensor.
+        simulated: what training computes from it; the gradient is its.
         phase: that of the call.
     """
     if phase.training is True or phase.quantizing is False:
-        return x
+        return simulated(x)
     ranges = [each.observe(None, training=False) for each in quantizers]
     applies = infers(phase, quantizers, ranges)
+    found: list[Any] = []
 
-    def steps() -> tuple[Any, Any]:
-        grids = [
-            Grid.of(minimum, maximum, each.spec.bits)
-            for (minimum, maximum), each in zip(ranges, quantizers, strict=True)
-        ]
-        found = tf.stop_gradient(grids[-1].clip(exact(*grids)))
-        y = found * tf.cast(grids[-1].scale, found.dtype)
-        return found, tf.ensure_shape(tf.cast(y, x.dtype), x.shape)
+    def values(x: Any) -> Any:
+        # In a graph for inference alone a range stays as it is.
+        grids = [kept(each, grid_of, applies is True) for each in quantizers]
+        steps = exact(*grids)
+        found.append(steps)
+        return tf.cast(steps * tf.cast(grids[-1].scale, steps.dtype), x.dtype)
 
-    def replaced() -> tuple[Any, Any]:
-        found, y = steps()
-        return found, straight_through(lambda x: y, x)
+    def replaced(y: Any) -> Any:
+        exactly = tf.ensure_shape(tf.stop_gradient(values(x)), y.shape)
+        return straight_through(lambda y: exactly, y)
 
     if applies is not True:
-        return cond(applies, lambda: replaced()[1], lambda: tf.identity(x))
-    found, y = replaced()
-    carry_steps(y, found, quantizers[-1])
+        y = simulated(x)
+        return cond(
+            applies,
+            lambda: replaced(y),
+            lambda: tf.identity(y),
+        )
+    y = with_gradient_of(values, simulated, x)
+    carry_steps(y, found[0], quantizers[-1])
     return y

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_qat import backend, fake_quant
 from keras_qat.backend import keras
+from keras_qat.branching import traced_once
 from keras_qat.fixed_point import fixed_point, multiply
 from keras_qat.grid import Grid, ratio_of, round_away, single
 from keras_qat.layers import bias as bias_lib
@@ -53,18 +57,33 @@ def folded(wrapper: Any) -> Weights:
         return Weights(INT8_MAX * tf.sign(factor), _size(factor) / INT8_MAX, bias)
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
-    bits, rank = wrapper.weight_spec.bits, len(kernel.shape)
-    limits = fake_quant.channel_limits(kernel, axes)
-    values = fake_quant.fake_quantize_channels(kernel, limits, bits)
-    limits, values = (tf.cast(each, tf.float64) for each in (limits, values))
+    rank = len(kernel.shape)
+    channels = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
+    factor = tf.ones([1], tf.float64) if factor is None else factor
+    columns = tf.reshape(kernel, [-1, math.prod(channels)])
+    codes, steps = _codes_and_steps(wrapper.weight_spec.bits)(columns, factor)
+    return Weights(tf.reshape(codes, kernel.shape), tf.reshape(steps, channels), bias)
+
+
+_VECTOR = tf.TensorSpec([None], tf.float64)
+_SCALAR = tf.TensorSpec([], tf.float64)
+
+
+@functools.cache
+def _codes_and_steps(bits: int) -> Any:
+    """From a kernel, a column for each channel, and a factor for each to codes and steps."""
     levels = 2 ** (bits - 1) - 1
     finer = INT8_MAX // levels
-    codes, steps = tf.round(values * levels / limits) * finer, limits / (levels * finer)
-    if factor is not None:
-        shape = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
-        factor = tf.reshape(factor, shape)
-        codes, steps = codes * tf.sign(factor), steps * _size(factor)
-    return Weights(codes, steps, bias)
+
+    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR])
+    def found(kernel: Any, factor: Any) -> tuple[Any, Any]:
+        limits = fake_quant.channel_limits(kernel, (-1,))
+        values = fake_quant.fake_quantize_channels(kernel, limits, bits)
+        limits, values = (tf.cast(each, tf.float64) for each in (limits, values))
+        codes, steps = tf.round(values * levels / limits) * finer, limits / (levels * finer)
+        return codes * tf.sign(factor), steps * _size(factor)
+
+    return found
 
 
 def _size(factor: Any) -> Any:
@@ -72,26 +91,31 @@ def _size(factor: Any) -> Any:
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
-def weights(wrapper: Any) -> Weights:
+def weights(wrapper: Any, input_step: Any) -> Weights:
     """The weights as files hold them, the bias rounded if the step of the input is known.
 
     Next to nothing is left of a channel's weights where training switched it off, but its bias
-    stays. In steps of such weights it would not fit 32 bits; in the steps of this it does, and
-    what they round is next to nothing against the bias.
+    stays. In steps of such weights it would not fit 32 bits; in the wider ones of this it does,
+    and what they round is next to nothing against the bias.
     """
     codes, steps, bias = folded(wrapper)
-    quantizer = wrapper.input_quantizer
-    if bias is None or quantizer is None:
+    if bias is None or input_step is None:
         return Weights(codes, steps, bias)
-    minimum, maximum = quantizer.observe(None, training=False)
-    input_step = Grid.of(minimum, maximum, quantizer.spec.bits).scale
-    least = tf.abs(bias) / (input_step * BIAS_MAX)
-    one_step = steps.shape.num_elements() == 1
-    least = tf.reduce_max(least) if one_step else tf.reshape(least, steps.shape)
-    codes = tf.where(steps < least, tf.round(codes * steps / tf.maximum(steps, least)), codes)
-    steps = tf.maximum(steps, least)
-    products = input_step * tf.reshape(steps, [-1])
-    return Weights(codes, steps, tf.round(bias / products) * products)
+    flat, shape = tf.reshape(bias, [-1]), steps.shape
+    largest = tf.abs(flat)
+    if shape.num_elements() == 1:
+        largest = tf.reduce_max(largest, keepdims=True)
+    narrower, steps, flat = _fitting(tf.reshape(steps, [-1]), largest, flat, input_step)
+    codes = tf.round(codes * tf.reshape(narrower, shape))
+    return Weights(codes, tf.reshape(steps, shape), tf.reshape(flat, bias.shape))
+
+
+@partial(traced_once, signature=[_VECTOR, _VECTOR, _VECTOR, _SCALAR])
+def _fitting(steps: Any, largest: Any, bias: Any, input_step: Any) -> tuple[Any, Any, Any]:
+    """Steps with which a bias fits 32 bits, what they were before over that, and the bias."""
+    wider = tf.maximum(steps, largest / (input_step * BIAS_MAX))
+    products = input_step * wider
+    return steps / wider, wider, tf.round(bias / products) * products
 
 
 def computed(wrapper: Any, x: Any, grid: Grid, output: Grid) -> Any:
@@ -100,23 +124,39 @@ def computed(wrapper: Any, x: Any, grid: Grid, output: Grid) -> Any:
     Sums of products are exact below 2^24. XNNPACK's are 32-bit integers, which it turns into
     float32 to multiply them; halves become even.
     """
-    codes, steps, bias = weights(wrapper)
-    # The converter is given float32 numbers, and divides in double precision.
-    scales = single(INT8_MAX * steps) / INT8_MAX
+    codes, steps, bias = weights(wrapper, grid.scale)
     codes = tf.cast(codes, tf.float32)
-    scales = tf.reshape(scales, [-1])
+    whole, ratio, exact = _requantization(
+        tf.reshape(steps, [-1]),
+        tf.zeros([1], tf.float64) if bias is None else tf.reshape(bias, [-1]),
+        grid.scale,
+        output.scale,
+    )
     if bias is not None:
-        bias = tf.cast(round_away(single(bias) / (grid.scale * scales)), tf.float32)
+        whole = tf.reshape(whole, bias.shape)
     if wrapper.weight_axes:
         (name,) = wrapper.weight_axes
-        y = backend.call_with(wrapper.layer, x, name, codes, bias)
+        y = backend.call_with(wrapper.layer, x, name, codes, None if bias is None else whole)
     else:
-        y = x * codes + bias
-    scales = single(scales)
+        y = x * codes + whole
     if isinstance(wrapper.layer, TRANSPOSED) and wrapper.any_batch:
-        return _in_eights(y, grid.scale * scales / output.scale)
-    ratio = ratio_of(grid.scale, scales, over=output.scale)
-    return tf.round(y * tf.cast(ratio, tf.float32))
+        return _in_eights(y, exact)
+    return tf.round(y * ratio)
+
+
+@partial(traced_once, signature=[_VECTOR, _VECTOR, _SCALAR, _SCALAR])
+def _requantization(steps: Any, bias: Any, scale: Any, output: Any) -> tuple[Any, Any, Any]:
+    """The bias in steps of the products, and those over the output's, as XNNPACK has them.
+
+    Returns:
+        Both in float32; the second one also in float64, without rounding.
+    """
+    # The converter is given float32 numbers, and divides in double precision.
+    scales = single(INT8_MAX * steps) / INT8_MAX
+    whole = round_away(single(bias) / (scale * scales))
+    scales = single(scales)
+    ratio = ratio_of(scale, scales, over=output)
+    return tf.cast(whole, tf.float32), tf.cast(ratio, tf.float32), scale * scales / output
 
 
 def _in_eights(sums: Any, ratio: Any) -> Any:

@@ -163,14 +163,20 @@ class Quantize(ScheduledLayer):
         kernel: str = "",
     ) -> Any:
         phase = self.advance(training)
+        found = self.quantizer.sources.get((slot, kernel))
+        simulated = partial(self.simulate, phase=phase, slot=slot)
+        if found is not None:
+            return exact.merge_result(found, source, self.quantizer, inputs, simulated, phase)
+        if self.spec.bits == 16:
+            return exact.nearest(self.quantizer, inputs, simulated, phase)
+        return simulated(inputs)
+
+    def simulate(self, inputs: Any, phase: Phase, slot: int | None) -> Any:
+        """What training computes: the nearest steps."""
         x, ceiling = inputs, None
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
             x, ceiling = _before_relu(x)
-        x = self.quantizer(x, phase, slot, ceiling)
-        found = self.quantizer.sources.get((slot, kernel))
-        if found is not None:
-            return exact.merge_result(found, source, self.quantizer, x, phase)
-        return exact.nearest(inputs, self.quantizer, x, phase) if self.spec.bits == 16 else x
+        return self.quantizer(x, phase, slot, ceiling)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

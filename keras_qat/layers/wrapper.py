@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +10,7 @@ import tensorflow as tf
 from keras_qat import backend, patterns, specs
 from keras_qat.layers import exact, folding
 from keras_qat.layers.quantize import ActivationQuantizer
-from keras_qat.layers.scheduled import ScheduledLayer
+from keras_qat.layers.scheduled import Phase, ScheduledLayer
 from keras_qat.layers.weights import WeightQuantizer
 
 __all__ = ["QuantizeWrapper"]
@@ -101,12 +102,16 @@ class QuantizeWrapper(ScheduledLayer):
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
+        return exact.wrapper_result(self, inputs, partial(self.simulate, phase=phase), phase)
+
+    def simulate(self, inputs: Any, phase: Phase) -> Any:
+        """What training computes: in real numbers, rounded to the nearest step."""
         x = folding.FOLDS[self.fold](self, inputs, phase)
         if self.activation is not None and self.ceiling is None:
             x = self.activation(x)
         if self.output_quantizer is not None:
             x = self.output_quantizer(x, phase, ceiling=self.ceiling)
-        return exact.wrapper_result(self, inputs, x, phase)
+        return x
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)
