@@ -127,6 +127,7 @@ def run(name: str) -> None:
             reloaded = keras.models.load_model(path)
         outputs = reloaded(x[:BATCH], training=False)
         result["reloads"] = np.array_equal(expected, outputs)
+        del reloaded
     with result.step("export"):
         contents = keras_qat.export_tflite(qat)
         result["file_mb"] = round(len(contents) / 1e6, 2)

@@ -287,14 +287,19 @@ class _Visitor:
     def _kernel(self, value: Value, found: Range) -> dict[str, Any]:
         """What a quantizer has to know of the kernel in front of it, to compute as that does."""
         call, bits = value.producer, found.spec.bits
-        if call is None or self.plan.recipe.placement == "contrib":
+        kernels = exact.KERNELS.get(bits)
+        if kernels is None or self.plan.recipe.placement == "contrib":
             return {}
+        # Averages, which are rounded in a way of their own, come from kernels only.
+        by_itself = {} if value in found.rounded else {"kernel": exact.NEAREST}
+        if call is None:
+            return by_itself
         kind = kind_of(call)
         if kind in CLIPS and call.inputs[0] not in self.range_of:  # One operation at run time.
             call = call.inputs[0].producer or call
             kind = kind_of(call)
         known = all(self._source_bits(each) == bits for each in call.inputs)
-        if not known or kind not in exact.KERNELS.get(bits, {}):
-            return {}
+        if not known or kind not in kernels:
+            return by_itself
         tensors = [self.current[each] for each in call.inputs]
         return {"source": tensors, "kernel": f"{kind} {call.name}"}

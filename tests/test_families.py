@@ -98,11 +98,12 @@ def test_it_reloads_equal(name, tmp_path):
         for each in family.structures
     ],
 )
-def test_the_file_gives_the_codes_of_the_simulation(name, structure):
+def test_the_file_gives_the_codes_of_the_model(name, structure):
+    """Layers in float add up in another order there, by which a code may be another one."""
     family = FAMILIES[name]
     report = made(name).report.outputs[list(family.structures).index(structure)]
-    assert report.identical >= family.identical
-    assert report.max_difference <= family.largest
+    assert report.identical >= (1 if family.int8 else 0.99)
+    assert report.max_difference <= (0 if family.int8 else 1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,6 +24,7 @@ from keras_qat.patterns import ceiling_of, is_known
 
 __all__ = [
     "KERNELS",
+    "NEAREST",
     "Source",
     "has_kernel",
     "merge_result",
@@ -59,6 +60,9 @@ def _in_int16(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 Simulated = Callable[[Any], Any]
 """What training computes from a layer's input: in real numbers, rounded to the nearest step."""
+
+NEAREST = "nearest"
+"""In place of a kernel: what a `Quantize` layer rounds that is no kernel's result."""
 
 KERNELS = {
     8: INT8_KERNELS,
@@ -155,10 +159,14 @@ def merge_result(
 
 
 def nearest(quantizer: Any, inputs: Any, simulated: Simulated, phase: Phase) -> Any:
-    """`inputs` rounded to the nearest of 65 536 steps, for which float32 is too coarse."""
+    """`inputs` rounded to the nearest step, as the caller of a file rounds its inputs.
+
+    With 16 bits, float32 is too coarse for that.
+    """
 
     def exact(output: Grid) -> Any:
-        return output.clip(tf.floor(tf.cast(inputs, tf.float64) / output.scale + 0.5))
+        dtype = DTYPES[quantizer.spec.bits]
+        return output.clip(tf.floor(tf.cast(inputs, dtype) / tf.cast(output.scale, dtype) + 0.5))
 
     return at_inference([quantizer], exact, inputs, simulated, phase)
 

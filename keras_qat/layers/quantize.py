@@ -167,7 +167,7 @@ class Quantize(ScheduledLayer):
         simulated = partial(self.simulate, phase=phase, slot=slot)
         if found is not None:
             return exact.merge_result(found, source, self.quantizer, inputs, simulated, phase)
-        if self.spec.bits == 16:
+        if kernel == exact.NEAREST:
             return exact.nearest(self.quantizer, inputs, simulated, phase)
         return simulated(inputs)
 
