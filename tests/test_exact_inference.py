@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.backend import keras
-from keras_qat.grid import Grid
-from keras_qat.int8_kernels import INT8_KERNELS
+from keras_qat.integer_kernels.grid import Grid
+from keras_qat.integer_kernels.int8 import INT8_KERNELS
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.simulate import codes as simulated
 from keras_qat.simulate import elementwise

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.branching import cond, straight_through, with_gradient_of
-from keras_qat.grid import Grid, carry_steps, kept, steps_of
-from keras_qat.int8_kernels import INT8_KERNELS
-from keras_qat.int16_kernels import INT16_KERNELS
+from keras_qat.integer_kernels.grid import Grid, carry_steps, kept, steps_of
+from keras_qat.integer_kernels.int8 import INT8_KERNELS
+from keras_qat.integer_kernels.int16 import INT16_KERNELS
 from keras_qat.layers import bias as bias_lib
 from keras_qat.layers import int8, int16
 from keras_qat.layers.scheduled import Phase, infers

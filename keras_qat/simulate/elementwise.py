@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import int16_kernels
+from keras_qat.integer_kernels import int16
 from keras_qat.simulate.arithmetic import (
     divide_by_power_of_two,
     fixed_point,
@@ -79,7 +79,7 @@ def product(kernels: str, a: Codes, b: Codes, output: Grid) -> np.ndarray:
 def convert(kernels: str, x: Codes, output: Grid) -> np.ndarray:
     """The same real values on another grid."""
     if x.grid.is_int16:
-        return _in_int16(int16_kernels.convert, x, output)
+        return _in_int16(int16.convert, x, output)
 
     def function(steps: np.ndarray, grid: Grid, output: Grid) -> np.ndarray:
         ratio = grid.scale / output.scale
@@ -99,7 +99,7 @@ def _times_256th(steps: np.ndarray, ratio: np.float32) -> np.ndarray:
 def relu(kernels: str, x: Codes, output: Grid) -> np.ndarray:
     """The same real values; the caller clips them. XNNPACK does not take it."""
     if x.grid.is_int16:
-        return _in_int16(int16_kernels.relu, x, output)
+        return _in_int16(int16.relu, x, output)
 
     def function(steps: np.ndarray, grid: Grid, output: Grid) -> np.ndarray:
         return requantize("reference", steps, grid.scale / output.scale) + output.zero_point

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call, is_operation, takes_training
-from keras_qat.int16_kernels import INT16_KERNELS, OPTIMIZED
+from keras_qat.integer_kernels.int16 import INT16_KERNELS, OPTIMIZED
 from keras_qat.patterns import ROUNDING, ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.arithmetic import requantize

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.fixed_point import (
+from keras_qat.graph import Call
+from keras_qat.integer_kernels.fixed_point import (
     divide,
     exponent_of,
     fixed_point,
@@ -24,9 +25,8 @@ from keras_qat.fixed_point import (
     shift,
     shift_back,
 )
-from keras_qat.graph import Call
-from keras_qat.grid import ratio_of, single
-from keras_qat.kernel_inputs import axis_of, compute, constant, operands, resized
+from keras_qat.integer_kernels.grid import ratio_of, single
+from keras_qat.integer_kernels.inputs import axis_of, compute, constant, operands, resized
 
 __all__ = [
     "INT16_KERNELS",

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.branching import traced_once
-from keras_qat.fixed_point import (
+from keras_qat.graph import Call
+from keras_qat.integer_kernels.fixed_point import (
     divide,
     exponent_of,
     fixed_point,
@@ -26,9 +27,8 @@ from keras_qat.fixed_point import (
     shift,
     shift_back,
 )
-from keras_qat.graph import Call
-from keras_qat.grid import Grid, ratio_of, round_away, single
-from keras_qat.kernel_inputs import argument, axis_of, compute, constant, operands, resized
+from keras_qat.integer_kernels.grid import Grid, ratio_of, round_away, single
+from keras_qat.integer_kernels.inputs import argument, axis_of, compute, constant, operands, resized
 
 __all__ = ["INT8_KERNELS"]
 
