@@ -212,17 +212,13 @@ def at_inference(
         found.append(steps)
         return tf.cast(steps * tf.cast(grids[-1].scale, steps.dtype), x.dtype)
 
-    def replaced(y: Any) -> Any:
-        exactly = tf.ensure_shape(tf.stop_gradient(values(x)), y.shape)
-        return straight_through(lambda y: exactly, y)
-
-    if applies is not True:
+    if phase.training is not False:  # It may be training, which observes: once.
         y = simulated(x)
-        return cond(
-            applies,
-            lambda: replaced(y),
-            lambda: tf.identity(y),
-        )
-    y = with_gradient_of(values, simulated, x)
-    carry_steps(y, found[0], quantizers[-1])
+        exactly = tf.stop_gradient(cond(applies, lambda: values(x), lambda: tf.identity(y)))
+        return straight_through(lambda y: exactly, y)
+    y = with_gradient_of(
+        lambda x: cond(applies, lambda: values(x), lambda: simulated(x)), simulated, x
+    )
+    if applies is True:
+        carry_steps(y, found[0], quantizers[-1])
     return y
