@@ -64,3 +64,18 @@ def test_folded_batch_norm_with_a_tiny_gamma():
     qat = observe(keras_qat.quantize_model(model), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert report.differing == ()
+
+
+def test_factors_next_to_nothing():
+    """As ConvNeXt's LayerScale starts with: the converter has no finer steps than 5e-7 / 127."""
+
+    def build(x):
+        x = layers.Conv2D(4, 1, activation="relu")(x)
+        return layers.Conv2D(3, 1)(layers.BatchNormalization(name="scale")(x))
+
+    model = functional((6, 6, 4), build=build)
+    model.get_layer("scale").gamma.assign([1e-8, 3e-7, 2e-6, 1e-5])
+    x = images(64, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert [each.fed.identical for each in report.tensors[1:]] == [1, 1, 1]

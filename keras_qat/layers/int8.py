@@ -24,6 +24,9 @@ INT8_MAX = 127
 BIAS_MAX = 2.0**30
 """Largest code of a bias: half of what 32 bits hold, the rest is for the sum it is added to."""
 
+LEAST_STEP = 5e-7 / INT8_MAX
+"""Smallest step of a weight: the converter makes finer ones this wide."""
+
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)
 
 
@@ -99,6 +102,8 @@ def weights(wrapper: Any, input_step: Any) -> Weights:
     and what they round is next to nothing against the bias.
     """
     codes, steps, bias = folded(wrapper)
+    wider = tf.maximum(steps, LEAST_STEP)
+    codes, steps = tf.round(codes * (steps / wider)), wider
     if bias is None or input_step is None:
         return Weights(codes, steps, bias)
     flat, shape = tf.reshape(bias, [-1]), steps.shape
