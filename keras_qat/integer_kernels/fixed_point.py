@@ -20,6 +20,7 @@ __all__ = [
     "power_of_two",
     "shift",
     "shift_back",
+    "upper_bits",
 ]
 
 MANTISSA = 52
@@ -85,13 +86,18 @@ def multiply(x: Any, number: tuple[Any, Any], halves_up: bool = False) -> Any:
     return shift_back(product + shift_back(shift(tf.ones_like(bits), bits), 1), bits)
 
 
+def upper_bits(number: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A `fixed_point` number with a multiplier of 15 bits."""
+    multiplier, exponent = number
+    return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
+
+
 def multiply_sums(x: Any, number: tuple[Any, Any]) -> Any:
     """Whole numbers of 48 bits times a `fixed_point` number, of which 15 bits are taken.
 
     Rounded once, halves up: sums of int16 kernels.
     """
-    multiplier, exponent = number
-    multiplier = tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1)
+    multiplier, exponent = upper_bits(number)
     half = shift(tf.ones_like(exponent), 14 - exponent)
     return shift_back(x * multiplier + half, 15 - exponent)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Value, is_operation, map_values, takes_training
 
-__all__ = ["argument", "axis_of", "compute", "constant", "operands", "resized"]
+__all__ = ["argument", "axis_of", "compute", "constant", "interpolated", "operands"]
 
 
 def operands(call: Call, tensors: list[Any], constants: Callable[[np.ndarray], Any]) -> list[Any]:
@@ -62,8 +62,24 @@ def axis_of(call: Call) -> int:
     return -1 if axis is None else int(axis)
 
 
-def resized(layer: Any, x: Any) -> list[Any]:
-    """Height and width that a layer gives the images `x`."""
+def interpolated(call: Call, x: Any, neighbours: Callable[[Any, Any], Any], bits: int) -> Any:
+    """Sums of the four codes next to each pixel of a resized image, times their shares.
+
+    Args:
+        call: of a layer that resizes.
+        x: the images' codes, int64.
+        neighbours: from an axis' sizes before and after to the two places next to each pixel, and
+            the second one's share in whole numbers of 1 / 2^`bits`.
+        bits: of a share. The sums have twice as many behind the point.
+    """
+    layer = call.layer
     if isinstance(layer, keras.layers.Resizing):
-        return [layer.height, layer.width]
-    return [tf.shape(x)[axis + 1] * layer.size[axis] for axis in (0, 1)]
+        sizes = [layer.height, layer.width]
+    else:
+        sizes = [tf.shape(x)[axis + 1] * layer.size[axis] for axis in (0, 1)]
+    for axis, size in zip((1, 2), sizes, strict=True):
+        low, high, share = neighbours(tf.shape(x)[axis], tf.convert_to_tensor(size))
+        share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
+        first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)
+        x = first * (2**bits - share) + second * share
+    return x

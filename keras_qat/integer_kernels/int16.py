@@ -26,7 +26,7 @@ from keras_qat.integer_kernels.fixed_point import (
     shift_back,
 )
 from keras_qat.integer_kernels.grid import ratio_of, single
-from keras_qat.integer_kernels.inputs import axis_of, compute, constant, operands, resized
+from keras_qat.integer_kernels.inputs import axis_of, compute, constant, interpolated, operands
 
 __all__ = [
     "INT16_KERNELS",
@@ -241,17 +241,12 @@ def _round(x: np.ndarray) -> np.ndarray:
 
 def _resize(call: Call, codes: list[Any], steps: list[Any], output: Any) -> Any:
     """Bilinear interpolation between pixel centres, with shares of 1024ths."""
-    (x,) = codes
-    for axis, size in zip((1, 2), resized(call.layer, x), strict=True):
-        low, high, share = _neighbours(tf.shape(x, tf.int64)[axis], tf.cast(size, tf.int64))
-        share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
-        first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)
-        x = first * (2**10 - share) + second * share
-    return divide(x, tf.constant(20, tf.int64))
+    return divide(interpolated(call, codes[0], _neighbours, 10), tf.constant(20, tf.int64))
 
 
 def _neighbours(old: Any, new: Any) -> tuple[Any, Any, Any]:
     """For each pixel of a resized axis the two next to it, and the second's share."""
+    old, new = (tf.cast(each, tf.int64) for each in (old, new))
     scale = (shift(old, 10) + new // 2) // new
     place = tf.range(new) * scale + scale // 2 - 2**9
     low = tf.maximum(shift_back(place, 10), 0)

@@ -26,9 +26,17 @@ from keras_qat.integer_kernels.fixed_point import (
     power_of_two,
     shift,
     shift_back,
+    upper_bits,
 )
 from keras_qat.integer_kernels.grid import Grid, ratio_of, round_away, single
-from keras_qat.integer_kernels.inputs import argument, axis_of, compute, constant, operands, resized
+from keras_qat.integer_kernels.inputs import (
+    argument,
+    axis_of,
+    compute,
+    constant,
+    interpolated,
+    operands,
+)
 
 __all__ = ["INT8_KERNELS"]
 
@@ -198,10 +206,11 @@ def _hard_swish(steps: Any, grid: Grid, output: Grid) -> Any:
     """x * relu6(x + 3) / 6 in 16 bits; XNNPACK leaves it to TFLite's kernel."""
     fine = grid.scale / 128.0
     value = shift(tf.cast(steps, tf.int64), 7)
-    factor, exponent = _fixed_point_16(single(fine / output.scale))
+    factor, exponent = upper_bits(fixed_point(single(fine / output.scale)))
     scaled = _high_product_16(value, factor)
     # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
-    gate_factor, gate_exponent = _fixed_point_16(single(fine / np.float64(np.float32(3 / 32768))))
+    gate_ratio = single(fine / np.float64(np.float32(3 / 32768)))
+    gate_factor, gate_exponent = upper_bits(fixed_point(gate_ratio))
     gate = _saturate_16(shift(value, tf.maximum(gate_exponent - 1, 0)))
     gate = _high_product_16(gate, gate_factor)
     gate = tf.where(gate_exponent > 0, _saturate_16(shift(gate, 1)), gate)
@@ -209,12 +218,6 @@ def _hard_swish(steps: Any, grid: Grid, output: Grid) -> Any:
     product = gate * scaled
     product = tf.sign(product) * shift_back(tf.abs(product), 15)
     return divide(product, tf.maximum(-exponent, 0))
-
-
-def _fixed_point_16(number: Any) -> tuple[Any, Any]:
-    """The same with a multiplier of 15 bits."""
-    multiplier, exponent = fixed_point(number)
-    return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
 
 
 def _high_product_16(a: Any, b: Any) -> Any:
@@ -256,14 +259,9 @@ def _prelu(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any
 
 def _resize(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
     """XNNPACK's bilinear interpolation: weights are whole numbers of 2048ths; halves go up."""
-    x, zero_point = tf.cast(steps[0], tf.int64), tf.cast(output.zero_point, tf.int64)
-    codes = x + zero_point
-    for axis, size in zip((1, 2), resized(call.layer, x), strict=True):
-        low, high, share = _neighbours(tf.shape(x)[axis], size)
-        share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
-        first, second = tf.gather(codes, low, axis=axis), tf.gather(codes, high, axis=axis)
-        codes = first * (2**11 - share) + second * share
-    return tf.cast(shift_back(codes + 2**21, 22) - zero_point, tf.float32)
+    zero_point = tf.cast(output.zero_point, tf.int64)
+    sums = interpolated(call, tf.cast(steps[0], tf.int64) + zero_point, _neighbours, 11)
+    return tf.cast(shift_back(sums + 2**21, 22) - zero_point, tf.float32)
 
 
 def _neighbours(old: Any, new: Any) -> tuple[Any, Any, Any]:
