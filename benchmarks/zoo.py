@@ -12,6 +12,7 @@ library is run beside it.
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import importlib.metadata
 import importlib.util
@@ -79,7 +80,7 @@ def main() -> None:
         for task in concurrent.futures.as_completed(tasks):
             row = task.result()
             rows[row["name"]] = row
-            print(line(row, arguments.tfmot), flush=True)
+            print(line(row, arguments.tfmot), remark(row), flush=True)
             save(rows, arguments.output)
     print(f"\n{summary(rows, arguments.tfmot)}")
     raise SystemExit(0 if all(is_green(row) for row in rows.values()) else 1)
@@ -178,13 +179,16 @@ def line(row: dict[str, Any], tfmot: bool) -> str:
     if tfmot:
         cells.append(tfmot_cell(row.get("tfmot")))
         widths.append(30)
-    text = "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+
+
+def remark(row: dict[str, Any]) -> str:
+    """What went wrong, or what stays in float and why; nothing of most models."""
     if "error" in row:
-        text += f" {failed}: {row['error']}"
-    elif row.get("float_layers"):
-        reasons = sorted(set(row["float_layers"].values()))
-        text += f" {len(row['float_layers'])} layers in float: {'; '.join(reasons)}"
-    return text
+        return f"{row['name']}: {row['error']}"
+    kept = collections.Counter(row["float_layers"].values())
+    reasons = "; ".join(f"{count} layers ({reason})" for reason, count in sorted(kept.items()))
+    return f"{row['name']}: in float {reasons}" if kept else ""
 
 
 def mark(passed: Any) -> str:
@@ -202,6 +206,20 @@ def tfmot_cell(row: dict[str, Any] | None) -> str:
     return f"int8 {row['operations'] - floating}/{row['operations']}"
 
 
+def steps(rows: list[dict[str, Any]]) -> list[str]:
+    """A second table: what each step took, and the largest memory of the process until its end."""
+    names = list(dict.fromkeys(name for row in rows for name in row.get("seconds", {})))
+    lines = [f"| model | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for row in rows:
+        cells = [
+            f"{row['seconds'][name]:.1f} s, {row['peak_mb'][name]} MB" if name in found else "-"
+            for found in [row.get("seconds", {})]
+            for name in names
+        ]
+        lines.append(f"| {' | '.join([row['name'], *cells])} |")
+    return lines
+
+
 def facts() -> dict[str, Any]:
     """What the numbers depend on."""
     packages = ("tensorflow", "tensorflow-cpu", "tf-keras", "ai-edge-litert", "keras-qat")
@@ -217,7 +235,8 @@ def facts() -> dict[str, Any]:
 def summary(rows: dict[str, dict[str, Any]], tfmot: bool) -> str:
     """The whole table, by name, with what its columns mean."""
     ordered = [rows[name] for name in sorted(rows)]
-    lines = [header(tfmot), *(line(row, tfmot) for row in ordered), "", *NOTES]
+    lines = [header(tfmot), *(line(row, tfmot) for row in ordered), "", *NOTES, ""]
+    lines += [*filter(None, map(remark, ordered)), "", *steps(ordered), ""]
     green = sum(map(is_green, ordered))
     all_int8 = sum(is_green(row) and not row["float_layers"] for row in ordered)
     lines.append(f"{green} of {len(ordered)} green, {all_int8} of them all int8; {facts()}")

@@ -29,6 +29,7 @@ class Folded:
         rounding: the largest change of a weight, in steps of its training, because TFLite's codes
             end at 127: 0 but for wide asymmetric 8-bit ranges.
         bias_codes: the bias in whole steps of the products, int64, where an int16 kernel computes.
+        placeholder: whether TFLite's converter gets a placeholder for the kernel.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Folded:
     bias: np.ndarray | None
     rounding: float = 0.0
     bias_codes: np.ndarray | None = None
+    placeholder: bool = False
 
 
 def fold(wrapper: Any) -> Folded:

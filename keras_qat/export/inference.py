@@ -19,6 +19,7 @@ from keras_qat.backend import keras
 from keras_qat.export import folded, int16, spelling
 from keras_qat.export.barrier import barrier
 from keras_qat.export.names import SCOPE, as_scope, scope_of
+from keras_qat.export.placeholders import with_placeholders
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
@@ -32,6 +33,7 @@ def inference_module(
     model: Any,
     for_tflite: bool = False,
     input_range: tuple[float, float] | None = None,
+    placeholders: bool = False,
 ) -> tf.Module:
     """A module whose `serve` computes the folded, quantized model.
 
@@ -40,6 +42,7 @@ def inference_module(
         for_tflite: whether operations are spelled the way that TFLite's converter quantizes them.
         input_range: range of the model's inputs that have no quantizer; they stay in float
             without one.
+        placeholders: whether large kernels are left out, to be written into the file.
 
     Returns:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
@@ -48,7 +51,7 @@ def inference_module(
     graph = graph_lib.read(model)
     values = values_in(graph.inputs)
     signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in values]
-    writer = _Writer(graph, for_tflite)
+    writer = _Writer(graph, for_tflite, placeholders)
 
     def serve(*inputs: Any) -> dict[str, Any]:
         with tf.name_scope(SCOPE):
@@ -91,13 +94,15 @@ def call_module(writer: _Writer, call: Call) -> tf.Module:
 class _Writer:
     """Computes the calls of a model in their exported form, and keeps track of ranges."""
 
-    def __init__(self, graph: Graph, for_tflite: bool) -> None:
+    def __init__(self, graph: Graph, for_tflite: bool, placeholders: bool) -> None:
         self.graph, self.for_tflite = graph, for_tflite
         self.spelled = spelling.as_tflite if for_tflite else spelling.as_keras
         layers = graph.call_counts()
         self.folded = {
             layer: folded.fold(layer) for layer in layers if isinstance(layer, QuantizeWrapper)
         }
+        if placeholders:
+            self.folded = with_placeholders(self.folded)
         self.float_weights = {
             layer: folded.whole_steps(layer)
             for layer in layers
@@ -122,7 +127,7 @@ class _Writer:
                 f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
                 f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "
                 f"most 7 bits for a file that computes what was trained.",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def apply_in_scope(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_qat.backend import keras, recurrence, swapped
 from keras_qat.export.folded import Folded
+from keras_qat.export.placeholders import PLACEHOLDER
 from keras_qat.export.recurrent import rnn
 
 __all__ = ["as_keras", "as_tflite", "in_float"]
@@ -312,7 +313,7 @@ def _add_bias(y: Any, folded: Folded) -> Any:
 def _per_tensor(folded: Folded, shape: tuple[int, ...]) -> Any:
     limit = float(folded.limits.item())  # type: ignore[union-attr]
     return tf.quantization.fake_quant_with_min_max_args(
-        folded.kernel.reshape(shape), -limit, limit, num_bits=8, narrow_range=True
+        _given(folded, shape), -limit, limit, num_bits=8, narrow_range=True
     )
 
 
@@ -320,8 +321,15 @@ def _per_channel(folded: Folded, shape: tuple[int, ...] | None = None) -> Any:
     shape = folded.kernel.shape if shape is None else shape
     limits = folded.limits.reshape([-1])  # type: ignore[union-attr]
     return tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        folded.kernel.reshape(shape), -limits, limits, num_bits=8, narrow_range=True
+        _given(folded, shape), -limits, limits, num_bits=8, narrow_range=True
     )
+
+
+def _given(folded: Folded, shape: tuple[int, ...]) -> Any:
+    """The kernel that the converter is given."""
+    if folded.placeholder:
+        return tf.constant(PLACEHOLDER, tf.float32, shape)
+    return folded.kernel.reshape(shape)
 
 
 SPELLINGS = {

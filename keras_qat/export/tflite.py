@@ -12,9 +12,10 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.export import int4, int16
 from keras_qat.export.files import check_writable, replacing
-from keras_qat.export.folded import Folded, scales_of_float_layers
+from keras_qat.export.folded import scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
 from keras_qat.export.packing import pack_weights
+from keras_qat.export.placeholders import write_kernels
 from keras_qat.flatbuffer import edit
 from keras_qat.patterns import NO_INT16, kind_of
 from keras_qat.specs import QuantSpec
@@ -72,16 +73,13 @@ def export_tflite(
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
     check_exportable(model)
     target = None if path is None else check_writable(path)
-    module = inference_module(model, for_tflite=True, input_range=input_range)
-    try:
-        contents = convert(module, *types)
-    except ConverterError as error:
-        raise ValueError(explain(error, module)) from error
-    file = edit.unpack(contents)
-    layers = [each for each in module.writer.folded.values() if isinstance(each, Folded)]
+    writer, file = _converted(model, input_range, types, placeholders=True)
+    if not write_kernels(file, writer.folded.values()):
+        writer, file = _converted(model, input_range, types, placeholders=False)
+    layers = writer.folded.values()
     biases = [(each.bias, each.bias_codes) for each in layers if each.bias is not None]
     if wide:
-        calls = [each for each in module.writer.graph.calls if kind_of(each) in NO_INT16]
+        calls = [each for each in writer.graph.calls if kind_of(each) in NO_INT16]
         int16.widen(file, biases, [w.numpy() for each in calls for w in each.layer.weights])
     if pack_int4 and not int4.pack_weights(file, biases):
         raise ValueError(
@@ -96,6 +94,17 @@ def export_tflite(
         with replacing(target) as scratch:
             scratch.write_bytes(contents)
     return contents
+
+
+def _converted(
+    model: Any, input_range: tuple[float, float] | None, types: list[Any], placeholders: bool
+) -> tuple[Any, Any]:
+    """The writer of a model's inference function, and what the converter makes of it, unpacked."""
+    module = inference_module(model, True, input_range, placeholders)
+    try:
+        return module.writer, edit.unpack(convert(module, *types))
+    except ConverterError as error:
+        raise ValueError(explain(error, module)) from error
 
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> Any:
