@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from keras_qat import specs
@@ -98,18 +99,16 @@ def rewrite(plan: Plan) -> QuantizedModel:
 
 
 def link(model: QuantizedModel) -> None:
-    """Tells each wrapper what quantizes its input: the scale of its bias follows from that.
+    """Tells each wrapper what quantizes the input and the result of its calls.
 
     Quantizers behind kernels that round in a way of their own are told the same, and the layer.
     """
-    found: dict[QuantizeWrapper, set[Any]] = {}
-    behind: dict[QuantizeWrapper, set[Any]] = {}
     graph = read(model)
     consumers = graph.consumers()
     for call in graph.calls:
         if isinstance(call.layer, QuantizeWrapper):
-            found.setdefault(call.layer, set()).add(_quantizer_of(call.inputs[0]))
-            behind.setdefault(call.layer, set()).add(_quantizer_behind(call.output, consumers))
+            ends = _quantizer_of(call.inputs[0]), _quantizer_behind(call.output, consumers)
+            call.layer.ends[call.kwargs.get("call", 0)] = ends
         elif "source" in call.kwargs:
             unquantized, *sources = call.inputs
             before, maker = [_quantizer_of(each) for each in sources], unquantized.producer
@@ -120,10 +119,6 @@ def link(model: QuantizedModel) -> None:
                     activation, maker = maker.layer, maker.inputs[0].producer
                 source = exact.Source(kind, maker, activation, before)
                 call.layer.quantizer.sources[slot, kernel] = source
-    for wrapper, quantizers in found.items():
-        after = behind[wrapper]
-        wrapper.input_quantizer = quantizers.pop() if len(quantizers) == 1 else None
-        wrapper.result_quantizer = after.pop() if len(after) == 1 else None
 
 
 def _quantizer_of(value: Value) -> Any:
@@ -169,6 +164,8 @@ class _Visitor:
         self.sources: dict[Any, list[Any]] = {}
         """New layer -> the weights that it starts from."""
         self.calls: list[Call] = []
+        self.emitted: Counter[Any] = Counter()
+        """New layer -> how many of the calls are its."""
         self.current: dict[Value, Value] = {}
         """Value of the plan -> the value that takes its place."""
 
@@ -182,7 +179,9 @@ class _Visitor:
             if group is None:
                 self._emit(self._clone(call), call, call)
             elif call is group.calls[-1]:
-                self._emit(self._wrap(group), group.kernel, call)
+                wrapper = self._wrap(group)
+                number = self.emitted[wrapper]
+                self._emit(wrapper, group.kernel, call, **({"call": number} if number else {}))
         outputs = map_values(self.current.__getitem__, graph.outputs)
         return Graph(graph.name, inputs, outputs, graph.output_names, self.calls)
 
@@ -190,12 +189,14 @@ class _Visitor:
         self.current[value] = Value(value.name, value.shape, value.dtype)
         return self.current[value]
 
-    def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
+    def _emit(self, layer: Any, reads: Call, writes: Call, **kwargs: Any) -> None:
         """`layer` on what `reads` reads, in place of what `writes` computes."""
-        args, kwargs = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
+        args, others = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
+        kwargs.update(others)
         self.calls.append(
             Call(layer, args, kwargs, map_values(self._copy, writes.outputs), layer.name)
         )
+        self.emitted[layer] += 1
         for value in values_in(writes.outputs):
             self._quantize(value)
 

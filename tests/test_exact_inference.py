@@ -222,3 +222,24 @@ def test_functions_near_a_half(kind):
         steps = INT8_KERNELS[kind](None, [tf.constant(x.steps, tf.float32)], [grid], output)
         found = output.clip(steps).numpy() + output_codes.zero_point
         np.testing.assert_array_equal(found, np.clip(expected, -128, 127))
+
+
+def test_each_call_of_a_shared_layer_has_its_own_ranges():
+    body = keras.Sequential(
+        [
+            layers.Conv2D(6, 3, padding="same"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.DepthwiseConv2D(3),
+            layers.Flatten(),
+            layers.Dense(5, activation="relu"),
+        ]
+    )
+    model = functional(
+        *[(8, 8, 4)] * 2, build=lambda x, y: layers.Dense(3)(layers.Add()([body(x), body(y)]))
+    )
+    x = [images(64), 3 * images(64, seed=9)]
+    qat = observe(keras_qat.quantize_model(scramble(model)), *x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert len(report.tensors) == 10
+    assert all(each.run.identical == 1 for each in report.tensors)

@@ -82,7 +82,7 @@ def test_kernels_with_the_same_steps_are_told_apart():
 
 
 def test_a_layer_that_is_called_twice_has_one_kernel():
-    layer = layers.Conv2D(6, 3, padding="same", use_bias=False)
+    layer = layers.Conv2D(6, 3, padding="same")
     qat, x = observed((8, 8, 6), lambda x: layer(layer(x)))
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x).identical == 1.0

@@ -43,7 +43,7 @@ class Folded:
 
 def fold(wrapper: Any) -> Folded:
     """Folds the BatchNormalization of a wrapper into its kernel and bias."""
-    if exact.has_kernel(wrapper) and wrapper.input_quantizer.spec.bits == 16:
+    if exact.has_kernel(wrapper) and wrapper.ends[0][0].spec.bits == 16:
         return _fold_int16(wrapper)
     if int8.has_codes(wrapper):
         return _fold_int8(wrapper)
@@ -65,9 +65,7 @@ def fold(wrapper: Any) -> Folded:
 
 def _fold_int8(wrapper: Any) -> Folded:
     """The weights as the layer itself computes with them at inference."""
-    quantizer = wrapper.input_quantizer
-    input_step = None if quantizer is None else exact.grid_of(quantizer).scale
-    found = int8.weights(wrapper, input_step)
+    found = int8.weights(wrapper, exact.input_step(wrapper))
     codes, steps, bias = (None if each is None else each.numpy() for each in found)
     return _folded(wrapper, codes, steps, bias)
 
@@ -82,8 +80,7 @@ def _folded(wrapper: Any, codes: Any, steps: Any, bias: Any) -> Folded:
 
 def _fold_int16(wrapper: Any) -> Folded:
     """The same for an int16 kernel."""
-    quantizers = wrapper.input_quantizer, wrapper.result_quantizer
-    before, after = (exact.grid_of(each).scale for each in quantizers)
+    before, after = (exact.grid_of(each).scale for each in wrapper.ends[0])
     weights = int16.weights(wrapper, before, after)
     codes, steps = weights.codes.numpy(), weights.steps.numpy()
     if weights.bias is None:

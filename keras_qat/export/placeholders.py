@@ -50,8 +50,9 @@ def with_placeholders(folded: dict[Any, Folded]) -> dict[Any, Folded]:
     count = Counter(map(_identity, quantized))
 
     def is_chosen(wrapper: Any, each: Folded) -> bool:
-        found = type(wrapper.layer) in LAYERS and wrapper.input_quantizer is not None
-        return found and each.limits is not None and count[_identity(each)] == 1
+        befores = [before for before, _ in wrapper.ends.values()]
+        found = type(wrapper.layer) in LAYERS and befores and None not in befores
+        return bool(found) and each.limits is not None and count[_identity(each)] == 1
 
     return {
         wrapper: dataclasses.replace(each, placeholder=is_chosen(wrapper, each))

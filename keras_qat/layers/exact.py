@@ -27,6 +27,7 @@ __all__ = [
     "NEAREST",
     "Source",
     "has_kernel",
+    "input_step",
     "merge_result",
     "nearest",
     "with_rounded_bias",
@@ -74,28 +75,38 @@ DTYPES = {8: tf.float32, 16: tf.float64}
 """Bits of activations -> what holds their steps, and the sums of products of them."""
 
 
-def has_kernel(wrapper: Any) -> bool:
-    """Whether a kernel computes a wrapper from one known grid to another."""
-    ends = wrapper.input_quantizer, wrapper.result_quantizer
+def has_kernel(wrapper: Any, call: int = 0) -> bool:
+    """Whether a kernel computes a call of a wrapper from one known grid to another.
+
+    int16 kernels do so of wrappers that have the same grids in all calls, as the steps of the
+    weights follow from them.
+    """
+    ends = wrapper.ends.get(call, (None, None))
     if any(each is None or each.spec.bits not in KERNELS for each in ends):
         return False
     if ends[0].spec.bits != ends[1].spec.bits or not is_known(wrapper.layer):
+        return False
+    if ends[0].spec.bits == 16 and len(set(wrapper.ends.values())) > 1:
         return False
     if getattr(wrapper.layer, "data_format", None) == "channels_first":
         return False
     return int8.has_codes(wrapper)
 
 
-def wrapper_result(wrapper: Any, inputs: Any, simulated: Simulated, phase: Phase) -> Any:
-    """A wrapper's result, at inference that of its kernel."""
-    if not has_kernel(wrapper):
+def wrapper_result(wrapper: Any, call: int, inputs: Any, simulated: Simulated, phase: Phase) -> Any:
+    """The result of a call of a wrapper, at inference that of its kernel."""
+    if not has_kernel(wrapper, call):
         return simulated(inputs)
-    before, after = wrapper.input_quantizer, wrapper.result_quantizer
+    before, after = wrapper.ends[call]
     bits = after.spec.bits
 
     def exact(grid: Grid, output: Grid) -> Any:
         steps = steps_of(inputs, before, grid, DTYPES[bits])
-        y = (int16 if bits == 16 else int8).computed(wrapper, steps, grid, output)
+        if bits == 16:
+            y = int16.computed(wrapper, steps, grid, output)
+        else:
+            least = grid.scale if len(wrapper.ends) == 1 else input_step(wrapper)
+            y = int8.computed(wrapper, steps, grid, output, least)
         return output.clip(y, _ceiling(wrapper.activation))
 
     return at_inference([before, after], exact, inputs, simulated, phase)
@@ -185,6 +196,14 @@ def grid_of(quantizer: Any) -> Grid:
     """The grid of a quantizer's present range."""
     minimum, maximum = quantizer.observe(None, training=False)
     return Grid.of(minimum, maximum, quantizer.spec.bits)
+
+
+def input_step(wrapper: Any) -> Any:
+    """The smallest step of a wrapper's input in all of its calls; None if one is not known."""
+    quantizers = {before for before, _ in wrapper.ends.values()}
+    if not quantizers or None in quantizers:
+        return None
+    return tf.reduce_min([grid_of(each).scale for each in quantizers])
 
 
 def at_inference(

@@ -97,6 +97,9 @@ def _size(factor: Any) -> Any:
 def weights(wrapper: Any, input_step: Any) -> Weights:
     """The weights as files hold them, the bias rounded if the step of the input is known.
 
+    In a file each call of a layer has a bias of its own, in steps of its input. `input_step` is
+    the smallest of them, or None.
+
     Next to nothing is left of a channel's weights where training switched it off, but its bias
     stays. In steps of such weights it would not fit 32 bits; in the wider ones of this it does,
     and what they round is next to nothing against the bias.
@@ -110,9 +113,11 @@ def weights(wrapper: Any, input_step: Any) -> Weights:
     largest = tf.abs(flat)
     if shape.num_elements() == 1:
         largest = tf.reduce_max(largest, keepdims=True)
-    narrower, steps, flat = _fitting(tf.reshape(steps, [-1]), largest, flat, input_step)
-    codes = tf.round(codes * tf.reshape(narrower, shape))
-    return Weights(codes, tf.reshape(steps, shape), tf.reshape(flat, bias.shape))
+    narrower, steps, rounded = _fitting(tf.reshape(steps, [-1]), largest, flat, input_step)
+    codes, steps = tf.round(codes * tf.reshape(narrower, shape)), tf.reshape(steps, shape)
+    if wrapper.input_quantizer is None:
+        return Weights(codes, steps, bias)
+    return Weights(codes, steps, tf.reshape(rounded, bias.shape))
 
 
 @partial(traced_once, signature=[_VECTOR, _VECTOR, _VECTOR, _SCALAR])
@@ -123,13 +128,15 @@ def _fitting(steps: Any, largest: Any, bias: Any, input_step: Any) -> tuple[Any,
     return steps / wider, wider, tf.round(bias / products) * products
 
 
-def computed(wrapper: Any, x: Any, grid: Grid, output: Grid) -> Any:
+def computed(wrapper: Any, x: Any, grid: Grid, output: Grid, input_step: Any) -> Any:
     """A wrapper's result in steps of `output`, from the steps of its input: float32.
+
+    `input_step`: the smallest step of its input in all of its calls.
 
     Sums of products are exact below 2^24. XNNPACK's are 32-bit integers, which it turns into
     float32 to multiply them; halves become even.
     """
-    codes, steps, bias = weights(wrapper, grid.scale)
+    codes, steps, bias = weights(wrapper, input_step)
     codes = tf.cast(codes, tf.float32)
     whole, ratio, exact = _requantization(
         tf.reshape(steps, [-1]),

@@ -15,6 +15,9 @@ from keras_qat.layers.weights import WeightQuantizer
 
 __all__ = ["QuantizeWrapper"]
 
+Ends = tuple[ActivationQuantizer | None, ActivationQuantizer | None]
+"""What quantizes the input of a call, and what its result: the layer itself, or one behind it."""
+
 
 @backend.register
 class QuantizeWrapper(ScheduledLayer):
@@ -59,10 +62,14 @@ class QuantizeWrapper(ScheduledLayer):
         self.activation = _layer(activation)
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
-        self.input_quantizer: ActivationQuantizer | None = None
-        """What quantizes the input, if it is one and the same in all calls; set by the model."""
-        self.result_quantizer: ActivationQuantizer | None = None
-        """What quantizes the output likewise: the layer's own quantizer, or one behind it."""
+        self.ends: dict[int, Ends] = {}
+        """Number of a call -> what quantizes its input and its result; set by the model."""
+
+    @property
+    def input_quantizer(self) -> ActivationQuantizer | None:
+        """What quantizes the input, if it is one and the same in all calls."""
+        found = {before for before, _ in self.ends.values()}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def quantizers(self) -> list[Any]:
@@ -98,11 +105,12 @@ class QuantizeWrapper(ScheduledLayer):
         super().build(input_shape)
 
     @tf.autograph.experimental.do_not_convert
-    def compute(self, inputs: Any, training: Any) -> Any:
+    def compute(self, inputs: Any, training: Any, call: int = 0) -> Any:
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
-        return exact.wrapper_result(self, inputs, partial(self.simulate, phase=phase), phase)
+        simulated = partial(self.simulate, phase=phase)
+        return exact.wrapper_result(self, call, inputs, simulated, phase)
 
     def simulate(self, inputs: Any, phase: Phase) -> Any:
         """What training computes: in real numbers, rounded to the nearest step."""
