@@ -27,6 +27,7 @@ __all__ = [
     "clone",
     "config_of",
     "flat_inputs",
+    "operands",
     "read",
     "rebuild",
 ]
@@ -302,6 +303,12 @@ def _is_graph_model(layer: Any) -> bool:
 def is_operation(layer: Any) -> bool:
     """Whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
+
+
+def operands(call: Call, *names: str) -> list[Any]:
+    """The arguments of an operation by position, None for those that are not given."""
+    given = list(call.args) + [None] * (len(names) - len(call.args))
+    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
 
 
 def class_path(layer: Any) -> str:

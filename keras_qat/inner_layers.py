@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.backend import keras, register
 
-__all__ = ["Contract", "FoldSteps", "UnfoldSteps"]
+__all__ = ["Contract", "FoldSteps", "Roll", "UnfoldSteps"]
 
 
 @register
@@ -39,6 +39,34 @@ class FoldSteps(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.TensorShape([None, *input_shape[2:]])
+
+
+@register
+class Roll(keras.layers.Layer):
+    """`tf.roll` in parts: what leaves at one end of an axis comes in at the other.
+
+    Args:
+        shifts: by how many places.
+        axes: along which axes.
+    """
+
+    def __init__(self, shifts: list[int], axes: list[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shifts, self.axes = list(shifts), list(axes)
+
+    def call(self, inputs: Any) -> Any:
+        x = inputs
+        for shift, axis in zip(self.shifts, self.axes, strict=True):
+            size = x.shape[axis]
+            shift = shift if size is None else shift % size
+            if shift:
+                others = [slice(None)] * (axis % x.shape.rank)
+                last, first = slice(-shift, None), slice(None, -shift)
+                x = tf.concat([x[(*others, last)], x[(*others, first)]], axis)
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "shifts": self.shifts, "axes": self.axes}
 
 
 @register

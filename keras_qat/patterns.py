@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, class_path, is_operation, values_in
+from keras_qat.graph import Call, Graph, Value, class_path, is_operation, operands, values_in
 from keras_qat.hard_swish import HardSwish
-from keras_qat.inner_layers import Contract, FoldSteps, UnfoldSteps
+from keras_qat.inner_layers import Contract, FoldSteps, Roll, UnfoldSteps
 from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
 
 __all__ = ["Group", "groups", "kind_of"]
@@ -43,6 +43,7 @@ KINDS: dict[type, str] = {
     Contract: "product",
     _layers.Dot: "product",
     FoldSteps: "move",
+    Roll: "move",
     UnfoldSteps: "move",
     **dict.fromkeys(
         (
@@ -113,6 +114,7 @@ OPERATIONS: dict[str, str] = {
     "squeeze": "move",
     "compat.v1.squeeze": "move",
     "compat.v1.gather": "move",
+    "compat.v1.pad": "move",
     "tile": "move",
     "expand_dims": "move",
     "identity": "move",
@@ -130,6 +132,8 @@ OPERATIONS: dict[str, str] = {
     "nn.max_pool2d": "move",
     "nn.avg_pool": "average_pooling",
     "nn.avg_pool2d": "average_pooling",
+    "math.argmax": "index",
+    "math.argmin": "index",
 }
 """TensorFlow's name of an operation on symbolic tensors -> the kind of the layer it stands for."""
 
@@ -213,7 +217,16 @@ def _table_kind(call: Call) -> str | None:
         return None
     if kind == "mean" and any(value.masked for value in call.inputs):
         return None
+    if is_operation(layer) and layer.symbol == "compat.v1.pad" and not _pads_with_zeros(call):
+        return None
     return kind
+
+
+def _pads_with_zeros(call: Call) -> bool:
+    """Whether padding adds zeros or copies, which lie in any range."""
+    names = ("tensor", "paddings", "mode", "name", "constant_values")
+    number = operands(call, *names)[-1]
+    return number is None or (isinstance(number, (int, float)) and number == 0)
 
 
 def is_mean_of_one(call: Call) -> bool:

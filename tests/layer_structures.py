@@ -251,6 +251,22 @@ OPERATIONS = {
     "expand_squeeze": lambda x: tf.squeeze(tf.expand_dims(x, 1), 1),
     "sigmoid": lambda x: tf.sigmoid(x),
     "softmax": lambda x: tf.nn.softmax(x),
+    "pad": lambda x: tf.pad(x, [[0, 0], [1, 1], [2, 0], [0, 0]]),
+    "pad_conv": lambda x: _conv(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])),
+    "pad_reflect": lambda x: tf.pad(x, [[0, 0], [1, 1], [2, 0], [0, 0]], "REFLECT"),
+    "pad_symmetric": lambda x: tf.pad(x, [[0, 0], [1, 1], [2, 0], [0, 0]], mode="SYMMETRIC"),
+    "roll": lambda x: tf.roll(x, [2, -1], axis=[1, 2]),
+    "square": lambda x: tf.square(x),
+    "power": lambda x: x**2,
+    "abs": lambda x: tf.abs(x),
+    "sum": lambda x: tf.reduce_sum(x, axis=[1, 2]),
+    "sum_of_channels": lambda x: tf.reduce_sum(x, -1, keepdims=True),
+    "clip": lambda x: tf.clip_by_value(x, -0.5, 1.2),
+    "clip_at_zero": lambda x: tf.clip_by_value(1.5 * x, 0.0, 1.0),
+    "conv_clip": lambda x: tf.clip_by_value(_conv(x), 0, 1),
+    "resize_like": lambda x: tf.image.resize(
+        layers.MaxPooling2D()(x), tf.shape(x)[1:3], method="nearest"
+    ),
     "max_pool": lambda x: tf.nn.max_pool2d(x, 2, 2, "VALID"),
     "average_pool": lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"),
 }
@@ -261,6 +277,8 @@ OPERATION_MERGES = {
     "op_subtract": lambda x, z: x - z,
     "op_multiply": lambda x, z: x * z,
     "op_maximum": lambda x, z: tf.maximum(x, z),
+    "op_distance": lambda x, z: tf.abs(x - z),
+    "op_squared_difference": lambda x, z: tf.math.squared_difference(x, z),
     "op_concat": lambda x, z: tf.concat([x, z], axis=-1),
 }
 

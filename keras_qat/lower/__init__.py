@@ -58,7 +58,18 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
         graph = with_channels_last(recognize_hard_swish(graph), made)
     calls = [each for call in graph.calls for each in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
-    return _drop_identities(merge_twins(graph) if activations else graph)
+    return _drop_identities(_drop_unread(merge_twins(graph)) if activations else graph)
+
+
+def _drop_unread(graph: Graph) -> Graph:
+    """Without integers that nobody reads any more: a shape that was asked for to resize to it."""
+    read, calls = set(values_in(graph.outputs)), []
+    for call in reversed(graph.calls):
+        made = values_in(call.outputs)
+        if read.intersection(made) or any(value.is_float for value in made):
+            calls.append(call)
+            read.update(call.inputs)
+    return dataclasses.replace(graph, calls=calls[::-1])
 
 
 def _drop_identities(graph: Graph) -> Graph:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Value
+from keras_qat.graph import Call, Value, operands
+from keras_qat.inner_layers import Roll
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
 from keras_qat.lower.merges import convert_fixed_ranges
-from keras_qat.lower.parts import Lowering, Made, operands
+from keras_qat.lower.parts import Lowering, Made, between, path
 
 __all__ = ["OPERATIONS"]
 
@@ -39,17 +46,108 @@ def _rescaling(call: Call, made: Made, scale: float) -> Call:
     return Call(rescaling, (call.inputs[0],), {}, call.output, call.name)
 
 
-def _split_resize(call: Call, made: Made) -> list[Call]:
-    """tf.image.resize(x, (h, w)) -> Resizing, where it can do the same."""
+def _split_square(call: Call, made: Made) -> list[Call]:
+    """The square of a tensor -> Multiply of it and itself."""
+    x = call.inputs[0]
+    multiply = made.layer(call.layer, "multiply", lambda: _layers.Multiply(name=call.layer.name))
+    return [Call(multiply, ([x, x],), {}, call.output, call.name)] if x.is_float else []
+
+
+def _split_power(call: Call, made: Made) -> list[Call]:
+    """x ** 2 -> Multiply."""
+    x, exponent = operands(call, "x", "y")
+    is_square = isinstance(x, Value) and isinstance(exponent, (int, float)) and exponent == 2
+    return _split_square(call, made) if is_square else []
+
+
+def _split_squared_difference(call: Call, made: Made) -> list[Call]:
+    """The square of a difference -> Subtract, Multiply."""
     layer = call.layer
-    _, size, method, keeps_ratio, antialias = operands(
+    if len(call.inputs) != 2:
+        return []
+    subtract = made.layer(
+        layer, "subtract", lambda: _layers.Subtract(name=f"{layer.name}_subtract")
+    )
+    multiply = made.layer(layer, "multiply", lambda: _layers.Multiply(name=layer.name))
+    difference = between(call, subtract, call.output.shape)
+    return [
+        Call(subtract, (call.inputs,), {}, difference, path(call, subtract)),
+        Call(multiply, ([difference, difference],), {}, call.output, call.name),
+    ]
+
+
+def _split_abs(call: Call, made: Made) -> list[Call]:
+    """|x| -> LeakyReLU with the slope -1, of which runtimes have a kernel everywhere."""
+    layer = call.layer
+    leaky = made.layer(layer, "leaky", lambda: _layers.LeakyReLU(-1.0, name=layer.name))
+    return [Call(leaky, (call.inputs[0],), {}, call.output, call.name)]
+
+
+def _split_sum(call: Call, made: Made) -> list[Call]:
+    """A sum along axes of known sizes -> mean, Rescaling by their number."""
+    layer = call.layer
+    x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
+    sizes = [x.shape[each] for each in tf.nest.flatten(axis) if isinstance(each, int)]
+    if not sizes or None in sizes or x.shape[0] is not None:
+        return []
+    mean = _operation(call, made, "mean", tf.math.reduce_mean)
+    scale = made.layer(
+        layer, "scale", lambda: _layers.Rescaling(float(math.prod(sizes)), name=layer.name)
+    )
+    middle = between(call, mean, call.output.shape)
+    options = {"axis": axis, "keepdims": bool(keepdims)}
+    return [
+        Call(mean, (x,), options, middle, path(call, mean)),
+        Call(scale, (middle,), {}, call.output, call.name),
+    ]
+
+
+def _split_clip(call: Call, made: Made) -> list[Call]:
+    """tf.clip_by_value with numbers -> ReLU, or the smaller and the larger one."""
+    layer = call.layer
+    x, low, high = operands(call, "t", "clip_value_min", "clip_value_max")
+    if not all(isinstance(each, (int, float)) for each in (low, high)):
+        return []
+    if low == 0 < high:
+        relu = made.layer(layer, "relu", lambda: _layers.ReLU(float(high), name=layer.name))
+        return [Call(relu, (x,), {}, call.output, call.name)]
+    minimum = _operation(call, made, "minimum", tf.math.minimum)
+    maximum = _operation(call, made, "maximum", tf.math.maximum)
+    middle = between(call, minimum, call.output.shape)
+    return [
+        Call(minimum, (x, float(high)), {}, middle, path(call, minimum)),
+        Call(maximum, (middle, float(low)), {}, call.output, path(call, maximum)),
+    ]
+
+
+def _operation(call: Call, made: Made, part: str, function: Callable[..., Any]) -> Any:
+    """The layer of another operation."""
+    layer = call.layer
+    return made.layer(layer, part, lambda: type(layer)(function, name=f"{layer.name}_{part}"))
+
+
+def _split_roll(call: Call, made: Made) -> list[Call]:
+    """tf.roll -> Roll, as TFLite has no operation for it, but for what it is made of."""
+    layer = call.layer
+    x, shift, axis = operands(call, "input", "shift", "axis")
+    shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
+    if not all(isinstance(each, int) for each in [*shifts, *axes]):
+        return []
+    roll = made.layer(layer, "roll", lambda: Roll(shifts, axes, name=layer.name))
+    return [Call(roll, (x,), {}, call.output, call.name)]
+
+
+def _split_resize(call: Call, made: Made) -> list[Call]:
+    """tf.image.resize to a known size -> Resizing, where it can do the same."""
+    layer = call.layer
+    _, _, method, keeps_ratio, antialias = operands(
         call, "images", "size", "method", "preserve_aspect_ratio", "antialias"
     )
     method = {None: "bilinear"}.get(method, method)
-    sizes = list(size) if isinstance(size, (list, tuple)) else []
+    sizes = call.output.shape[1:3]
     if keeps_ratio or antialias or method not in ("bilinear", "nearest"):
         return []
-    if len(sizes) != 2 or not all(isinstance(each, int) for each in sizes):
+    if len(call.output.shape) != 4 or None in sizes:
         return []
     resizing = made.layer(
         layer, "resize", lambda: _layers.Resizing(*sizes, interpolation=method, name=layer.name)
@@ -63,6 +161,13 @@ OPERATIONS: dict[str, Lowering] = {
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
+    "math.square": _split_square,
+    "math.pow": _split_power,
+    "math.squared_difference": _split_squared_difference,
+    "math.abs": _split_abs,
+    "math.reduce_sum": _split_sum,
+    "clip_by_value": _split_clip,
+    "roll": _split_roll,
     "image.resize": _split_resize,
     "einsum": split_einsum,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.graph import Call, Value
 
-__all__ = ["Lowering", "Made", "between", "chain", "operands", "path"]
+__all__ = ["Lowering", "Made", "between", "chain", "path"]
 
 
 class Made:
@@ -59,9 +59,3 @@ def between(call: Call, layer: Any, shape: Any) -> Value:
     name = path(call, layer)
     label = f"{name}_before_activation" if name == call.name else name
     return Value(label + call.output.name.removeprefix(call.name), tuple(shape), call.output.dtype)
-
-
-def operands(call: Call, *names: str) -> list[Any]:
-    """The arguments of an operation by position, None for those that are not given."""
-    given = list(call.args) + [None] * (len(names) - len(call.args))
-    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]

@@ -133,6 +133,11 @@ def _symbol(call: Call) -> str:
     return str(getattr(call.layer, "symbol", ""))
 
 
+def _index(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Where the largest or smallest code is."""
+    return _compute(call, args, kwargs, lambda x: x.codes)
+
+
 def _average(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Codes:
     grid = tf.nest.flatten((args, kwargs))[0].grid
     averages = _compute(call, args, kwargs, lambda x: x.codes)
@@ -254,6 +259,7 @@ INT16_RULES: dict[str, Rule] = {kind: _in_int16(kind) for kind in INT16_KERNELS}
 RULES: dict[str, Rule] = {
     "move": _move,
     "linear": _move,
+    "index": _index,
     "maximum": _extremum,
     "concatenate": _move,
     "average_pooling": _average,
