@@ -132,6 +132,8 @@ OPERATIONS: dict[str, str] = {
     "nn.max_pool2d": "move",
     "nn.avg_pool": "average_pooling",
     "nn.avg_pool2d": "average_pooling",
+    "compat.v1.shape": "index",
+    "shape": "index",
     "math.argmax": "index",
     "math.argmin": "index",
 }

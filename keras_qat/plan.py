@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.patterns import Group
 from keras_qat.recipes import Recipe
@@ -100,8 +101,10 @@ class Plan:
         return rows
 
     def _weight_rows(self, group: Group) -> list[Row]:
-        spec = self.weights[group]
+        spec: Spec | None = self.weights[group]
         reason = "kernel" if spec else self.reasons[group.output]
+        if isinstance(group.kernel.layer, keras.layers.Embedding) and not spec:
+            spec, reason = self.specs.get(group.output), "in the range of what it gives"
         if spec and group.batch_norm:
             reason = f"kernel, folded with {group.batch_norm.name}"
         return [

@@ -22,11 +22,13 @@ from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.export.placeholders import with_placeholders
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.patterns import FIXED_RANGES, is_known, is_mean_of_one, kind_of
+from keras_qat.patterns import CLIPS, FIXED_RANGES, is_known, is_mean_of_one, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 
 __all__ = ["call_module", "check_exportable", "inference_module"]
+
+_layers = keras.layers
 
 
 def inference_module(
@@ -113,6 +115,7 @@ class _Writer:
         self.quantized_next = {
             call.inputs[0]: call for call in graph.calls if isinstance(call.layer, Quantize)
         }
+        self.consumers = graph.consumers()
         self.levels: dict[Value, Levels] = {}
         self.float_values: set[Value] = set()
         """Values that layers in float made."""
@@ -173,7 +176,11 @@ class _Writer:
         if isinstance(layer, keras.layers.ReLU):
             return activate(layer, args[0], call.output in self.quantized_next)
         if kind_of(call) == "concatenate":
-            args = self.in_one_range(call, args)
+            args, kwargs = self.in_one_range(call, (args, kwargs))
+        if len(call.inputs) == 2 and len(set(call.inputs)) == 1 and is_reshaped(call.inputs[0]):
+            args = self.twice(call, args)
+        if kind_of(call) == "maximum":
+            args, kwargs = spelling.beside_special_numbers((args, kwargs))
         if is_mean_of_one(call):  # Spelled so that it is in integers whatever its shape.
             (x,) = tf.nest.flatten([args, kwargs])[:1]
             return self.with_implied_range(call, tf.reshape(x, [-1, *call.output.shape[1:]]))
@@ -233,17 +240,33 @@ class _Writer:
         `recipes.contrib` leaves pooling, concatenation and softmax without quantizers, like the
         original; its converter filled in the same ranges.
         """
-        known = [self.levels[value] for value in call.inputs if value in self.levels]
-        implied = implied_levels(call, known) if len(known) == len(call.inputs) else None
+        values = [value for value in call.inputs if value.is_float]
+        known = [self.levels[value] for value in values if value in self.levels]
+        implied = implied_levels(call, known) if len(known) == len(values) else None
         if implied is None:
             return x
         if kind_of(call) in ("move", "linear"):
             self.levels[call.output] = implied
-            # The converter may not see that a custom layer's range stays.
-            return x if is_known(call.layer) else implied.round(x)
+            # The converter may not see that a custom layer's range stays. It computes a ReLU
+            # before the move in front of it, unless something is between them.
+            is_clipped = any(kind_of(each) in CLIPS for each in self.consumers[call.output])
+            return implied.round(x) if is_clipped or not is_known(call.layer) else x
         return x if call.output in self.quantized_next else self.quantize(call.output, x, implied)
 
-    def in_one_range(self, call: Call, args: Any) -> Any:
+    def twice(self, call: Call, args: Any) -> Any:
+        """The arguments of an operation on a tensor and itself, as two tensors.
+
+        The converter computes such an operation before a reshaping in front of it, but leaves the
+        range of its result behind that.
+        """
+        first, *others = tf.nest.flatten(args)
+        levels = self.levels.get(call.inputs[0])
+        if levels is None:
+            return args
+        first = levels.round(tf.maximum(first, levels.minimum))
+        return tf.nest.pack_sequence_as(args, [first, *others])
+
+    def in_one_range(self, call: Call, arguments: Any) -> Any:
         """The tensors of a concatenation, in its own range or one that holds them all.
 
         TFLite's kernel asks for one. Its converter would give it to the tensors themselves and
@@ -251,7 +274,7 @@ class _Writer:
         """
         known = [self.levels[value] for value in call.inputs if value in self.levels]
         if len(known) < len(call.inputs) or len(set(known)) == 1:
-            return args
+            return arguments
         behind = self.quantized_next.get(call.output)
         joined = Levels.of(behind.layer.quantizer) if behind else Levels.around(known)
 
@@ -263,8 +286,23 @@ class _Writer:
                 y = tf.maximum(y, levels.minimum)
             return x if y is x else joined.round(y)  # The converter sees what it has to convert.
 
-        clipped = [clip(x, each) for x, each in zip(tf.nest.flatten(args), known, strict=True)]
-        return tf.nest.pack_sequence_as(args, clipped)
+        return tf.nest.map_structure(
+            lambda leaf, x: clip(x, self.levels[leaf]) if isinstance(leaf, Value) else x,
+            (call.args, call.kwargs),
+            arguments,
+        )
+
+
+def is_reshaped(value: Value) -> bool:
+    """Whether what makes a tensor ends in a reshaping: a dense layer is spelled with one."""
+    call = value.producer
+    while call is not None and (isinstance(call.layer, Quantize) or kind_of(call) in CLIPS):
+        call = call.inputs[0].producer
+    if call is None:
+        return False
+    if isinstance(call.layer, QuantizeWrapper):
+        return type(call.layer.layer) not in (_layers.Conv2D, _layers.DepthwiseConv2D)
+    return kind_of(call) == "move"
 
 
 def implied_levels(call: Call, known: list[Levels]) -> Levels | None:

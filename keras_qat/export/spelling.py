@@ -19,7 +19,7 @@ from keras_qat.export.folded import Folded
 from keras_qat.export.placeholders import PLACEHOLDER
 from keras_qat.export.recurrent import rnn
 
-__all__ = ["as_keras", "as_tflite", "in_float"]
+__all__ = ["as_keras", "as_tflite", "beside_special_numbers", "in_float"]
 
 Activation = Callable[[Any], Any]
 
@@ -59,6 +59,21 @@ def in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A layer that is not quantized, in operations that the converter takes."""
     with recurrence(rnn, layer):
         return FLOAT_SPELLINGS.get(type(layer), _own_call)(layer, *args, **kwargs)
+
+
+def beside_special_numbers(arguments: Any) -> Any:
+    """The arguments of a maximum or minimum, with numbers that are next to 0, 1 and -1.
+
+    Of clips at these the converter makes RELU, RELU_0_TO_1 and RELU_N1_TO_1, which it leaves in
+    float. In codes the numbers are the same.
+    """
+
+    def beside(leaf: Any) -> Any:
+        if isinstance(leaf, (int, float)) and leaf in (0, 1, -1):
+            return leaf * (1 + 2.0**-23) if leaf else 1e-30
+        return leaf
+
+    return tf.nest.map_structure(beside, arguments)
 
 
 def _own_call(layer: Any, *args: Any, **kwargs: Any) -> Any:

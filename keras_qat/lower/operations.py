@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, operands
+from keras_qat.graph import Call, Value, is_operation, operands, values_in
 from keras_qat.inner_layers import Roll
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
@@ -137,6 +137,46 @@ def _split_roll(call: Call, made: Made) -> list[Call]:
     return [Call(roll, (x,), {}, call.output, call.name)]
 
 
+def _split_reshape(call: Call, made: Made) -> list[Call]:
+    """tf.reshape to sizes that tensors were asked for -> to numbers, as far as they are known."""
+    x, shape = operands(call, "tensor", "shape")
+    if not isinstance(shape, (list, tuple)) or not any(isinstance(each, Value) for each in shape):
+        return []
+    batch, *sizes = [_size_of(each) if isinstance(each, Value) else each for each in shape]
+    rest = math.prod(each for each in sizes if isinstance(each, int))
+    if batch != BATCH or None in x.shape[1:] or not all(isinstance(each, int) for each in sizes):
+        return []
+    sizes = [math.prod(x.shape[1:]) // -rest if each == -1 else each for each in sizes]
+    call.output.shape = (x.shape[0], *sizes)
+    return [Call(call.layer, (x, [-1, *sizes]), {}, call.output, call.name)]
+
+
+BATCH = "batch"
+"""In the place of a size: that of the first axis, which is not known."""
+
+
+def _size_of(value: Value) -> Any:
+    """The size that an integer of a graph stands for, e.g. `tf.shape(x)[1]`; None if unknown."""
+    call = value.producer
+    if call is None or not is_operation(call.layer) or not call.inputs:
+        return None
+    asked = call.inputs[0].producer
+    if asked is None or str(getattr(asked.layer, "symbol", "")) not in SHAPES:
+        return None
+    if call.layer.symbol == "unstack":
+        axis = values_in(call.outputs).index(value)
+    else:
+        (axis,) = [each for each in tf.nest.flatten(call.args[1:]) if isinstance(each, int)] or [-1]
+    shape = asked.inputs[0].shape
+    if not 0 <= axis < len(shape):
+        return None
+    return BATCH if axis == 0 and shape[0] is None else shape[axis]
+
+
+SHAPES = ("compat.v1.shape", "shape")
+"""Operations that give a tensor's sizes."""
+
+
 def _split_resize(call: Call, made: Made) -> list[Call]:
     """tf.image.resize to a known size -> Resizing, where it can do the same."""
     layer = call.layer
@@ -168,6 +208,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.reduce_sum": _split_sum,
     "clip_by_value": _split_clip,
     "roll": _split_roll,
+    "reshape": _split_reshape,
     "image.resize": _split_resize,
     "einsum": split_einsum,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

@@ -8,6 +8,7 @@ from keras_qat import patterns
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.kernels import weights_only
+from keras_qat.patterns import Group
 from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
@@ -52,10 +53,19 @@ class Int8Placement:
             specs=self.specs,
             reasons=self.reasons,
             ranges=self.ranges(),
-            weights={group: self.settings.weights(group.kernel) for group in self.groups},
+            weights={group: self.weights_of(group) for group in self.groups},
             float_layers=self.float_layers,
             weights_only=self.weights_only,
         )
+
+    def weights_of(self, group: Group) -> QuantSpec | None:
+        """How the weights of a group are quantized.
+
+        The entries of an embedding's table are what it gives: they are held in the range of that.
+        """
+        if isinstance(group.kernel.layer, _Embedding) and not self.is_int16:
+            return None
+        return self.settings.weights(group.kernel)
 
     def kind(self, call: Call) -> str | None:
         """The kind of an int8 computation, or None for one in float."""
@@ -104,7 +114,7 @@ class Int8Placement:
         group = self.group_of.get(call)
         if group and value is not group.output:
             return None, f"inside {group.kernel.name}"
-        if isinstance(call.layer, _Embedding):
+        if isinstance(call.layer, _Embedding) and self.is_int16:
             return None, "entries of its table"
         if self.merges_into_activation(value, kind):
             return None, f"merged into {self.consumers[value][0].name}"
@@ -169,7 +179,8 @@ class Int8Placement:
         spec = self.specs.get(value)
         if isinstance(spec, SharedSpec):
             assert value.producer is not None
-            return all(self.has_own_range(each) for each in value.producer.inputs)
+            sources = [each for each in value.producer.inputs if each.is_float]
+            return all(map(self.has_own_range, sources))
         return isinstance(spec, QuantSpec)
 
     def ranges(self) -> list[Range]:

@@ -120,8 +120,10 @@ class Walk:
         """A layer with a kernel, and the activation that is merged into it."""
         wrapper, weights = call.layer, self.weights.get(call.layer)
         layer = wrapper.layer
-        if weights is not None and isinstance(layer, _layers.Embedding):
-            return weights.entries(np.asarray(x))
+        if isinstance(layer, _layers.Embedding):
+            table = self.folded[wrapper].kernel
+            indices = np.asarray(x).astype(np.int64)
+            return table[indices] if weights is None else weights.entries(indices)
         is_rounded = wrapper.output_quantizer is not None or call.output in self.rounded
         if weights is None or not isinstance(x, Codes) or not is_rounded:
             return self.in_float(call, (x,), {})
@@ -135,7 +137,8 @@ class Walk:
 
     def bare(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """A layer without a wrapper, in the range that follows from its inputs if it has none."""
-        inputs = [self.tensors[value] for value in call.inputs]
+        values = [value for value in call.inputs if value.is_float]
+        inputs = [self.tensors[value] for value in values]
         rule = self.rule(call, inputs)
         if rule is None or not inputs or not all(isinstance(x, (Codes, Pending)) for x in inputs):
             return self.in_float(call, args, kwargs)
@@ -144,7 +147,7 @@ class Walk:
         result = rule(self.kernels, call, args, kwargs)
         if isinstance(result, Pending) and call.output in self.rounded:
             return result
-        known = [self.levels[value] for value in call.inputs if value in self.levels]
+        known = [self.levels[value] for value in values if value in self.levels]
         implied = implied_levels(call, known) if len(known) == len(inputs) else None
         if implied is not None:
             self.levels.update(dict.fromkeys(values_in(call.outputs), implied))
