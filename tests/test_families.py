@@ -114,8 +114,15 @@ def test_float_operations_are_those_that_the_plan_says(name):
         for operation, reads, writes in made(name).file.operations()
         if np.dtype(np.float32) in reads + writes
     }
-    assert bool(computing - {"QUANTIZE", "DEQUANTIZE", "CAST"}) == bool(plan.float_layers)
+    assert bool(computing - {"QUANTIZE", "DEQUANTIZE"}) == bool(plan.float_layers)
     assert bool(plan.float_layers) != FAMILIES[name].int8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_in_float64(name):
+    """Microcontrollers do not have it."""
+    for _, reads, writes in made(name).file.operations():
+        assert np.dtype(np.float64) not in reads + writes
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.int8])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.backend import mask_of, set_mask
+from keras_qat.flatbuffer.edit import code_of
 
-__all__ = ["barrier"]
+__all__ = ["barrier", "remove_barriers"]
 
 
 def barrier(x: Any) -> Any:
@@ -22,3 +24,34 @@ def barrier(x: Any) -> Any:
     y = tf.cast(tf.cast(x, tf.float64), tf.float32)
     set_mask(y, mask_of(x))
     return y
+
+
+def remove_barriers(model: Any) -> None:
+    """Takes the casts out of the converter's file, unpacked: microcontrollers have no float64."""
+    for graph in model.subgraphs:
+        casts = [each for each in graph.operators if code_of(model, each) == CAST]
+        source = {int(each.outputs[0]): int(each.inputs[0]) for each in casts}
+
+        def is_back(output: int, graph: Any = graph, source: Any = source) -> bool:
+            """Whether a cast makes a float32 tensor again of one that was."""
+            start = source.get(source[output])
+            ends = [graph.tensors[each].type for each in (start, output) if each is not None]
+            return ends == [schema.TensorType.FLOAT32] * 2 and output not in graph.outputs
+
+        instead = {each: source[source[each]] for each in source if is_back(each)}
+        operators = [each for each in graph.operators if int(each.outputs[0]) not in instead]
+        for operator in operators:
+            operator.inputs = [_origin(int(each), instead) for each in operator.inputs]
+        read = {each for operator in operators for each in operator.inputs} | {*graph.outputs}
+        graph.operators = [
+            each for each in operators if code_of(model, each) != CAST or each.outputs[0] in read
+        ]
+
+
+CAST = schema.BuiltinOperator.CAST
+
+
+def _origin(index: int, instead: dict[int, int]) -> int:
+    while index in instead:
+        index = instead[index]
+    return index

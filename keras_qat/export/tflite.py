@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.export import int4, int16
+from keras_qat.export.barrier import remove_barriers
 from keras_qat.export.files import check_writable, replacing
 from keras_qat.export.folded import scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
@@ -76,6 +77,7 @@ def export_tflite(
     writer, file = _converted(model, input_range, types, placeholders=True)
     if not write_kernels(file, writer.folded.values()):
         writer, file = _converted(model, input_range, types, placeholders=False)
+    remove_barriers(file)
     layers = writer.folded.values()
     biases = [(each.bias, each.bias_codes) for each in layers if each.bias is not None]
     if wide:

@@ -34,13 +34,37 @@ def unpack(contents: bytes) -> Any:
 
 
 def pack(model: Any) -> bytes:
-    """The inverse of `unpack`, without data that nothing refers to any more."""
+    """The inverse of `unpack`, without tensors and data that nothing refers to any more."""
+    for number, graph in enumerate(model.subgraphs):
+        _drop_unused_tensors(graph, model.signatureDefs or [] if number == 0 else [])
     tensors = [tensor for graph in model.subgraphs for tensor in graph.tensors]
     used = {each.buffer for each in [*tensors, *(model.metadata or [])]}
     for index, buffer in enumerate(model.buffers):
         if index not in used:
             buffer.data = None
     return flatbuffer_utils.convert_object_to_bytearray(model)
+
+
+def _drop_unused_tensors(graph: Any, signatures: list[Any]) -> None:
+    """Leaves the tensors of a subgraph that its operations or ends name, with new numbers."""
+    operators = graph.operators or []
+    named = [graph.inputs, graph.outputs]
+    for operator in operators:
+        named += [operator.inputs, operator.outputs, operator.intermediates]
+    used = sorted({int(index) for each in named if each is not None for index in each} - {-1})
+    numbers = {-1: -1, **{index: number for number, index in enumerate(used)}}
+
+    def renumbered(indices: Any) -> Any:
+        return None if indices is None else np.array([numbers[int(i)] for i in indices], np.int32)
+
+    graph.tensors = [graph.tensors[index] for index in used]
+    graph.inputs, graph.outputs = renumbered(graph.inputs), renumbered(graph.outputs)
+    for operator in operators:
+        operator.inputs, operator.outputs = map(renumbered, (operator.inputs, operator.outputs))
+        operator.intermediates = renumbered(operator.intermediates)
+    for signature in signatures:
+        for end in (*signature.inputs, *signature.outputs):
+            end.tensorIndex = numbers[end.tensorIndex]
 
 
 def new(kind: str, **fields: Any) -> Any:
