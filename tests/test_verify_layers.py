@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.backend import keras
@@ -348,3 +349,47 @@ def test_a_model_whose_layers_are_all_outputs():
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert {each.name for each in report.tensors[1:]} == {"a", "b"}
     assert report.differing == ()
+
+
+def dense_on_steps(x):
+    return layers.Dense(4)(layers.Dense(8, activation="relu")(x))
+
+
+def time_distributed(x):
+    x = layers.TimeDistributed(layers.Dense(8, activation="relu"))(x)
+    return layers.TimeDistributed(layers.Dense(4))(x)
+
+
+def attention(x):
+    x = layers.Dense(8)(x)
+    return layers.MultiHeadAttention(2, 4)(x, x)
+
+
+def heads_first(x):
+    x = layers.Dense(24)(x)
+    x = tf.transpose(tf.reshape(x, (-1, 12, 3, 8)), (2, 0, 1, 3))
+    return x[0] + x[1]
+
+
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
+@pytest.mark.parametrize(
+    ("shape", "build"),
+    [
+        ((12, 8), dense_on_steps),
+        ((12, 8), time_distributed),
+        ((3, 8, 8, 2), lambda x: layers.TimeDistributed(layers.Conv2D(4, 3))(x)),
+        ((12, 8), lambda x: layers.TimeDistributed(layers.Dense(4))(layers.Conv1D(8, 3)(x))),
+        ((12, 8), attention),
+        ((12, 8), heads_first),
+    ],
+    ids=["dense", "dense_in_time", "conv_in_time", "conv1d", "attention", "heads_first"],
+)
+def test_pieces_whose_first_axis_is_not_the_batch(shape, build, kernels):
+    """The last batch is a smaller one."""
+    x = images(40, shape)
+    qat = observe(keras_qat.quantize_model(functional(shape, build=build)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True, kernels=kernels)
+    assert len(report.tensors) >= 3
+    assert report.unexplained == ()
+    if kernels == "xnnpack":
+        assert report.differing == ()

@@ -119,16 +119,25 @@ class FileGraph:
         """
         return _bytes(self._renamed({}, list(indices)))
 
-    def in_pieces(self, indices: Iterable[int]) -> bytes:
-        """The file cut at these tensors: each is an output, and what read it reads an input.
+    def in_pieces(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
+        """The file cut at some tensors: each is an output, and what read it reads an input.
 
         So each piece between them can be fed by itself, and all of them run at once. Inputs and
         outputs are named by the tensors' indices; inputs that nothing reads are left out, as is
         what no output needs.
+
+        Args:
+            shapes: index of each tensor to cut at, and of each input of the file, -> its shape in
+                a run of the file, which the pieces' inputs get. Where the batch is folded into
+                other axes the file does not tell it, and interpreters refuse shapes that do not
+                fit each other.
         """
-        outputs = [index for index in indices if index in self.producers]
+        outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
-        return _bytes(self._renamed(cuts, outputs))
+        model = self._renamed(cuts, outputs)
+        for index, shape in shapes.items():
+            model.subgraphs[0].tensors[cuts.get(index, index)].shape = list(shape)
+        return _bytes(model)
 
     def _renamed(self, cuts: dict[int, int], outputs: list[int]) -> Any:
         """A copy whose operations read tensor `cuts[i]`, an input, in place of tensor i."""

@@ -48,7 +48,7 @@ def compare_layers(
     found = pair(graph, file, model.output_names)
     indices = [each.tensor.index for each in found.pairs]
     whole = TFLiteModel(file.with_outputs(indices), kernels)
-    pieces = TFLiteModel(file.in_pieces(indices), kernels)
+    pieces: TFLiteModel | None = None
     phase, layers = phase_finder(model)(False), list(scheduled_layers(model))
     simulate = _evaluator(
         graph, [each.value for each in found.pairs], lambda: assuming(phase, layers)
@@ -68,10 +68,11 @@ def compare_layers(
             for each, values in zip(found.pairs, simulated, strict=True)
         }
         run = given | whole.run_once(given)
-        known = {name: (given | expected)[name] for name in pieces.inputs}
-        fed = pieces.run_once(
-            {name: codes.reshape(_shape(file, name, codes)) for name, codes in known.items()}
-        )
+        if pieces is None:
+            shapes = {int(name): codes.shape for name, codes in run.items()}
+            pieces = TFLiteModel(file.in_pieces(shapes), kernels)
+        known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
+        fed = pieces.run_once(known)
         for each, values in zip(sums, exact, strict=True):
             name = str(each.pair.tensor.index)
             each.add(expected[name], fed.get(name), run[name], values.numpy())
@@ -146,15 +147,6 @@ def _in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for inner in layer.sublayers:
         x = inner(x)
     return x
-
-
-def _shape(file: FileGraph, name: str, codes: np.ndarray) -> tuple[int, ...]:
-    """The shape that a tensor of the file has for given codes."""
-    shape = file.tensors[int(name)].shape
-    if shape.count(-1) <= 1:
-        return shape
-    here = iter(size for size in codes.shape[1:] if size != 1)
-    return (codes.shape[0], *(1 if size == 1 else next(here) for size in shape[1:]))
 
 
 def _detail(tensor: Any) -> dict[str, Any]:
