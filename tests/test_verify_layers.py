@@ -393,3 +393,36 @@ def test_pieces_whose_first_axis_is_not_the_batch(shape, build, kernels):
     assert report.unexplained == ()
     if kernels == "xnnpack":
         assert report.differing == ()
+
+
+def halves(x):
+    first, second = tf.split(x, 2, axis=-1)
+    return layers.Dense(4)(first * second)
+
+
+def parts(x):
+    first, second = tf.split(x, [5, 3], axis=-1)
+    return layers.Concatenate()([layers.Dense(4)(first), second])
+
+
+def steps(x):
+    first, second, third = tf.unstack(x, axis=1)
+    return layers.Dense(4)(first * second + third)
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (halves, ["tf.split:0", "tf.split:1"]),
+        (parts, ["tf.split:0", "tf.split:1"]),
+        (steps, ["tf.unstack:0", "tf.unstack:1", "tf.unstack:2"]),
+    ],
+)
+def test_results_of_an_operation_that_has_several(build, names):
+    keras.backend.clear_session()
+    x = images(40, (3, 8))
+    qat = observe(keras_qat.quantize_model(functional((3, 8), build=build)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    for name in names:
+        assert row(report, name).run.identical == 1
+    assert report.differing == ()

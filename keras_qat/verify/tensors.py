@@ -114,7 +114,8 @@ def pair(graph: Graph, file: FileGraph, output_names: list[str]) -> Pairing:
     """Finds the tensors of a quantization-aware model in its file.
 
     A tensor of the file is the result of the call in whose name scope it was computed. Of several
-    it is the last one that has the call's range: the others are steps inside.
+    it is the last one that has the call's range: the others are steps inside. Of a call with
+    several results, as tf.split, it is the one at its place among those of one operation.
 
     Raises:
         ValueError: if the file does not name its layers, or has layers that the model has not.
@@ -161,7 +162,7 @@ def float_operations(graph: Graph, file: FileGraph) -> dict[str, str]:
         ]
         if floats and operation.kernel != "DEQUANTIZE":
             scope = in_scope(floats[0].name, scopes)
-            name = _layer_name(scopes[scope]) if scope else floats[0].name
+            name = _layer_name(scopes[scope][0]) if scope else floats[0].name
             found.setdefault(name, []).append(operation.kernel)
     return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in found.items()}
 
@@ -170,10 +171,10 @@ def _pair(value: Value, tensor: Tensor, levels: Levels | None) -> Pair:
     return Pair(_layer_name(value), (), value, tensor, levels)
 
 
-def _scopes(graph: Graph) -> dict[str, Value]:
-    """Name scope of each call with one output, and of each input -> the value."""
-    return {as_scope(value.name): value for value in values_in(graph.inputs)} | {
-        scope_of(call): call.output for call in graph.calls
+def _scopes(graph: Graph) -> dict[str, list[Value]]:
+    """Name scope of each call, and of each input -> its values."""
+    return {as_scope(value.name): [value] for value in values_in(graph.inputs)} | {
+        scope_of(call): values_in(call.outputs) for call in graph.calls
     }
 
 
@@ -181,23 +182,36 @@ def _by_scope(graph: Graph, file: FileGraph) -> list[tuple[Value, Tensor]]:
     """The tensors that operations of the file compute, with the call they are named after."""
     scopes = _scopes(graph)
     ends = {each.index for each in [*file.inputs.values(), *file.outputs.values()]}
-    made = [index for each in file.operations for index in each.outputs if index not in ends]
-    tensors = [file.tensors[index] for index in made]
-    ours = [each for each in tensors if each.name.startswith(f"{SCOPE}/")]
-    if not ours and tensors:
+    made = [
+        (file.tensors[index], place, len(operation.outputs))
+        for operation in file.operations
+        for place, index in enumerate(operation.outputs)
+        if index not in ends
+    ]
+    ours = [each for each in made if each[0].name.startswith(f"{SCOPE}/")]
+    if not ours and made:
         raise ValueError(
             "The TFLite file does not say which layer is which: it was not written by this "
             "version of keras_qat.export_tflite. Export it again, or leave out per_layer=True."
         )
-    named = [(in_scope(each.name, scopes), each) for each in ours]
-    unknown = [each.name.split(";")[0].removeprefix(f"{SCOPE}/") for s, each in named if s is None]
+    found, unknown = [], []
+    for tensor, place, count in ours:
+        scope = in_scope(tensor.name, scopes)
+        if scope is None:
+            unknown.append(tensor.name.split(";")[0].removeprefix(f"{SCOPE}/"))
+            continue
+        values = scopes[scope]
+        if len(values) == 1:
+            found.append((values[0], tensor))
+        elif len(values) == count:
+            found.append((values[place], tensor))
     if unknown:
         raise ValueError(
             f"The TFLite file belongs to another model: it computes {', '.join(unknown[:5])}"
             f"{', ...' if len(unknown) > 5 else ''}, which are no layers of this one. Verify the "
             f"model that the file was exported from."
         )
-    return [(scopes[scope], each) for scope, each in named if scope is not None]
+    return found
 
 
 def _ends(graph: Graph, file: FileGraph, output_names: list[str]) -> list[tuple[Value, Tensor]]:
