@@ -14,7 +14,7 @@ import keras_qat
 from keras_qat.backend import keras
 from keras_qat.flatbuffer import FileGraph
 from keras_qat.interpreter import KERNELS, TFLiteModel
-from tests.models import functional, images, layers, observe, scramble, tiny_net
+from tests.models import functional, images, layers, observe, rng, scramble, tiny_net
 
 NAMES = ["image", "stem", "depthwise", "project", "merge_relu", "pool", "logits"]
 
@@ -426,3 +426,20 @@ def test_results_of_an_operation_that_has_several(build, names):
     for name in names:
         assert row(report, name).run.identical == 1
     assert report.differing == ()
+
+
+def test_layers_that_are_random_in_training_compute_as_at_inference():
+    """Keras' augmentation takes `training=True` for granted where nothing else is said."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.RandomFlip("horizontal"),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(4, 3, name="conv"),
+        ]
+    )
+    x = rng().uniform(0, 255, (32, 8, 8, 3)).astype(np.float32)
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert report.differing == ()
+    assert row(report, "conv").sqnr > 25

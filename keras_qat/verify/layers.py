@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.flatbuffer import FileGraph
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import assuming
@@ -133,7 +133,12 @@ def _evaluator(graph: Graph, wanted: list[Value], scope: Callable[[], Any]) -> A
 
 
 def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The layer as the model computes it at inference."""
+    """The layer as the model computes it at inference.
+
+    Where nothing is said some compute as in training, as Keras' random augmentation.
+    """
+    if takes_training(layer) and kwargs.get("training") is None:
+        kwargs = {**kwargs, "training": False}
     return layer(*args, **kwargs)
 
 
@@ -142,10 +147,10 @@ def _in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if isinstance(layer, Quantize):
         return args[0]
     if not isinstance(layer, QuantizeWrapper):
-        return layer(*args, **kwargs)
+        return _simulated(layer, args, kwargs)
     (x,) = args
     for inner in layer.sublayers:
-        x = inner(x)
+        x = _simulated(inner, (x,), {})
     return x
 
 
