@@ -110,6 +110,14 @@ class MovingAverage(LastValue):
         maximum = self.maximum.assign_add((high - maximum) * weight, read_value=True)
         return minimum, maximum
 
+    def range(self, x: Any) -> tuple[Any, Any]:
+        """The range as it stands: up to 1 for a tensor that was always 0, as behind a dead ReLU."""
+        minimum, maximum = super().range(x)
+        is_dead = tf.logical_and(self.batches > 0.0, tf.equal(minimum, maximum))
+        if self.spec.symmetric:
+            minimum = tf.where(is_dead, -1.0, minimum)
+        return minimum, tf.where(is_dead, 1.0, maximum)
+
 
 class ShadowedMovingAverage(LastValue):
     """TensorFlow 1's moving average of the batches' extremes, corrected for its start at zero.
