@@ -107,6 +107,8 @@ class Graph:
         output_names: the model's names of its outputs.
         calls: the calls.
         weights: the weights that a layer made by `lower` starts from, where they are not its own.
+        aside: further calls, that no output depends on: of what the model adds to its loss and its
+            metrics. They stay as they are, and are in no file.
     """
 
     name: str
@@ -115,13 +117,14 @@ class Graph:
     output_names: list[str]
     calls: list[Call]
     weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
+    aside: list[Call] = dataclasses.field(default_factory=list)
 
     def consumers(self) -> dict[Value, list[Call]]:
-        """For each value the calls that read it."""
+        """For each value the calls that read it, those aside too."""
         found: dict[Value, list[Call]] = {value: [] for value in self.values()}
-        for call in self.calls:
+        for call in [*self.calls, *self.aside]:
             for value in dict.fromkeys(call.inputs):
-                found[value].append(call)
+                found.setdefault(value, []).append(call)
         return found
 
     def values(self) -> list[Value]:
@@ -199,13 +202,42 @@ def read(model: Any) -> Graph:
         return tf.nest.map_structure(lambda tensor: tensors[id(tensor)], _nested_outputs(model))
 
     outputs = trace(model, values_in(inputs), "", None)
-    return Graph(model.name, inputs, outputs, list(model.output_names), calls)
+    needed, aside = _split(calls, outputs)
+    return Graph(model.name, inputs, outputs, list(model.output_names), needed, aside=aside)
+
+
+def _split(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
+    """The calls that outputs depend on, and the others."""
+    read, needed = set(values_in(outputs)), []
+    for call in reversed(calls):
+        if read.intersection(values_in(call.outputs)):
+            needed.append(call)
+            read.update(call.inputs)
+    return needed[::-1], [call for call in calls if call not in needed]
 
 
 def config_of(model: Any) -> dict[str, Any]:
     """The configuration of a readable model as a functional one: `keras.Model.from_config`."""
     inputs, outputs = _nested_inputs(model), _nested_outputs(model)
-    return _Model(inputs, outputs, name=model.name).get_config()
+    functional = _Model(inputs, outputs, name=model.name)
+    for node in _nodes(model):
+        if add := _ADDED.get(type(node.layer).__name__):
+            add(functional, node.layer, node.call_args[0])
+    return functional.get_config()
+
+
+def _add_metric(model: Any, layer: Any, tensor: Any) -> None:
+    model.add_metric(tensor, layer.metric_name, aggregation=layer.aggregation)
+
+
+Add = Callable[[Any, Any, Any], None]
+"""Adds a tensor to a model's loss or metrics, as a layer of another model does."""
+
+_ADDED: dict[str, Add] = {
+    "AddLoss": lambda model, layer, tensor: model.add_loss(tensor),
+    "AddMetric": _add_metric,
+}
+"""Layer class that Keras makes for `add_loss` or `add_metric` -> what does that again."""
 
 
 def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -222,8 +254,20 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
         lambda value: keras.Input(batch_shape=value.shape, dtype=value.dtype, name=value.name),
         graph.inputs,
     )
-    outputs = evaluate(graph, tf.nest.flatten(inputs), apply)
-    return model_class(inputs=inputs, outputs=outputs, name=graph.name)
+    tensors = dict(zip(values_in(graph.inputs), tf.nest.flatten(inputs), strict=True))
+    _compute(graph.calls, tensors, apply)
+    outputs = map_values(tensors.__getitem__, graph.outputs)
+    model = model_class(inputs=inputs, outputs=outputs, name=graph.name)
+    _compute([call for call in graph.aside if not _adding(call)], tensors, apply)
+    for call in graph.aside:
+        if add := _adding(call):
+            add(model, call.layer, tensors[call.inputs[0]])
+    return model
+
+
+def _adding(call: Call) -> Add | None:
+    """What adds a call's input to the loss or the metrics of a model, if the call is that."""
+    return _ADDED.get(type(call.layer).__name__)
 
 
 def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
@@ -235,14 +279,19 @@ def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any
         apply: computes the outputs of a call from its arguments; calls the layer by default.
     """
     tensors = dict(zip(values_in(graph.inputs), inputs, strict=True))
-    for call in graph.calls:
+    _compute(graph.calls, tensors, apply)
+    return map_values(tensors.__getitem__, graph.outputs)
+
+
+def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None:
+    """Adds what calls compute to `tensors`."""
+    for call in calls:
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         tf.nest.map_structure(
             lambda value, tensor: tensors.update({value: tensor}),
             call.outputs,
             apply(call, args, kwargs),
         )
-    return map_values(tensors.__getitem__, graph.outputs)
 
 
 def flat_inputs(model: Any, x: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -44,7 +45,7 @@ def recognize_hard_swish(graph: Graph) -> Graph:
         replaced[call] = Call(HardSwish(name=call.layer.name), (x,), {}, call.outputs, call.name)
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
-    return Graph(graph.name, graph.inputs, graph.outputs, graph.output_names, calls, graph.weights)
+    return dataclasses.replace(graph, calls=calls)
 
 
 def _inside(call: Call) -> tuple[Value, list[Call]] | None:

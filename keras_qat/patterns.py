@@ -239,6 +239,8 @@ def is_mean_of_one(call: Call) -> bool:
     if _table_kind(call) != "mean":
         return False
     before, after = call.inputs[0].shape, call.output.shape
+    if not before or not after:  # Without a batch axis.
+        return False
     known = [[size for size in shape[1:] if size is not None] for shape in (before, after)]
     if len(known[0]) < len(before) - 1 or len(known[1]) < len(after) - 1 or before[0] != after[0]:
         return False

@@ -183,7 +183,10 @@ class _Visitor:
                 number = self.emitted[wrapper]
                 self._emit(wrapper, group.kernel, call, **({"call": number} if number else {}))
         outputs = map_values(self.current.__getitem__, graph.outputs)
-        return Graph(graph.name, inputs, outputs, graph.output_names, self.calls)
+        calls, self.calls = self.calls, []
+        for call in graph.aside:
+            self._emit(self._clone(call), call, call)
+        return Graph(graph.name, inputs, outputs, graph.output_names, calls, aside=self.calls)
 
     def _copy(self, value: Value) -> Value:
         self.current[value] = Value(value.name, value.shape, value.dtype)

@@ -57,13 +57,13 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
 def _take_weights(plain: Any, model: QuantizedModel) -> None:
     """Gives the float layers the weights and flags of those that quantization made of them."""
     read = graph_lib.read(plain)
-    owners = {call.name: call.layer for call in reversed(read.calls)}
+    owners = {call.name: call.layer for call in reversed(read.calls + read.aside)}
     graph = lower(read, activations=model.recipe.placement == "int8")
     kernels = {group.kernel: group for group in place(graph, model.recipe).groups}
     there = {layer.name: layer for layer in model.layers}
     plain.trainable = True
     done: set[Any] = set()
-    for call in graph.calls:
+    for call in graph.calls + graph.aside:
         trained: Any = there.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
         if isinstance(trained, QuantizeWrapper):

@@ -64,6 +64,7 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
 def _drop_unread(graph: Graph) -> Graph:
     """Without integers that nobody reads any more: a shape that was asked for to resize to it."""
     read, calls = set(values_in(graph.outputs)), []
+    read.update(value for call in graph.aside for value in call.inputs)
     for call in reversed(graph.calls):
         made = values_in(call.outputs)
         if read.intersection(made) or any(value.is_float for value in made):

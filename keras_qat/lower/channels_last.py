@@ -37,7 +37,7 @@ def with_channels_last(graph: Graph, made: Made) -> Graph:
     visitor = _Visitor(made)
     for call in graph.calls:
         visitor.visit(call)
-    for value in values_in(graph.outputs):
+    for value in [*values_in(graph.outputs), *(v for call in graph.aside for v in call.inputs)]:
         visitor.turn_back(value)
     return dataclasses.replace(graph, calls=visitor.calls)
 

@@ -31,6 +31,8 @@ def merge_twins(graph: Graph) -> Graph:
             calls.append(call)
         else:
             instead[call.output] = twin.output
+    for call in graph.aside:
+        call.args, call.kwargs = replaced((call.args, call.kwargs))
     return dataclasses.replace(graph, calls=calls, outputs=replaced(graph.outputs))
 
 
