@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.backend import keras, register
 
-__all__ = ["Contract", "FoldSteps", "Roll", "UnfoldSteps"]
+__all__ = ["Contract", "FoldSteps", "Regularize", "Roll", "UnfoldSteps"]
 
 
 @register
@@ -39,6 +39,32 @@ class FoldSteps(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.TensorShape([None, *input_shape[2:]])
+
+
+@register
+class Regularize(keras.layers.Layer):
+    """Passes values on and adds what a regularizer makes of them to the loss.
+
+    Args:
+        activity_regularizer: as layers take it.
+    """
+
+    def __init__(self, activity_regularizer: Any, **kwargs: Any) -> None:
+        super().__init__(activity_regularizer=activity_regularizer, **kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        return tf.identity(inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        serialize = keras.regularizers.serialize
+        return {
+            **super().get_config(),
+            "activity_regularizer": serialize(self.activity_regularizer),
+        }
 
 
 @register

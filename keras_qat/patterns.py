@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, class_path, is_operation, operands, values_in
 from keras_qat.hard_swish import HardSwish
-from keras_qat.inner_layers import Contract, FoldSteps, Roll, UnfoldSteps
+from keras_qat.inner_layers import Contract, FoldSteps, Regularize, Roll, UnfoldSteps
 from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
 
 __all__ = ["Group", "groups", "kind_of"]
@@ -43,6 +43,7 @@ KINDS: dict[type, str] = {
     Contract: "product",
     _layers.Dot: "product",
     FoldSteps: "move",
+    Regularize: "move",
     Roll: "move",
     UnfoldSteps: "move",
     **dict.fromkeys(

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_qat import graph as graph_lib
 from keras_qat.backend import deserialization_scope, keras
 from keras_qat.graph import Call
+from keras_qat.inner_layers import Regularize
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import normalization
 from keras_qat.lower import lower
@@ -32,7 +33,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
         folded: whether each BatchNormalization behind a convolution or dense layer is multiplied
             into its kernel and bias, as exports do. The result is then flat, and layers that do
             several things (a convolution with an activation, a separable convolution) are split
-            into parts, as a BatchNormalization may belong to one of them.
+            into parts, as a BatchNormalization may belong to one of them, and activities are not
+            regularized any more.
 
     Returns:
         A functional Keras model, not compiled.
@@ -95,7 +97,7 @@ def _fold(model: Any) -> Any:
 
     def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         layer = call.layer
-        if layer in norms:
+        if layer in norms or type(layer) is Regularize:
             return args[0]
         if layer not in copies:
             changes = {"use_bias": True} if layer in folds else {}

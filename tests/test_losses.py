@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
-from tests.models import images, layers, observe, rng
+from tests.models import functional, images, layers, observe, rng
 
 
 def measured(model, x):
@@ -62,6 +62,50 @@ def test_an_added_loss_is_saved_and_stripped(tmp_path):
     qat.save(tmp_path / "qat.keras")
     assert measured(keras.models.load_model(tmp_path / "qat.keras"), x) == pytest.approx(expected)
     assert measured(keras_qat.strip_quantization(qat), x) == pytest.approx(measured(model, x))
+
+
+REGULARIZED = {
+    "dense": lambda x: layers.Dense(8, activity_regularizer="l1")(x),
+    "relu": lambda x: layers.Dense(8, activation="relu", activity_regularizer="l1")(x),
+    "tanh": lambda x: layers.Dense(8, activation="tanh", activity_regularizer="l2")(x),
+    "conv1d": lambda x: layers.Conv1D(4, 3, activity_regularizer="l1")(x),
+    "in_front_of_norm": lambda x: layers.ReLU()(
+        layers.BatchNormalization()(layers.Conv1D(4, 3, activity_regularizer="l1")(x))
+    ),
+    "shared": lambda x: (lambda layer: layer(layer(x)))(layers.Dense(4, activity_regularizer="l2")),
+    "separable": lambda x: layers.SeparableConv1D(4, 3, activity_regularizer="l1")(x),
+    "transposed": lambda x: layers.Conv1DTranspose(4, 3, activity_regularizer="l1")(x),
+    "recurrent": lambda x: layers.LSTM(24, activity_regularizer="l1")(x),
+    "conv2d": lambda x: layers.Conv2D(2, 2, activity_regularizer="l2")(
+        layers.Reshape((4, 2, 4))(x)
+    ),
+    "attention": lambda x: layers.MultiHeadAttention(2, 3, activity_regularizer="l1")(x, x),
+}
+"""What Keras adds to the loss for the results of a layer."""
+
+
+@pytest.mark.parametrize("name", sorted(REGULARIZED))
+def test_activities_are_regularized(name):
+    model, x = functional((8, 4), build=REGULARIZED[name]), images(32, (8, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    (expected, _), (found, _) = measured(model, x), measured(qat, x)
+    assert expected > 0
+    assert found == pytest.approx(expected, rel=0.02)
+    assert measured(keras_qat.strip_quantization(qat), x)[0] == pytest.approx(expected, rel=1e-4)
+    qat.compile("sgd", "mse")
+    for size in (64, 32):
+        history = qat.fit(x, np.zeros((32, *model.output_shape[1:])), batch_size=size, verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+
+
+def test_folding_leaves_no_layer_of_ours():
+    model, x = functional((8, 4), build=REGULARIZED["relu"]), images(32, (8, 4))
+    qat = keras_qat.quantize_model(model)
+    folded = keras_qat.strip_quantization(qat, folded=True)
+    np.testing.assert_allclose(folded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-4)
+    assert "Regularize" not in folded.to_json()
 
 
 def test_an_added_metric_is_measured():

@@ -12,7 +12,11 @@ import dataclasses
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, class_path, is_operation, values_in
 from keras_qat.hard_swish import recognize_hard_swish
-from keras_qat.lower.activations import split_activation, split_activation_layer
+from keras_qat.lower.activations import (
+    split_activation,
+    split_activation_layer,
+    split_activity_regularizer,
+)
 from keras_qat.lower.attention import split_multi_head_attention
 from keras_qat.lower.channels_last import with_channels_last
 from keras_qat.lower.convolutions import split_separable
@@ -49,7 +53,8 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
             lowering = OPERATIONS.get(str(call.layer.symbol))
         if lowering in _FOR_KERNELS and not activations:
             lowering = None
-        parts = lowering(call, made) if lowering else []
+        parts = split_activity_regularizer(call, made)
+        parts = parts or (lowering(call, made) if lowering else [])
         for part in parts:
             part.origin = call.origin
         return [each for part in parts for each in expand(part)] or [call]

@@ -8,10 +8,17 @@ import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
-from keras_qat.graph import Call
+from keras_qat.graph import Call, Value, values_in
+from keras_qat.inner_layers import Regularize
 from keras_qat.lower.parts import Lowering, Made, between, chain, path
 
-__all__ = ["activation_of", "split_activation", "split_activation_layer", "split_swish"]
+__all__ = [
+    "activation_of",
+    "split_activation",
+    "split_activation_layer",
+    "split_activity_regularizer",
+    "split_swish",
+]
 
 _layers = keras.layers
 
@@ -29,6 +36,39 @@ def split_activation(call: Call, made: Made) -> list[Call]:
     return [
         Call(linear, call.args, call.kwargs, middle, call.name),
         Call(activation, (middle,), {}, call.output, path(call, activation)),
+    ]
+
+
+_REGULARIZED_IN_PARTS = (Regularize, _layers.MultiHeadAttention)
+
+
+def split_activity_regularizer(call: Call, made: Made) -> list[Call]:
+    """layer(activity_regularizer=r) -> layer, Regularize(r).
+
+    In a wrapper the layer's own call would be regularized, which is not computed at inference.
+    """
+    layer = call.layer
+    if layer.activity_regularizer is None or len(values_in(call.outputs)) > 1:
+        return []
+    if type(layer) in _REGULARIZED_IN_PARTS or "activity_regularizer" not in layer.get_config():
+        return []
+    plain = made.layer(
+        layer,
+        "plain",
+        lambda: graph_lib.clone(layer, activity_regularizer=None),
+        made.weights_of(layer),
+    )
+    regularize = made.layer(
+        layer,
+        "regularize",
+        lambda: Regularize(layer.activity_regularizer, name=f"{layer.name}_regularizer"),
+    )
+    output = call.output
+    name = f"{output.name}_before_regularizer"
+    middle = Value(name, output.shape, output.dtype, masked=output.masked)
+    return [
+        Call(plain, call.args, call.kwargs, middle, call.name),
+        Call(regularize, (middle,), {}, output, path(call, regularize)),
     ]
 
 

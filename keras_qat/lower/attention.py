@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat import graph as graph_lib
 from keras_qat.backend import attention_parts, keras
 from keras_qat.graph import Call, Value, operands
-from keras_qat.inner_layers import Contract
+from keras_qat.inner_layers import Contract, Regularize
 from keras_qat.lower.parts import Made, between, path
 
 __all__ = ["split_einsum", "split_multi_head_attention"]
@@ -67,7 +67,14 @@ def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
     if parts["dropout"]:
         weights = add(part("dropout", _layers.Dropout, parts["dropout"]), weights)
     mixed = add(part("values", Contract, parts["combination"]), weights, project("value", value))
-    project("output", mixed, result)
+    if layer.activity_regularizer is not None:  # That of each projection, and of the whole.
+        add(
+            part("regularized", Regularize, layer.activity_regularizer),
+            project("output", mixed),
+            output=result,
+        )
+    else:
+        project("output", mixed, result)
     return calls
 
 
