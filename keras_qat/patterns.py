@@ -159,6 +159,7 @@ ACTIVATIONS: dict[Any, str] = {
     tf.nn.tanh: "tanh",
     tf.nn.leaky_relu: "leaky_relu",
     keras.activations.gelu: "gelu",
+    tf.nn.gelu: "gelu",
 }
 """Activation function -> kind, for those that have int8 kernels. `relu6` clips to 0..6."""
 

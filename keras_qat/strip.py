@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import tensorflow as tf
@@ -51,7 +52,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"what that returned, or what keras.models.load_model read of it."
         )
     with deserialization_scope(model._flatten_layers()):
-        plain = keras.Model.from_config(model.float_config)
+        # Some layers of Keras take their entries out of the configuration they are made from.
+        plain = keras.Model.from_config(deepcopy(model.float_config))
     _take_weights(plain, model)
     return _fold(plain) if folded else plain
 

@@ -151,6 +151,7 @@ ACTIVATIONS = {
     "tanh": _activation("tanh"),
     "sigmoid": _activation("sigmoid"),
     "gelu": _activation("gelu"),
+    "gelu_function": _activation(tf.nn.gelu),
     "relu_4": chain(partial(layers.ReLU, 4.0)),
     "softmax": chain(layers.Softmax),
 }
@@ -161,6 +162,12 @@ ACTIVATION_CHAINS = {
     "hard_sigmoid": _activation("hard_sigmoid"),
     "conv_swish": lambda x: _conv(x, activation="swish"),
     "conv_gelu": lambda x: _conv(x, activation="gelu"),
+    "conv_gelu_function": lambda x: _conv(x, activation=tf.nn.gelu),
+    "conv_softmax_layer": lambda x: _conv(x, activation=layers.Softmax()),
+    "conv_relu_layer": lambda x: _conv(x, activation=layers.ReLU(6.0)),
+    "conv_relu_2_layer": lambda x: _conv(x, activation=layers.ReLU(2.0)),
+    "activation_of_layer": lambda x: layers.Activation(layers.ReLU(3.0))(_conv(x)),
+    "dense_swish_layer": lambda x: layers.Dense(3, activation=layers.Activation("swish"))(x),
     "conv_tanh": lambda x: _conv(x, activation="tanh"),
     "conv_relu_4": lambda x: layers.ReLU(4.0)(_conv(x)),
     "conv_hard_sigmoid": lambda x: _conv(x, activation="hard_sigmoid"),
@@ -174,6 +181,7 @@ OTHER_ROUNDING = {
     "prelu_shared_axes": chain(
         partial(layers.Conv2D, 4, 1), partial(layers.PReLU, shared_axes=[1, 2])
     ),
+    "leaky_relu_inside": lambda x: _conv(x, activation=layers.LeakyReLU(0.1)),
     "leaky_relu_function": chain(partial(layers.Activation, tf.nn.leaky_relu)),
     "upsampling_bilinear": chain(partial(layers.UpSampling2D, interpolation="bilinear")),
     "resizing_bilinear": chain(partial(layers.Resizing, 7, 9)),

@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+import keras_qat
 from keras_qat import graph
 from keras_qat.lower import lower
-from tests.models import functional, images, layers, scramble
+from tests.models import functional, images, layers, observe, scramble
 
 pytestmark = pytest.mark.legacy
 
@@ -71,3 +72,18 @@ def test_float_model_keeps_its_activation():
     model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
     lower(graph.read(model))
     assert model.get_layer("dense").activation.__name__ == "relu"
+
+
+def test_a_layer_as_activation_keeps_its_weights():
+    def build(x):
+        x = layers.Conv2D(4, 3, activation=layers.PReLU(shared_axes=[1, 2]), name="conv")(x)
+        return layers.SeparableConv2D(4, 3, activation=layers.PReLU(), name="separable")(x)
+
+    model, x = scramble(functional((8, 8, 4), build=build)), images(32, (8, 8, 4))
+    qat = observe(keras_qat.quantize_model(model, strict=True), x)
+    assert "quant_conv_activation" in [layer.name for layer in qat.layers]
+    expected = model.predict(x, verbose=0)
+    assert np.abs(qat.predict(x, verbose=0) - expected).max() < 0.03 * np.abs(expected).max()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    plain = keras_qat.strip_quantization(qat)
+    np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)

@@ -175,3 +175,11 @@ def test_custom_and_lambda_layers_of_this_process():
 def test_refuses_other_models():
     with pytest.raises(ValueError, match=r"'tiny' was not made by keras_qat\.quantize_model"):
         keras_qat.strip_quantization(tiny_net())
+
+
+def test_twice_gives_the_same():
+    model = functional((8, 4), build=lambda x: layers.MultiHeadAttention(2, 3)(x, x))
+    qat = keras_qat.quantize_model(model)
+    first, second = (keras_qat.strip_quantization(qat) for _ in range(2))
+    for ours, theirs in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -18,6 +18,7 @@ __all__ = [
     "split_activation_layer",
     "split_activity_regularizer",
     "split_swish",
+    "weights_without_activation",
 ]
 
 _layers = keras.layers
@@ -29,7 +30,10 @@ def split_activation(call: Call, made: Made) -> list[Call]:
     if layer.activation in (None, keras.activations.linear):
         return []
     linear = made.layer(
-        layer, "linear", lambda: graph_lib.clone(layer, activation="linear"), made.weights_of(layer)
+        layer,
+        "linear",
+        lambda: graph_lib.clone(layer, activation="linear"),
+        weights_without_activation(layer, made),
     )
     activation = activation_of(layer, made)
     middle = between(call, linear, call.output.shape)
@@ -73,11 +77,19 @@ def split_activity_regularizer(call: Call, made: Made) -> list[Call]:
 
 
 def activation_of(layer: Any, made: Made) -> Any:
-    def make() -> Any:
-        name = f"{layer.name}_activation"
-        return _layers.Activation(layer.activation, name=name, dtype=layer.dtype_policy)
-
+    """The activation in a layer as a layer of its own: a copy of it, if it is a layer itself."""
+    name, inner = f"{layer.name}_activation", layer.activation
+    if isinstance(inner, _layers.Layer):
+        make = lambda: graph_lib.clone(inner, name=name)  # noqa: E731
+        return made.layer(layer, "activation", make, inner.weights)
+    make = lambda: _layers.Activation(inner, name=name, dtype=layer.dtype_policy)  # noqa: E731
     return made.layer(layer, "activation", make)
+
+
+def weights_without_activation(layer: Any, made: Made) -> list[Any]:
+    """What a layer starts from, without the weights of an activation in it that is a layer."""
+    inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
+    return [weight for weight in made.weights_of(layer) if id(weight) not in inner]
 
 
 def _split_hard_sigmoid(call: Call, made: Made) -> list[Call]:
@@ -92,7 +104,11 @@ def _split_hard_sigmoid(call: Call, made: Made) -> list[Call]:
 
 
 def split_activation_layer(call: Call, made: Made) -> list[Call]:
-    """An activation that has no kernel, but whose parts have."""
+    """An activation whose parts have kernels, not it; the layer in one that is a layer."""
+    layer = call.layer
+    if isinstance(layer.activation, _layers.Layer):
+        make = lambda: graph_lib.clone(layer.activation, name=layer.name)  # noqa: E731
+        return chain(call, made.layer(layer, "layer", make, layer.activation.weights))
     split = ACTIVATIONS.get(call.layer.activation)
     return split(call, made) if split else []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call
-from keras_qat.lower.activations import activation_of
+from keras_qat.lower.activations import activation_of, weights_without_activation
 from keras_qat.lower.parts import Made, chain
 
 __all__ = ["split_separable"]
@@ -54,7 +54,7 @@ def split_separable(call: Call, made: Made) -> list[Call]:
             **shared,
         )
 
-    depthwise_kernel, *pointwise_weights = made.weights_of(layer)
+    depthwise_kernel, *pointwise_weights = weights_without_activation(layer, made)
     parts = [
         made.layer(layer, "depthwise", depthwise, [depthwise_kernel]),
         made.layer(layer, "pointwise", pointwise, pointwise_weights),
