@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat import backend
@@ -27,6 +28,7 @@ __all__ = [
     "clone",
     "config_of",
     "flat_inputs",
+    "number",
     "operands",
     "read",
     "rebuild",
@@ -358,6 +360,15 @@ def operands(call: Call, *names: str) -> list[Any]:
     """The arguments of an operation by position, None for those that are not given."""
     given = list(call.args) + [None] * (len(names) - len(call.args))
     return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
+
+
+def number(leaf: Any) -> float | None:
+    """An argument that is a number: Python's, NumPy's or a constant tensor; else None."""
+    if tf.is_tensor(leaf):
+        leaf = tf.get_static_value(leaf)
+    if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
+        return None
+    return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
 
 
 def class_path(layer: Any) -> str:

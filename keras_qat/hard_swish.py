@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras, register
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.graph import Call, Graph, Value, number, values_in
 
 __all__ = ["HardSwish", "recognize_hard_swish"]
 
@@ -91,15 +91,10 @@ def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
     """The tensor that `call` combines with a constant."""
     if _symbol(call) != symbol or len(call.inputs) != 1:
         return None
-    numbers = [each for each in tf.nest.flatten((call.args, call.kwargs)) if _is_number(each)]
-    close = len(numbers) == 1 and abs(float(numbers[0]) - constant) < 1e-6
+    found = map(number, tf.nest.flatten((call.args, call.kwargs)))
+    numbers = [each for each in found if each is not None]
+    close = len(numbers) == 1 and abs(numbers[0] - constant) < 1e-6
     return call.inputs[0] if close else None
-
-
-def _is_number(leaf: Any) -> bool:
-    if tf.is_tensor(leaf):  # As in 3.0 + x.
-        return leaf.shape.rank == 0 and leaf.dtype.is_floating
-    return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
 
 
 def _times_a_sixth(call: Call) -> Value | None:

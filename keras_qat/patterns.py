@@ -13,7 +13,16 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, class_path, is_operation, operands, values_in
+from keras_qat.graph import (
+    Call,
+    Graph,
+    Value,
+    class_path,
+    is_operation,
+    number,
+    operands,
+    values_in,
+)
 from keras_qat.hard_swish import HardSwish
 from keras_qat.inner_layers import Contract, FoldSteps, Regularize, Roll, UnfoldSteps
 from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
@@ -229,8 +238,8 @@ def _table_kind(call: Call) -> str | None:
 def _pads_with_zeros(call: Call) -> bool:
     """Whether padding adds zeros or copies, which lie in any range."""
     names = ("tensor", "paddings", "mode", "name", "constant_values")
-    number = operands(call, *names)[-1]
-    return number is None or (isinstance(number, (int, float)) and number == 0)
+    padded = operands(call, *names)[-1]
+    return padded is None or number(padded) == 0
 
 
 def is_mean_of_one(call: Call) -> bool:

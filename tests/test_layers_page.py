@@ -116,6 +116,7 @@ OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan"}
 CALLS: dict[str, Any] = {
     "tf.einsum": lambda x: tf.einsum("bhwc,bhwd->bcd", x, 2.0 * x),
     "tf.matmul": lambda x: tf.matmul(x, 2.0 * x, transpose_b=True),
+    "tf.add_n": lambda x: tf.add_n([x, 2.0 * x, tf.nn.relu(x)]),
     "tf.concat": lambda x: tf.concat([x, x], -1),
     "tf.stack": lambda x: tf.stack([x, x], 1),
     "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),

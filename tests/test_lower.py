@@ -83,7 +83,8 @@ def test_a_layer_as_activation_keeps_its_weights():
     qat = observe(keras_qat.quantize_model(model, strict=True), x)
     assert "quant_conv_activation" in [layer.name for layer in qat.layers]
     expected = model.predict(x, verbose=0)
-    assert np.abs(qat.predict(x, verbose=0) - expected).max() < 0.03 * np.abs(expected).max()
+    difference = np.abs(qat.predict(x, verbose=0) - expected)
+    assert difference.mean() < 0.01 * np.abs(expected).max()
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
     plain = keras_qat.strip_quantization(qat)
     np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, is_operation, operands, values_in
+from keras_qat.graph import Call, Value, is_operation, number, operands, values_in
 from keras_qat.inner_layers import Roll
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
@@ -34,8 +34,8 @@ def _split_negative(call: Call, made: Made) -> list[Call]:
 def _split_division(call: Call, made: Made) -> list[Call]:
     """x / number -> Rescaling(1 / number)."""
     x, divisor = operands(call, "x", "y")
-    is_number = isinstance(divisor, (int, float)) and not isinstance(divisor, bool)
-    if not isinstance(x, Value) or not is_number or not divisor:
+    divisor = number(divisor)
+    if not isinstance(x, Value) or not divisor:
         return []
     return [_rescaling(call, made, 1.0 / divisor)]
 
@@ -56,8 +56,26 @@ def _split_square(call: Call, made: Made) -> list[Call]:
 def _split_power(call: Call, made: Made) -> list[Call]:
     """x ** 2 -> Multiply."""
     x, exponent = operands(call, "x", "y")
-    is_square = isinstance(x, Value) and isinstance(exponent, (int, float)) and exponent == 2
+    is_square = isinstance(x, Value) and number(exponent) == 2
     return _split_square(call, made) if is_square else []
+
+
+def _split_add_n(call: Call, made: Made) -> list[Call]:
+    """tf.add_n -> Add."""
+    add = made.layer(call.layer, "add", lambda: _layers.Add(name=call.layer.name))
+    (tensors,) = operands(call, "inputs")
+    if len(tensors) < 2 or len(call.inputs) != len(tensors):
+        return []
+    return [Call(add, (list(tensors),), {}, call.output, call.name)]
+
+
+def _split_cast(call: Call, made: Made) -> list[Call]:
+    """tf.cast to the type that a tensor has -> a linear activation, which is nothing."""
+    layer, (x,) = call.layer, call.inputs
+    if x.dtype != call.output.dtype:
+        return []
+    make = lambda: _layers.Activation("linear", name=layer.name)  # noqa: E731
+    return [Call(made.layer(layer, "same", make), (x,), {}, call.output, call.name)]
 
 
 def _split_squared_difference(call: Call, made: Made) -> list[Call]:
@@ -105,18 +123,19 @@ def _split_sum(call: Call, made: Made) -> list[Call]:
 def _split_clip(call: Call, made: Made) -> list[Call]:
     """tf.clip_by_value with numbers -> ReLU, or the smaller and the larger one."""
     layer = call.layer
-    x, low, high = operands(call, "t", "clip_value_min", "clip_value_max")
-    if not all(isinstance(each, (int, float)) for each in (low, high)):
+    x, *limits = operands(call, "t", "clip_value_min", "clip_value_max")
+    low, high = map(number, limits)
+    if low is None or high is None:
         return []
     if low == 0 < high:
-        relu = made.layer(layer, "relu", lambda: _layers.ReLU(float(high), name=layer.name))
+        relu = made.layer(layer, "relu", lambda: _layers.ReLU(high, name=layer.name))
         return [Call(relu, (x,), {}, call.output, call.name)]
     minimum = _operation(call, made, "minimum", tf.math.minimum)
     maximum = _operation(call, made, "maximum", tf.math.maximum)
     middle = between(call, minimum, call.output.shape)
     return [
-        Call(minimum, (x, float(high)), {}, middle, path(call, minimum)),
-        Call(maximum, (middle, float(low)), {}, call.output, path(call, maximum)),
+        Call(minimum, (x, high), {}, middle, path(call, minimum)),
+        Call(maximum, (middle, low), {}, call.output, path(call, maximum)),
     ]
 
 
@@ -201,6 +220,8 @@ OPERATIONS: dict[str, Lowering] = {
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
+    "math.add_n": _split_add_n,
+    "cast": _split_cast,
     "math.square": _split_square,
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
