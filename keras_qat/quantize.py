@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat import graph as graph_lib
+from keras_qat.input_shape import with_known_input
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import place
@@ -61,7 +62,7 @@ def quantize_model(
     recipe = get_recipe(recipe)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
-    model = in_float32(model)
+    model = with_known_input(in_float32(model))
     found = plan(model, recipe, scope=scope)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
@@ -90,8 +91,10 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
             f"keras_qat.quantizers(model)."
         )
     recipe = get_recipe(recipe)
+    graph_lib.check_readable(model)
     with float32_policy():
-        graph = lower(graph_lib.read(model), activations=recipe.placement == "int8")
+        read = graph_lib.read(with_known_input(model))
+        graph = lower(read, activations=recipe.placement == "int8")
     return place(graph, recipe, scope)
 
 

@@ -236,3 +236,31 @@ def test_fewer_bits_mean_fewer_values(bits):
     x = images(512, (4,))
     observe(qat, x)
     assert len(np.unique(np.round(qat.predict(x, verbose=0), 5))) <= 2**bits
+
+
+@pytest.mark.parametrize("shape", [(5,), (8, 3)])
+def test_an_adapted_normalization_knows_the_input(shape):
+    x = 1.0 + 3.0 * images(64, shape)
+    normalization = layers.Normalization(name="norm")
+    normalization.adapt(x)
+    model = keras.Sequential([normalization, layers.Dense(4), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, 0.0 * x[..., :1], verbose=0)
+    qat = observe(keras_qat.quantize_model(model, strict=True), x)
+    assert model.input_shape == (None,) * (1 + len(shape))
+    assert qat.input_shape == (*model.input_shape[:-1], shape[-1])
+    expected = model.predict(x, verbose=0)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    plain = keras_qat.strip_quantization(qat)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_normalization_that_does_not_know_its_input():
+    normalization = layers.Normalization()
+    normalization.adapt(images(64, (5,)))
+    model = keras.Sequential([layers.Identity(input_shape=(None,)), normalization])
+    for verb in (keras_qat.plan, keras_qat.quantize_model):
+        with pytest.raises(ValueError, match=r"keras.Input\(shape\)"):
+            verb(model)
