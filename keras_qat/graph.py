@@ -28,6 +28,7 @@ __all__ = [
     "clone",
     "config_of",
     "flat_inputs",
+    "is_graph_model",
     "number",
     "operands",
     "read",
@@ -178,7 +179,7 @@ def read(model: Any) -> Graph:
         for node in _nodes(model):
             args, kwargs = tf.nest.map_structure(lookup, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
-            if _is_graph_model(layer):
+            if is_graph_model(layer):
                 inner_training = kwargs.get("training")
                 inner_training = training if inner_training is None else inner_training
                 inner_inputs = _inputs_in_order(layer, args[0] if args else kwargs["inputs"])
@@ -333,7 +334,7 @@ def check_readable(model: Any) -> None:
             f"functional model; a single layer goes into keras.Sequential([keras.Input(shape), "
             f"layer])."
         )
-    if _is_graph_model(model):
+    if is_graph_model(model):
         return
     if isinstance(model, keras.Sequential):
         raise ValueError(
@@ -347,7 +348,8 @@ def check_readable(model: Any) -> None:
     )
 
 
-def _is_graph_model(layer: Any) -> bool:
+def is_graph_model(layer: Any) -> bool:
+    """Whether a layer is a model that can be read."""
     return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from tests.models import layers
+from tests.models import functional, layers
 from tests.structures import Structure, chain
 
 Shape = tuple[int | None, ...]
@@ -81,6 +81,20 @@ TIME_DISTRIBUTED = {
     "flatten": _per_step(layers.Flatten),
     "dense": _per_step(partial(layers.Dense, 3)),
     "norm": _per_step(layers.BatchNormalization),
+    "sequential": _per_step(
+        lambda: keras.Sequential(
+            [
+                layers.Conv2D(4, 3, use_bias=False),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.Flatten(),
+                layers.Dense(3, activation="tanh"),
+            ]
+        )
+    ),
+    "functional": _per_step(
+        lambda: functional((6, 6, 3), build=lambda x: layers.Add()([x, layers.Conv2D(3, 1)(x)]))
+    ),
 }
 
 

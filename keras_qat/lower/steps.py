@@ -6,10 +6,10 @@ from typing import Any
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
-from keras_qat.graph import Call
+from keras_qat.graph import Call, Value, map_values, values_in
 from keras_qat.inner_layers import FoldSteps, UnfoldSteps
 from keras_qat.kernels import KERNELS
-from keras_qat.lower.parts import Made, chain
+from keras_qat.lower.parts import Made, between, chain, path
 from keras_qat.patterns import KINDS
 
 __all__ = ["split_pooling_3d", "split_time_distributed"]
@@ -32,6 +32,8 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     A layer without a rule, or a number of steps that is not known, is left as it is.
     """
     inner, name, steps = call.layer.layer, call.layer.name, call.inputs[0].shape[1]
+    if graph_lib.is_graph_model(inner):
+        return _split_model_per_step(call, made)
     trainable = call.layer.trainable and inner.trainable
 
     def make() -> Any:
@@ -50,6 +52,47 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
         layer,
         made.layer(call.layer, "unfold", lambda: UnfoldSteps(steps, name=f"{name}_unfold")),
     )
+
+
+def _split_model_per_step(call: Call, made: Made) -> list[Call]:
+    """TimeDistributed(model) -> FoldSteps, the layers of the model, UnfoldSteps."""
+    (sequence,), name = call.inputs, call.layer.name
+    inner, steps = graph_lib.read(call.layer.layer), sequence.shape[1]
+    inputs, outputs = values_in(inner.inputs), values_in(inner.outputs)
+    is_single = len(inputs) == len(outputs) == 1 and outputs != inputs and not inner.aside
+    is_first = any(getattr(c.layer, "data_format", "") == "channels_first" for c in inner.calls)
+    if not is_single or is_first or steps is None or sequence.masked:
+        return []
+    if call.kwargs.get("training") is not None:
+        return []
+    trainable = call.layer.trainable and call.layer.layer.trainable
+    fold = made.layer(call.layer, "fold", lambda: FoldSteps(name=f"{name}_fold"))
+    unfold = made.layer(call.layer, "unfold", lambda: UnfoldSteps(steps, name=f"{name}_unfold"))
+    folded = between(call, fold, inputs[0].shape)
+    calls = [Call(fold, (sequence,), {}, folded, path(call, fold))]
+    values = {inputs[0]: folded}
+
+    def copy_of(each: Call) -> Any:
+        def make() -> Any:
+            flag = trainable and each.layer.trainable
+            part = f"{name}_{each.name.replace('/', '_')}"
+            return graph_lib.clone(each.layer, name=part, trainable=flag)
+
+        return made.layer(each.layer, "step", make, each.layer.weights)
+
+    def renamed(value: Value) -> Value:
+        label = f"{path(call, call.layer)}_{value.name}{call.output.name.removeprefix(call.name)}"
+        values[value] = Value(label, value.shape, value.dtype, masked=value.masked)
+        return values[value]
+
+    for each in inner.calls:
+        layer = copy_of(each)
+        args, kwargs = map_values(values.__getitem__, (each.args, each.kwargs))
+        calls.append(
+            Call(layer, args, kwargs, map_values(renamed, each.outputs), path(call, layer))
+        )
+    calls.append(Call(unfold, (values[outputs[0]],), {}, call.output, path(call, unfold)))
+    return calls
 
 
 def split_pooling_3d(call: Call, made: Made) -> list[Call]:
