@@ -211,12 +211,12 @@ def read(model: Any) -> Graph:
 
 def _split(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
     """The calls that outputs depend on, and the others."""
-    read, needed = set(values_in(outputs)), []
+    read, needed = set(values_in(outputs)), set()
     for call in reversed(calls):
         if read.intersection(values_in(call.outputs)):
-            needed.append(call)
+            needed.add(call)
             read.update(call.inputs)
-    return needed[::-1], [call for call in calls if call not in needed]
+    return [c for c in calls if c in needed], [c for c in calls if c not in needed]
 
 
 def config_of(model: Any) -> dict[str, Any]:

@@ -66,6 +66,40 @@ def test_reshaped_to_sizes_that_are_asked_for(name):
     assert_exact(keras.Model(x, tf.concat(heads, 1)), images(32))
 
 
+def _conv(x: Any, activation: Any = None) -> Any:
+    return layers.Conv2D(6, 3, padding="same", activation=activation)(x)
+
+
+def _turned(x: Any) -> Any:
+    return tf.transpose(_conv(x), (0, 2, 1, 3))
+
+
+BEHIND_MOVES: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: layers.Flatten()(_conv(x)) + layers.Flatten()(_conv(x)),
+    "sum_of_fixed": lambda x: (
+        tf.reshape(_conv(x, "tanh"), [-1, 64, 6]) + tf.reshape(_conv(x, "tanh"), [-1, 64, 6])
+    ),
+    "steps": lambda x: layers.Add()(
+        [layers.TimeDistributed(layers.Conv1D(3, 3, activation="tanh"))(x) for _ in range(2)]
+    ),
+    "product": lambda x: _turned(x) * _turned(x),
+    "keywords": lambda x: tf.add(x=_turned(x), y=_turned(x)),
+    "difference": lambda x: _turned(x) - _conv(x),
+    "constant": lambda x: _turned(x) + 1.5,
+    "prelu": lambda x: layers.PReLU()(_turned(x)),
+    "leaky": lambda x: tf.nn.leaky_relu(_turned(x)),
+    "tanh": lambda x: tf.tanh(_turned(x)),
+    "maximum": lambda x: tf.maximum(_turned(x), 0.3),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_MOVES)
+def test_behind_moves(name):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((8, 8, 4))
+    assert_exact(keras.Model(x, BEHIND_MOVES[name](x)), images(32))
+
+
 BETWEEN_DENSE: dict[str, Callable[[Any], Any]] = {
     "square": tf.square,
     "product": lambda x: x * x,

@@ -6,7 +6,6 @@ already on their levels, every range a constant. The training graph is never con
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import Any
 
@@ -18,6 +17,7 @@ from keras_qat import graph as graph_lib
 from keras_qat.backend import keras
 from keras_qat.export import folded, int16, spelling
 from keras_qat.export.barrier import barrier
+from keras_qat.export.levels import Levels, implied_levels
 from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.export.placeholders import with_placeholders
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
@@ -177,8 +177,8 @@ class _Writer:
             return activate(layer, args[0], call.output in self.quantized_next)
         if kind_of(call) == "concatenate":
             args, kwargs = self.in_one_range(call, (args, kwargs))
-        if len(call.inputs) == 2 and len(set(call.inputs)) == 1 and is_reshaped(call.inputs[0]):
-            args = self.twice(call, args)
+        if kind_of(call) in OVERTAKES and len(call.inputs) == 2:
+            args = self.kept_apart(call, args)
         if kind_of(call) == "maximum":
             args, kwargs = spelling.beside_special_numbers((args, kwargs))
         if is_mean_of_one(call):  # Spelled so that it is in integers whatever its shape.
@@ -247,24 +247,26 @@ class _Writer:
             return x
         if kind_of(call) in ("move", "linear"):
             self.levels[call.output] = implied
-            # The converter may not see that a custom layer's range stays. It computes a ReLU
-            # before the move in front of it, unless something is between them.
-            is_clipped = any(kind_of(each) in CLIPS for each in self.consumers[call.output])
-            return implied.round(x) if is_clipped or not is_known(call.layer) else x
+            # The converter may not see that a custom layer's range stays. It computes what is
+            # elementwise before the move in front of it, unless something is between them.
+            overtaken = any(kind_of(each) in OVERTAKES for each in self.consumers[call.output])
+            return implied.round(x) if overtaken or not is_known(call.layer) else x
         return x if call.output in self.quantized_next else self.quantize(call.output, x, implied)
 
-    def twice(self, call: Call, args: Any) -> Any:
-        """The arguments of an operation on a tensor and itself, as two tensors.
+    def kept_apart(self, call: Call, args: Any) -> Any:
+        """The arguments of an operation on two reshaped tensors of one range, or one and itself.
 
-        The converter computes such an operation before a reshaping in front of it, but leaves the
-        range of its result behind that.
+        The converter would compute it before the reshaping, but leave the range of its result
+        behind that. A maximum that changes nothing is between them.
         """
-        first, *others = tf.nest.flatten(args)
-        levels = self.levels.get(call.inputs[0])
-        if levels is None:
+        tensors = tf.nest.flatten(args)
+        levels, other = (self.levels.get(each) for each in call.inputs)
+        if levels is None or levels != other or len(tensors) < 2:
             return args
-        first = levels.round(tf.maximum(first, levels.minimum))
-        return tf.nest.pack_sequence_as(args, [first, *others])
+        if not all(map(is_reshaped, call.inputs)):
+            return args
+        tensors[0] = levels.round(tf.maximum(tensors[0], levels.minimum))
+        return tf.nest.pack_sequence_as(args, tensors)
 
     def in_one_range(self, call: Call, arguments: Any) -> Any:
         """The tensors of a concatenation, in its own range or one that holds them all.
@@ -293,6 +295,10 @@ class _Writer:
         )
 
 
+OVERTAKES = CLIPS | {"add", "subtract", "multiply", "prelu"}
+"""Kinds that the converter computes before what moves their inputs."""
+
+
 def is_reshaped(value: Value) -> bool:
     """Whether what makes a tensor ends in a reshaping: a dense layer is spelled with one."""
     call = value.producer
@@ -305,20 +311,6 @@ def is_reshaped(value: Value) -> bool:
     return kind_of(call) == "move"
 
 
-def implied_levels(call: Call, known: list[Levels]) -> Levels | None:
-    """The levels of a call's output that follow from those of all of its inputs."""
-    kind = kind_of(call)
-    if kind is None or not known:
-        return None
-    if kind in ("move", "linear"):
-        return known[0]
-    if kind in FIXED_RANGES:
-        return Levels(*FIXED_RANGES[kind])
-    if kind in ("average_pooling", "mean", "concatenate"):
-        return Levels.around(known)
-    return None
-
-
 def activate(activation: Any, x: Any, quantized: bool) -> Any:
     """An activation, in float or in front of a quantizer.
 
@@ -329,48 +321,6 @@ def activate(activation: Any, x: Any, quantized: bool) -> Any:
     if quantized and limit is not None and limit != 6 and not activation.threshold:
         return tf.nn.relu(x)
     return activation(x)
-
-
-@dataclasses.dataclass(frozen=True)
-class Levels:
-    """A range as the exported function has it: constants."""
-
-    minimum: float
-    maximum: float
-    bits: int = 8
-
-    @classmethod
-    def of(cls, quantizer: Any) -> Levels:
-        """The levels of a trained quantizer."""
-        minimum, maximum = quantizer.current_range()
-        return cls(minimum, maximum, quantizer.spec.bits)
-
-    @classmethod
-    def around(cls, levels: list[Levels]) -> Levels:
-        """Levels for tensors that are joined: theirs, or 256 levels over all of their ranges."""
-        if len(set(levels)) == 1:
-            return levels[0]
-        ends = min(each.minimum for each in levels), max(each.maximum for each in levels)
-        return cls(*ends, bits=max(8, *(each.bits for each in levels)))
-
-    def round(self, x: Any) -> Any:
-        """Fake quantization as the converter reads it: in 256 levels, if they are no more.
-
-        With fewer bits the tensor keeps its own step width, holds the lower codes only, and is
-        clipped at the highest of them.
-        """
-        scale, zero_point = fake_quant.scale_of(self.minimum, self.maximum, self.bits)
-        low = -zero_point * scale
-        bits = max(self.bits, 8)
-
-        def to_levels(x: Any) -> Any:
-            high = low + (2**bits - 1) * scale
-            return tf.quantization.fake_quant_with_min_max_args(x, low, high, bits)
-
-        if self.bits >= 8:
-            return to_levels(x)
-        high = np.float32(low + (2**self.bits - 1) * scale)
-        return to_levels(tf.minimum(to_levels(x), high))
 
 
 def check_exportable(model: Any) -> None:

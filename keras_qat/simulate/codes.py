@@ -10,7 +10,7 @@ import numpy as np
 from keras_qat import fake_quant
 
 if TYPE_CHECKING:
-    from keras_qat.export.inference import Levels
+    from keras_qat.export.levels import Levels
 
 __all__ = ["Codes", "Grid", "from_values", "round_away"]
 

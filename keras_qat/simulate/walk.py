@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
-from keras_qat.export.inference import Levels, implied_levels
+from keras_qat.export.levels import Levels, implied_levels
 from keras_qat.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.patterns import CLIPS, kind_of
