@@ -22,7 +22,7 @@ from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.export.placeholders import with_placeholders
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.patterns import CLIPS, FIXED_RANGES, is_known, is_mean_of_one, kind_of
+from keras_qat.patterns import CLIPS, FIXED_RANGES, POOLING, is_known, is_mean_of_one, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 
@@ -249,8 +249,11 @@ class _Writer:
             self.levels[call.output] = implied
             # The converter may not see that a custom layer's range stays. It computes what is
             # elementwise before the move in front of it, unless something is between them.
-            overtaken = any(kind_of(each) in OVERTAKES for each in self.consumers[call.output])
-            return implied.round(x) if overtaken or not is_known(call.layer) else x
+            readers = [each for v in values_in(call.outputs) for each in self.consumers[v]]
+            overtaken = any(kind_of(each) in OVERTAKES for each in readers)
+            if type(call.layer) in POOLING or not (overtaken or not is_known(call.layer)):
+                return x
+            return tf.nest.map_structure(implied.round, x)
         return x if call.output in self.quantized_next else self.quantize(call.output, x, implied)
 
     def kept_apart(self, call: Call, args: Any) -> Any:
