@@ -28,6 +28,7 @@ def assert_exact(model: Any, *inputs: np.ndarray) -> None:
 BETWEEN_CONVOLUTIONS: dict[str, Callable[[Any], Any]] = {
     "clip": lambda x: tf.clip_by_value(x, -1.0, 1.0),
     "clip_by_hand": lambda x: tf.minimum(tf.maximum(x, -1.0), 1.0),
+    "clip_at_constants": lambda x: tf.minimum(tf.maximum(x, tf.constant(-1.0)), tf.constant(1.0)),
     "clip_at_zero_by_hand": lambda x: tf.minimum(tf.maximum(x, 0.0), 1.0),
     "relu6_by_hand": lambda x: tf.minimum(tf.maximum(x, 0.0), 6.0),
     "depth_to_space_relu": lambda x: tf.nn.relu(tf.nn.depth_to_space(x, 2)),
@@ -54,6 +55,7 @@ RESHAPES: dict[str, Callable[[Any], Any]] = {
     "batch": lambda x: tf.reshape(x, [tf.shape(x)[0], -1, 6]),
     "all": lambda x: tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], tf.shape(x)[2] * 6]),
     "unstacked": lambda x: tf.reshape(x, [tf.unstack(tf.shape(x))[0], 16, -1]),
+    "at_least": lambda x: tf.reshape(x, [-1, tf.maximum(8 * tf.shape(x)[1], 1), 6]),
     "backend": lambda x: keras.backend.reshape(x, (keras.backend.shape(x)[0], 64, 6)),
 }
 

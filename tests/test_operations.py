@@ -43,6 +43,12 @@ def test_a_clip_is_part_of_the_convolution():
     assert qat.predict(x, verbose=0).max() <= 1.0
 
 
+def test_casts_to_integers_stay():
+    """They cut off what is behind the point."""
+    qat, x = quantized(lambda y: tf.cast(tf.cast(9.0 * y, tf.int32), tf.float32))
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
 @pytest.mark.parametrize("shift", [(2, -1), (-7, 0)])
 def test_roll_of_unknown_size(shift):
     model = functional((None, None, 4), build=lambda x: tf.roll(x, shift, [1, 2]))

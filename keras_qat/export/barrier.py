@@ -31,14 +31,14 @@ def remove_barriers(model: Any) -> None:
     for graph in model.subgraphs:
         casts = [each for each in graph.operators if code_of(model, each) == CAST]
         source = {int(each.outputs[0]): int(each.inputs[0]) for each in casts}
-
-        def is_back(output: int, graph: Any = graph, source: Any = source) -> bool:
-            """Whether a cast makes a float32 tensor again of one that was."""
-            start = source.get(source[output])
-            ends = [graph.tensors[each].type for each in (start, output) if each is not None]
-            return ends == [schema.TensorType.FLOAT32] * 2 and output not in graph.outputs
-
-        instead = {each: source[source[each]] for each in source if is_back(each)}
+        types = [tensor.type for tensor in graph.tensors]
+        instead = {
+            back: source[there]
+            for back, there in source.items()
+            if there in source
+            and [types[each] for each in (source[there], there, back)] == BARRIER
+            and back not in graph.outputs
+        }
         operators = [each for each in graph.operators if int(each.outputs[0]) not in instead]
         for operator in operators:
             operator.inputs = [_origin(int(each), instead) for each in operator.inputs]
@@ -49,6 +49,13 @@ def remove_barriers(model: Any) -> None:
 
 
 CAST = schema.BuiltinOperator.CAST
+
+BARRIER = [
+    schema.TensorType.FLOAT32,
+    schema.TensorType.FLOAT64,
+    schema.TensorType.FLOAT32,
+]
+"""Types of the tensors of a barrier. Other casts there and back, as to integers, compute something."""
 
 
 def _origin(index: int, instead: dict[int, int]) -> int:

@@ -179,7 +179,7 @@ class _Writer:
             args, kwargs = self.in_one_range(call, (args, kwargs))
         if kind_of(call) in OVERTAKES and len(call.inputs) == 2:
             args = self.kept_apart(call, args)
-        if kind_of(call) == "maximum":
+        if kind_of(call) == "maximum" and call.output.is_float:
             args, kwargs = spelling.beside_special_numbers((args, kwargs))
         if is_mean_of_one(call):  # Spelled so that it is in integers whatever its shape.
             (x,) = tf.nest.flatten([args, kwargs])[:1]

@@ -18,6 +18,7 @@ from keras_qat.backend import keras, recurrence, swapped
 from keras_qat.export.folded import Folded
 from keras_qat.export.placeholders import PLACEHOLDER
 from keras_qat.export.recurrent import rnn
+from keras_qat.graph import number
 
 __all__ = ["as_keras", "as_tflite", "beside_special_numbers", "in_float"]
 
@@ -69,8 +70,9 @@ def beside_special_numbers(arguments: Any) -> Any:
     """
 
     def beside(leaf: Any) -> Any:
-        if isinstance(leaf, (int, float)) and leaf in (0, 1, -1):
-            return leaf * (1 + 2.0**-23) if leaf else 1e-30
+        found = number(leaf)
+        if found in (0, 1, -1):
+            return found * (1 + 2.0**-23) or 1e-30
         return leaf
 
     return tf.nest.map_structure(beside, arguments)
