@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat import backend
@@ -29,8 +28,6 @@ __all__ = [
     "config_of",
     "flat_inputs",
     "is_graph_model",
-    "number",
-    "operands",
     "read",
     "rebuild",
 ]
@@ -224,7 +221,7 @@ def config_of(model: Any) -> dict[str, Any]:
     inputs, outputs = _nested_inputs(model), _nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     for node in _nodes(model):
-        if add := _ADDED.get(type(node.layer).__name__):
+        if add := _adding(node.layer):
             add(functional, node.layer, node.call_args[0])
     return functional.get_config()
 
@@ -261,16 +258,16 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
     _compute(graph.calls, tensors, apply)
     outputs = map_values(tensors.__getitem__, graph.outputs)
     model = model_class(inputs=inputs, outputs=outputs, name=graph.name)
-    _compute([call for call in graph.aside if not _adding(call)], tensors, apply)
+    _compute([call for call in graph.aside if not _adding(call.layer)], tensors, apply)
     for call in graph.aside:
-        if add := _adding(call):
+        if add := _adding(call.layer):
             add(model, call.layer, tensors[call.inputs[0]])
     return model
 
 
-def _adding(call: Call) -> Add | None:
-    """What adds a call's input to the loss or the metrics of a model, if the call is that."""
-    return _ADDED.get(type(call.layer).__name__)
+def _adding(layer: Any) -> Add | None:
+    """What adds a layer's input to the loss or the metrics of a model, if the layer does that."""
+    return _ADDED.get(type(layer).__name__)
 
 
 def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
@@ -351,26 +348,6 @@ def check_readable(model: Any) -> None:
 def is_graph_model(layer: Any) -> bool:
     """Whether a layer is a model that can be read."""
     return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
-
-
-def is_operation(layer: Any) -> bool:
-    """Whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
-    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
-
-
-def operands(call: Call, *names: str) -> list[Any]:
-    """The arguments of an operation by position, None for those that are not given."""
-    given = list(call.args) + [None] * (len(names) - len(call.args))
-    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
-
-
-def number(leaf: Any) -> float | None:
-    """An argument that is a number: Python's, NumPy's or a constant tensor; else None."""
-    if tf.is_tensor(leaf):
-        leaf = tf.get_static_value(leaf)
-    if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
-        return None
-    return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
 
 
 def class_path(layer: Any) -> str:

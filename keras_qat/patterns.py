@@ -13,19 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import (
-    Call,
-    Graph,
-    Value,
-    class_path,
-    is_operation,
-    number,
-    operands,
-    values_in,
-)
+from keras_qat.graph import Call, Graph, Value, class_path, values_in
 from keras_qat.hard_swish import HardSwish
 from keras_qat.inner_layers import Contract, FoldSteps, Regularize, Roll, UnfoldSteps
 from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
+from keras_qat.operations import is_operation, number, operands
 
 __all__ = ["Group", "groups", "kind_of"]
 

@@ -179,9 +179,7 @@ class _Visitor:
             if group is None:
                 self._emit(self._clone(call), call, call)
             elif call is group.calls[-1]:
-                wrapper = self._wrap(group)
-                number = self.emitted[wrapper]
-                self._emit(wrapper, group.kernel, call, **({"call": number} if number else {}))
+                self._emit(self._wrap(group), group.kernel, call)
         outputs = map_values(self.current.__getitem__, graph.outputs)
         calls, self.calls = self.calls, []
         for call in graph.aside:
@@ -192,10 +190,14 @@ class _Visitor:
         self.current[value] = Value(value.name, value.shape, value.dtype)
         return self.current[value]
 
-    def _emit(self, layer: Any, reads: Call, writes: Call, **kwargs: Any) -> None:
-        """`layer` on what `reads` reads, in place of what `writes` computes."""
-        args, others = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
-        kwargs.update(others)
+    def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
+        """`layer` on what `reads` reads, in place of what `writes` computes.
+
+        A wrapper's calls have their number from the second on, as it has other ranges in each.
+        """
+        args, kwargs = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
+        if isinstance(layer, QuantizeWrapper) and self.emitted[layer]:
+            kwargs["call"] = self.emitted[layer]
         self.calls.append(
             Call(layer, args, kwargs, map_values(self._copy, writes.outputs), layer.name)
         )

@@ -55,7 +55,7 @@ BARRIER = [
     schema.TensorType.FLOAT64,
     schema.TensorType.FLOAT32,
 ]
-"""Types of the tensors of a barrier. Other casts there and back, as to integers, compute something."""
+"""Types of the tensors of a barrier. Other casts there and back compute something."""
 
 
 def _origin(index: int, instead: dict[int, int]) -> int:

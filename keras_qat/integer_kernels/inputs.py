@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, is_operation, map_values, takes_training
+from keras_qat.graph import Call, Value, map_values, takes_training
+from keras_qat.operations import is_operation
 
 __all__ = ["argument", "axis_of", "compute", "constant", "interpolated", "operands"]
 

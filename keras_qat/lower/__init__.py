@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, class_path, is_operation, values_in
+from keras_qat.graph import Call, Graph, class_path, values_in
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.lower.activations import (
     split_activation,
@@ -30,6 +30,7 @@ from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
 from keras_qat.lower.twins import merge_twins
+from keras_qat.operations import is_operation
 from keras_qat.patterns import is_batch_norm, kind_of
 
 __all__ = ["lower"]

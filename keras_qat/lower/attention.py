@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from keras_qat import graph as graph_lib
 from keras_qat.backend import attention_parts, keras
-from keras_qat.graph import Call, Value, operands
+from keras_qat.graph import Call, Value
 from keras_qat.inner_layers import Contract, Regularize
 from keras_qat.lower.parts import Made, between, path
+from keras_qat.operations import operands
 
 __all__ = ["split_einsum", "split_multi_head_attention"]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, is_operation, number, operands, values_in
+from keras_qat.graph import Call, Value, values_in
 from keras_qat.inner_layers import Roll
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
 from keras_qat.lower.merges import convert_fixed_ranges
 from keras_qat.lower.parts import Lowering, Made, between, path
+from keras_qat.operations import is_operation, number, operands
 
 __all__ = ["OPERATIONS"]
 
@@ -28,7 +30,7 @@ def _split_silu(call: Call, made: Made) -> list[Call]:
 
 def _split_negative(call: Call, made: Made) -> list[Call]:
     """-x -> Rescaling(-1)."""
-    return [_rescaling(call, made, -1.0)]
+    return [_instead(call, made, partial(_layers.Rescaling, -1.0))]
 
 
 def _split_division(call: Call, made: Made) -> list[Call]:
@@ -37,20 +39,19 @@ def _split_division(call: Call, made: Made) -> list[Call]:
     divisor = number(divisor)
     if not isinstance(x, Value) or not divisor:
         return []
-    return [_rescaling(call, made, 1.0 / divisor)]
+    return [_instead(call, made, partial(_layers.Rescaling, 1.0 / divisor))]
 
 
-def _rescaling(call: Call, made: Made, scale: float) -> Call:
-    layer = call.layer
-    rescaling = made.layer(layer, "scale", lambda: _layers.Rescaling(scale, name=layer.name))
-    return Call(rescaling, (call.inputs[0],), {}, call.output, call.name)
+def _instead(call: Call, made: Made, make: Callable[..., Any], inputs: Any = None) -> Call:
+    """The layer that computes an operation's result, under its name, from its input or others."""
+    layer = made.layer(call.layer, "instead", partial(make, name=call.layer.name))
+    return Call(layer, (inputs or call.inputs[0],), {}, call.output, call.name)
 
 
 def _split_square(call: Call, made: Made) -> list[Call]:
     """The square of a tensor -> Multiply of it and itself."""
     x = call.inputs[0]
-    multiply = made.layer(call.layer, "multiply", lambda: _layers.Multiply(name=call.layer.name))
-    return [Call(multiply, ([x, x],), {}, call.output, call.name)] if x.is_float else []
+    return [_instead(call, made, _layers.Multiply, [x, x])] if x.is_float else []
 
 
 def _split_power(call: Call, made: Made) -> list[Call]:
@@ -62,20 +63,17 @@ def _split_power(call: Call, made: Made) -> list[Call]:
 
 def _split_add_n(call: Call, made: Made) -> list[Call]:
     """tf.add_n -> Add."""
-    add = made.layer(call.layer, "add", lambda: _layers.Add(name=call.layer.name))
     (tensors,) = operands(call, "inputs")
     if len(tensors) < 2 or len(call.inputs) != len(tensors):
         return []
-    return [Call(add, (list(tensors),), {}, call.output, call.name)]
+    return [_instead(call, made, _layers.Add, list(tensors))]
 
 
 def _split_cast(call: Call, made: Made) -> list[Call]:
     """tf.cast to the type that a tensor has -> a linear activation, which is nothing."""
-    layer, (x,) = call.layer, call.inputs
-    if x.dtype != call.output.dtype:
+    if call.inputs[0].dtype != call.output.dtype:
         return []
-    make = lambda: _layers.Activation("linear", name=layer.name)  # noqa: E731
-    return [Call(made.layer(layer, "same", make), (x,), {}, call.output, call.name)]
+    return [_instead(call, made, partial(_layers.Activation, "linear"))]
 
 
 def _split_squared_difference(call: Call, made: Made) -> list[Call]:
@@ -86,50 +84,41 @@ def _split_squared_difference(call: Call, made: Made) -> list[Call]:
     subtract = made.layer(
         layer, "subtract", lambda: _layers.Subtract(name=f"{layer.name}_subtract")
     )
-    multiply = made.layer(layer, "multiply", lambda: _layers.Multiply(name=layer.name))
     difference = between(call, subtract, call.output.shape)
     return [
         Call(subtract, (call.inputs,), {}, difference, path(call, subtract)),
-        Call(multiply, ([difference, difference],), {}, call.output, call.name),
+        _instead(call, made, _layers.Multiply, [difference, difference]),
     ]
 
 
 def _split_abs(call: Call, made: Made) -> list[Call]:
     """|x| -> LeakyReLU with the slope -1, of which runtimes have a kernel everywhere."""
-    layer = call.layer
-    leaky = made.layer(layer, "leaky", lambda: _layers.LeakyReLU(-1.0, name=layer.name))
-    return [Call(leaky, (call.inputs[0],), {}, call.output, call.name)]
+    return [_instead(call, made, partial(_layers.LeakyReLU, -1.0))]
 
 
 def _split_sum(call: Call, made: Made) -> list[Call]:
     """A sum along axes of known sizes -> mean, Rescaling by their number."""
-    layer = call.layer
     x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     sizes = [x.shape[each] for each in tf.nest.flatten(axis) if isinstance(each, int)]
     if not sizes or None in sizes or x.shape[0] is not None:
         return []
     mean = _operation(call, made, "mean", tf.math.reduce_mean)
-    scale = made.layer(
-        layer, "scale", lambda: _layers.Rescaling(float(math.prod(sizes)), name=layer.name)
-    )
     middle = between(call, mean, call.output.shape)
     options = {"axis": axis, "keepdims": bool(keepdims)}
     return [
         Call(mean, (x,), options, middle, path(call, mean)),
-        Call(scale, (middle,), {}, call.output, call.name),
+        _instead(call, made, partial(_layers.Rescaling, float(math.prod(sizes))), middle),
     ]
 
 
 def _split_clip(call: Call, made: Made) -> list[Call]:
     """tf.clip_by_value with numbers -> ReLU, or the smaller and the larger one."""
-    layer = call.layer
     x, *limits = operands(call, "t", "clip_value_min", "clip_value_max")
     low, high = map(number, limits)
     if low is None or high is None:
         return []
     if low == 0 < high:
-        relu = made.layer(layer, "relu", lambda: _layers.ReLU(high, name=layer.name))
-        return [Call(relu, (x,), {}, call.output, call.name)]
+        return [_instead(call, made, partial(_layers.ReLU, high))]
     minimum = _operation(call, made, "minimum", tf.math.minimum)
     maximum = _operation(call, made, "maximum", tf.math.maximum)
     middle = between(call, minimum, call.output.shape)
@@ -147,13 +136,11 @@ def _operation(call: Call, made: Made, part: str, function: Callable[..., Any]) 
 
 def _split_roll(call: Call, made: Made) -> list[Call]:
     """tf.roll -> Roll, as TFLite has no operation for it, but for what it is made of."""
-    layer = call.layer
-    x, shift, axis = operands(call, "input", "shift", "axis")
+    _, shift, axis = operands(call, "input", "shift", "axis")
     shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
     if not all(isinstance(each, int) for each in [*shifts, *axes]):
         return []
-    roll = made.layer(layer, "roll", lambda: Roll(shifts, axes, name=layer.name))
-    return [Call(roll, (x,), {}, call.output, call.name)]
+    return [_instead(call, made, partial(Roll, shifts, axes))]
 
 
 def _split_reshape(call: Call, made: Made) -> list[Call]:
@@ -198,7 +185,6 @@ SHAPES = ("compat.v1.shape", "shape")
 
 def _split_resize(call: Call, made: Made) -> list[Call]:
     """tf.image.resize to a known size -> Resizing, where it can do the same."""
-    layer = call.layer
     _, _, method, keeps_ratio, antialias = operands(
         call, "images", "size", "method", "preserve_aspect_ratio", "antialias"
     )
@@ -208,10 +194,7 @@ def _split_resize(call: Call, made: Made) -> list[Call]:
         return []
     if len(call.output.shape) != 4 or None in sizes:
         return []
-    resizing = made.layer(
-        layer, "resize", lambda: _layers.Resizing(*sizes, interpolation=method, name=layer.name)
-    )
-    return [Call(resizing, (call.inputs[0],), {}, call.output, call.name)]
+    return [_instead(call, made, partial(_layers.Resizing, *sizes, interpolation=method))]
 
 
 OPERATIONS: dict[str, Lowering] = {

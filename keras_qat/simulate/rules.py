@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, is_operation, takes_training
+from keras_qat.graph import Call, takes_training
 from keras_qat.integer_kernels.int16 import INT16_KERNELS, OPTIMIZED
+from keras_qat.operations import is_operation
 from keras_qat.patterns import ROUNDING, ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.arithmetic import requantize
@@ -134,7 +135,7 @@ def _symbol(call: Call) -> str:
 
 
 def _index(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Where the largest or smallest code is."""
+    """Integers that follow from a tensor: where its largest code is, or its shape."""
     return _compute(call, args, kwargs, lambda x: x.codes)
 
 

@@ -1,0 +1,32 @@
+"""Operations of TensorFlow called on symbolic tensors: which layers they are, what they got."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph import Call
+
+__all__ = ["is_operation", "number", "operands"]
+
+
+def is_operation(layer: Any) -> bool:
+    """Whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
+    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
+
+
+def operands(call: Call, *names: str) -> list[Any]:
+    """The arguments of an operation by position, None for those that are not given."""
+    given = list(call.args) + [None] * (len(names) - len(call.args))
+    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
+
+
+def number(leaf: Any) -> float | None:
+    """An argument that is a number: Python's, NumPy's or a constant tensor; else None."""
+    if tf.is_tensor(leaf):
+        leaf = tf.get_static_value(leaf)
+    if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
+        return None
+    return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
