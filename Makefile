@@ -25,10 +25,10 @@ demo: $(VENV)/.complete
 	$(VENV)/bin/python tutorials/demo.py --data $(DATA) $(DEMO_ARGS)
 
 test: $(VENV)/.complete
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
 
 test-legacy: $(VENV_LEGACY)/.complete
-	$(VENV_LEGACY)/bin/python -m pytest -m legacy $(PYTEST_ARGS)
+	$(VENV_LEGACY)/bin/python -m pytest -n 2 -m legacy $(PYTEST_ARGS)
 
 lint: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check .
