@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-FLIPS = pytest.StashKey[dict[str, int]]()
-
-
-def pytest_configure(config):
-    config.stash[FLIPS] = {}
+FLIPS = "rounding flips"
 
 
 @pytest.fixture
-def count_flips(request):
+def count_flips(record_property):
     """A function that takes note of the number of rounding flips in a comparison."""
 
     def count(number: int) -> None:
         if number:
-            flips = request.config.stash[FLIPS]
-            flips[request.node.name] = flips.get(request.node.name, 0) + number
+            record_property(FLIPS, number)
 
     return count
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    flips = config.stash.get(FLIPS, {})
-    if any("conformance" in str(each.nodeid) for each in terminalreporter.stats.get("passed", [])):
+def pytest_terminal_summary(terminalreporter):
+    reports = [
+        each
+        for outcome in ("passed", "failed")
+        for each in terminalreporter.stats.get(outcome, [])
+        if "conformance" in each.nodeid
+    ]
+    flips = [
+        (each.nodeid, count)
+        for each in reports
+        for name, count in each.user_properties
+        if name == FLIPS
+    ]
+    if reports:
         terminalreporter.write_sep("-", "conformance with tf.contrib.quantize")
-        terminalreporter.write_line(f"rounding flips: {sum(flips.values())} {flips or ''}")
+        terminalreporter.write_line(f"{FLIPS}: {sum(n for _, n in flips)} {flips or ''}")
