@@ -19,7 +19,7 @@ from keras_qat.inner_layers import Contract, FoldSteps, Regularize, Roll, Unfold
 from keras_qat.kernels import AFFINE, FOLDABLE, KERNELS
 from keras_qat.operations import is_operation, number, operands
 
-__all__ = ["Group", "groups", "kind_of"]
+__all__ = ["Group", "groups", "is_left_in_float", "kind_of", "leave_in_float"]
 
 _layers = keras.layers
 
@@ -197,8 +197,10 @@ NON_NEGATIVE = {"relu", "relu6", "relu_n"}
 
 
 def kind_of(call: Call) -> str | None:
-    """The kind of computation, or None for a layer that is not known."""
+    """The kind of computation, or None for a layer that is not known or was left in float."""
     layer = call.layer
+    if is_left_in_float(layer):
+        return None
     if type(layer) in (_layers.Activation, _layers.ReLU):
         return _activation_kind(layer)
     if type(layer) in (_layers.UpSampling2D, _layers.Resizing):
@@ -208,6 +210,16 @@ def kind_of(call: Call) -> str | None:
     if is_mean_of_one(call):
         return "move"
     return _table_kind(call)
+
+
+def leave_in_float(layer: Any) -> None:
+    """Makes a layer of a quantization-aware model one of no kind, as its plan says."""
+    layer._keras_qat_in_float = True
+
+
+def is_left_in_float(layer: Any) -> bool:
+    """Whether `leave_in_float` was called on a layer."""
+    return getattr(layer, "_keras_qat_in_float", False)
 
 
 def _table_kind(call: Call) -> str | None:

@@ -25,7 +25,14 @@ from keras_qat.layers import (
     exact,
 )
 from keras_qat.layers.scheduled import NEVER, shapes_only
-from keras_qat.patterns import CLIPS, Group, is_batch_norm, kind_of
+from keras_qat.patterns import (
+    CLIPS,
+    Group,
+    is_batch_norm,
+    is_left_in_float,
+    kind_of,
+    leave_in_float,
+)
 from keras_qat.phases import PhasedModel
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
@@ -58,18 +65,21 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
             "recipe": self.recipe.to_config(),
             "float_config": self.float_config,
             "output_names": list(self.output_names),
+            "float_layers": [each.name for each in self.layers if is_left_in_float(each)],
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
-        float_config = config.pop("float_config")
+        float_config, float_layers = config.pop("float_config"), config.pop("float_layers", [])
         with applications_scope(), shapes_only():
             model = super().from_config(config, custom_objects)
         model.recipe = Recipe.from_config(recipe)
         model.keep_float_config(float_config)
         model.output_names = output_names
+        for name in float_layers:
+            leave_in_float(model.get_layer(name))
         link(model)
         return model
 
@@ -153,6 +163,8 @@ class _Visitor:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        # With the original's placement, files quantize more than its quantizers say.
+        self.float_layers = () if plan.recipe.placement == "contrib" else plan.float_layers
         self.counts = plan.graph.call_counts()
         self.group_of = {call: group for group in plan.groups for call in group.calls}
         self.range_of = {
@@ -220,6 +232,8 @@ class _Visitor:
                 layer = inner = FusedBatchNormalization.from_config(layer.get_config())
             self.layers[call.layer] = layer
             self._start_from(inner, call.layer)
+        if call.name in self.float_layers:
+            leave_in_float(self.layers[call.layer])
         return self.layers[call.layer]
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
@@ -305,7 +319,7 @@ class _Visitor:
             call = call.inputs[0].producer or call
             kind = kind_of(call)
         known = all(self._source_bits(each) == bits for each in call.inputs)
-        if not known or kind not in kernels:
+        if not known or kind not in kernels or call.name in self.float_layers:
             return by_itself
         tensors = [self.current[each] for each in call.inputs]
         return {"source": tensors, "kernel": f"{kind} {call.name}"}

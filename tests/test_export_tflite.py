@@ -154,6 +154,13 @@ def test_metadata(exported, tmp_path):
         keras_qat.read_metadata(converter.convert())
 
 
+def test_constants_in_a_model_have_the_same_names_each_time():
+    """Keras makes tensors of them, which TensorFlow names by a number that goes up."""
+    model = functional((4,), build=lambda x: layers.Dense(2)(1.7 * x))
+    qat = observe(keras_qat.quantize_model(model), images(8, (4,)))
+    assert keras_qat.export_tflite(qat) == keras_qat.export_tflite(qat)
+
+
 def test_another_process_writes_the_same_bytes(exported, tmp_path, fresh_process):
     path = str(tmp_path / "qat.keras")
     exported.model.save(path)

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.backend import keras
+from keras_qat.interpreter import TFLiteModel
 from keras_qat.recipes import Recipe
-from tests.models import functional, images, layers, observe
+from tests.models import functional, images, layers, observe, scramble
 
 
 def two_heads() -> Any:
@@ -46,6 +47,58 @@ def test_a_skipped_layer_is_in_float_until_an_override_takes_it_back():
     assert plan.float_layers == dict.fromkeys(("head_a", "head_b"), "left in float by the recipe")
     recipe = recipe.override("head_b", quantize=True)
     assert list(keras_qat.plan(two_heads(), recipe).float_layers) == ["head_a"]
+
+
+SKIPPED: dict[str, Any] = {
+    "sigmoid": layers.Activation("sigmoid"),
+    "softmax": layers.Softmax(),
+    "gelu": layers.Activation("gelu"),
+    "leaky_relu": layers.LeakyReLU(),
+    "swish": layers.Activation("swish"),
+    "add": lambda x: layers.Add()([x, layers.Activation("tanh")(x)]),
+    "multiply": lambda x: 1.7 * x,
+    "relu_behind_add": lambda x: layers.ReLU()(layers.Add()([x, layers.Activation("tanh")(x)])),
+    "maximum": lambda x: layers.Maximum()([x, layers.Activation("tanh")(x)]),
+    "concatenate": lambda x: layers.Concatenate()([x, layers.Activation("tanh")(x)]),
+    "average_pooling": layers.AveragePooling2D(),
+    "mean": layers.GlobalAveragePooling2D(keepdims=True),
+    "resize": layers.UpSampling2D(interpolation="bilinear"),
+    "move": layers.MaxPooling2D(),
+}
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+@pytest.mark.parametrize("name", SKIPPED)
+def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):
+    """As training computes it: the converter would quantize it, in ranges of its own."""
+
+    def build(x: Any) -> Any:
+        x = layers.Conv2D(4, 1, name="first")(x)
+        return layers.Conv2D(4, 1, name="last")(SKIPPED[name](x))
+
+    keras.backend.clear_session()
+    model = scramble(functional((6, 6, 3), build=build))
+    names = [each.name for each in model.layers[2:-1]]
+    recipe = keras_qat.recipes.get(recipe)
+    for each in names:
+        recipe = recipe.override(each, quantize=False)
+    assert keras_qat.plan(model, recipe).float_layers
+    x = images(64, (6, 6, 3))
+    qat = observe(keras_qat.quantize_model(model, recipe), x)
+    file = keras_qat.export_tflite(qat)
+    for model in (qat, reloaded(qat, tmp_path)):
+        report = keras_qat.verify(model, file, x)
+        assert report.max_difference <= 1
+        assert report.identical >= (0.9995 if recipe.name == "int8" else 0.998)
+    assert keras_qat.export_tflite(model) == file
+    operations = TFLiteModel(file).operations()
+    computed = {kernel for kernel, _, types in operations if np.float32 in types}
+    assert computed - {"DEQUANTIZE"}, operations
+
+
+def reloaded(model: Any, path: Any) -> Any:
+    model.save(path / "model.keras")
+    return keras.models.load_model(path / "model.keras")
 
 
 def test_a_skipped_recurrent_layer_keeps_float_weights():

@@ -140,6 +140,7 @@ class _Writer:
 
     def apply(self, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         """The outputs of a call, with the mask that Keras would give them."""
+        args, kwargs = tf.nest.map_structure(_as_number, (args, kwargs))
         outputs = self.compute(call, args, kwargs)
         if call.output.masked and tf.is_tensor(outputs) and backend.mask_of(outputs) is None:
             mask = call.layer.compute_mask(args[0], backend.mask_of(args[0]))
@@ -356,6 +357,11 @@ def check_exportable(model: Any) -> None:
             f"{len(blind)} quantizers have seen no data yet: {_some(blind)}. Train the model "
             f"(fit, or calls with training=True) so that ranges are observed, then export."
         )
+
+
+def _as_number(leaf: Any) -> Any:
+    """An argument, a constant tensor as an array: names of tensors count up, and get into files."""
+    return leaf.numpy() if isinstance(leaf, tf.__internal__.EagerTensor) else leaf
 
 
 def _some(names: list[str]) -> str:

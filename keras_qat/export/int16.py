@@ -3,13 +3,11 @@
 TFLite's converter makes such files only after training, from calibration data, and stumbles over
 16-bit fake quantization in many operations. So it converts the model with every step 256 times as
 wide, in int8, and the file is then rewritten: activations become int16, with 256 times finer
-steps; weights stay; biases are rounded to the finer steps, in 64 bits, as the kernels ask. What has
-no int16 kernel computes in float.
+steps; weights stay; biases are rounded to the finer steps, in 64 bits, as the kernels ask.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,27 +36,20 @@ TYPES = {np.int32: _Type.INT32, np.int64: _Type.INT64}
 Bias = tuple[np.ndarray, np.ndarray | None]
 """A layer's bias in float32, and in the steps of its int16 kernel, if it has one."""
 
-NO_KERNEL = {_Op.HARD_SWISH, _Op.PRELU}
-"""Operations with int8 kernels, but no int16 ones: they compute in float."""
-
 FIXED = {np.float32(1 / 256): -128}
 """Step and zero point of outputs that int8 kernels fix (sigmoid, softmax); 1/32768 in int16."""
 
 
-def widen(model: Any, biases: Iterable[Bias], constants: Iterable[np.ndarray] = ()) -> None:
+def widen(model: Any, biases: Iterable[Bias]) -> None:
     """Gives an unpacked file int16 activations, in place.
 
     Args:
         model: the file, its activations in int8 with zero point 0, or in a range that kernels fix.
         biases: the biases of the layers. In the file they are rounded to the wide steps; each is
             found again by its values.
-        constants: the weights of layers that have no int16 kernel. The converter has rounded them
-            to int8; they too are found again.
     """
     (graph, *_) = model.subgraphs
     _add_biases(model)
-    chosen = [code_of(model, each) in NO_KERNEL for each in graph.operators]
-    _compute_in_float(model, chosen, list(constants))
     kernels = [
         [int(operator.inputs[place]) for place in places]
         for operator, places in _with_weights(model)
@@ -113,64 +104,6 @@ def _add_biases(model: Any) -> None:
         )
         inputs[places[2]] = len(graph.tensors) - 1
         operator.inputs = np.array(inputs, np.int32)
-
-
-def _compute_in_float(model: Any, chosen: list[bool], constants: list[np.ndarray]) -> None:
-    """Puts DEQUANTIZE in front of the chosen operations and QUANTIZE behind them."""
-    (graph, *_) = model.subgraphs
-    operators = []
-    for operator, is_chosen in zip(graph.operators, chosen, strict=True):
-        before: list[Any] = []
-        after: list[Any] = []
-        if is_chosen:
-            operator.inputs = [
-                _in_float(model, each, before, constants) for each in operator.inputs
-            ]
-            operator.outputs = [_in_float(model, each, after, None) for each in operator.outputs]
-        operators += [*before, operator, *after]
-    graph.operators = operators
-
-
-def _in_float(
-    model: Any, index: int, conversions: list[Any], constants: list[np.ndarray] | None
-) -> int:
-    """A float tensor in place of an int8 one, and what converts between them.
-
-    It is an output if no `constants` are given.
-    """
-    (graph, *_) = model.subgraphs
-    tensor = graph.tensors[index]
-    in_float = copy.deepcopy(tensor)
-    in_float.type, in_float.quantization = _Type.FLOAT32, None
-    graph.tensors.append(in_float)
-    new_index, data = len(graph.tensors) - 1, model.buffers[tensor.buffer].data
-    if data is not None:
-        values = _values(tensor, data)
-        step = np.float32(tensor.quantization.scale[0])
-        near = [
-            each.reshape(-1)
-            for each in constants or []
-            if each.size == values.size and np.all(np.abs(each.reshape(-1) - values) < 0.51 * step)
-        ]
-        in_float.buffer = add_buffer(model, near[0] if near else values)
-    elif constants is not None:
-        conversions.append(_convert(model, _Op.DEQUANTIZE, index, new_index))
-    else:
-        conversions.append(_convert(model, _Op.QUANTIZE, new_index, index))
-    return new_index
-
-
-def _convert(model: Any, code: int, source: int, target: int) -> Any:
-    """An operation that turns a tensor into one of another type."""
-    model.operatorCodes.append(
-        new("OperatorCodeT", builtinCode=code, deprecatedBuiltinCode=code, version=3)
-    )
-    return new(
-        "OperatorT",
-        opcodeIndex=len(model.operatorCodes) - 1,
-        inputs=np.array([source], np.int32),
-        outputs=np.array([target], np.int32),
-    )
 
 
 def _values(tensor: Any, data: np.ndarray) -> np.ndarray:

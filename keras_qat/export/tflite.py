@@ -18,7 +18,7 @@ from keras_qat.export.inference import call_module, check_exportable, inference_
 from keras_qat.export.packing import pack_weights
 from keras_qat.export.placeholders import write_kernels
 from keras_qat.flatbuffer import edit
-from keras_qat.patterns import NO_INT16, kind_of
+from keras_qat.patterns import kind_of
 from keras_qat.specs import QuantSpec
 from keras_qat.version import __version__
 
@@ -81,8 +81,7 @@ def export_tflite(
     layers = writer.folded.values()
     biases = [(each.bias, each.bias_codes) for each in layers if each.bias is not None]
     if wide:
-        calls = [each for each in writer.graph.calls if kind_of(each) in NO_INT16]
-        int16.widen(file, biases, [w.numpy() for each in calls for w in each.layer.weights])
+        int16.widen(file, biases)
     if pack_int4 and not int4.pack_weights(file, biases):
         raise ValueError(
             f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "

@@ -245,10 +245,6 @@ def _in_int16(kind: str) -> Rule:
     return rule
 
 
-NOT_IN_INT16 = {"hard_swish", "prelu", "gelu"}
-"""Kinds without an int16 kernel, and gelu, whose table depends on the float32 library."""
-
-
 def _is_broadcast(call: Call) -> bool:
     """Whether the tensors that a call computes with differ in their shapes."""
     return len(call.inputs) < 2 or len({value.shape for value in call.inputs}) > 1

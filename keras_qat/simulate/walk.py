@@ -17,7 +17,7 @@ from keras_qat.rewrite import PREFIX
 from keras_qat.simulate.codes import Codes, Grid, from_values
 from keras_qat.simulate.convolution import Weights, convolve
 from keras_qat.simulate.elementwise import convert, relu
-from keras_qat.simulate.rules import INT16_RULES, NOT_IN_INT16, RULES, Pending, Rule, limit_of
+from keras_qat.simulate.rules import INT16_RULES, RULES, Pending, Rule, limit_of
 from keras_qat.specs import QuantSpec
 
 __all__ = ["Walk", "name_of"]
@@ -159,9 +159,8 @@ class Walk:
         """What computes a call in integers; None if that is in float."""
         kind = kind_of(call) or ""
         in_int16 = any(isinstance(x, Codes) and x.grid.is_int16 for x in inputs)
-        if not in_int16:
-            return RULES.get(kind)
-        return None if kind in NOT_IN_INT16 else INT16_RULES.get(kind, RULES.get(kind))
+        rule = RULES.get(kind)
+        return INT16_RULES.get(kind, rule) if in_int16 else rule
 
     def in_one_range(self, call: Call, arguments: Any) -> Any:
         """The tensors of a concatenation on one grid, as `inference_module` spells it."""
