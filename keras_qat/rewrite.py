@@ -17,6 +17,7 @@ from keras_qat.graph import (
     rebuild,
     values_in,
 )
+from keras_qat.kinds import CLIPS, is_left_in_float, kind_of, leave_in_float
 from keras_qat.layers import (
     FusedBatchNormalization,
     Quantize,
@@ -25,14 +26,7 @@ from keras_qat.layers import (
     exact,
 )
 from keras_qat.layers.scheduled import NEVER, shapes_only
-from keras_qat.patterns import (
-    CLIPS,
-    Group,
-    is_batch_norm,
-    is_left_in_float,
-    kind_of,
-    leave_in_float,
-)
+from keras_qat.patterns import Group, is_batch_norm
 from keras_qat.phases import PhasedModel
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe

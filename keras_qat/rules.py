@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.kernels import KERNELS
-from keras_qat.patterns import KINDS
+from keras_qat.kinds import KINDS
 
 __all__ = ["register_rule"]
 
@@ -28,7 +28,7 @@ def register_rule(
             `call` has to read the weight from that attribute. Its output is quantized too.
         kind: for a layer without such weights, what it is like: `"move"` for one that only moves
             values (its output has its input's range), `"add"`, `"multiply"`, `"concatenate"`,
-            `"mean"`, or any other kind in `keras_qat.patterns.KINDS`.
+            `"mean"`, or any other kind in `keras_qat.kinds.KINDS`.
 
     Raises:
         ValueError: unless exactly one of `weights` and `kind` is given, or on an unknown kind.

@@ -21,8 +21,8 @@ from keras_qat.export.levels import Levels, implied_levels
 from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.export.placeholders import with_placeholders
 from keras_qat.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.kinds import CLIPS, FIXED_RANGES, POOLING, is_known, is_mean_of_one, kind_of
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.patterns import CLIPS, FIXED_RANGES, POOLING, is_known, is_mean_of_one, kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.schedule import is_quantized
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat import fake_quant
 from keras_qat.graph import Call
-from keras_qat.patterns import FIXED_RANGES, kind_of
+from keras_qat.kinds import FIXED_RANGES, kind_of
 
 __all__ = ["Levels", "implied_levels"]
 

@@ -18,7 +18,7 @@ from keras_qat.export.inference import call_module, check_exportable, inference_
 from keras_qat.export.packing import pack_weights
 from keras_qat.export.placeholders import write_kernels
 from keras_qat.flatbuffer import edit
-from keras_qat.patterns import kind_of
+from keras_qat.kinds import kind_of
 from keras_qat.specs import QuantSpec
 from keras_qat.version import __version__
 

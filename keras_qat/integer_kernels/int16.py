@@ -267,7 +267,7 @@ INT16_KERNELS: dict[str, Kernel] = {
     "softmax": _softmax,
     "resize": _resize,
 }
-"""Kind of a call, as in `patterns.kind_of` -> its kernel."""
+"""Kind of a call, as in `kinds.kind_of` -> its kernel."""
 
 OPTIMIZED: dict[str, Kernel] = {"add": functools.partial(_add, optimized=True)}
 """What TFLite's optimized kernels compute otherwise: 16 codes at a time, if both inputs have one

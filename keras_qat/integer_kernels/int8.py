@@ -295,4 +295,4 @@ INT8_KERNELS: dict[str, Kernel] = {
     "prelu": _prelu,
     "resize": _resize,
 }
-"""Kind of a call, as in `patterns.kind_of` -> its kernel."""
+"""Kind of a call, as in `kinds.kind_of` -> its kernel."""

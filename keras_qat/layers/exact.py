@@ -17,10 +17,10 @@ from keras_qat.branching import cond, straight_through, with_gradient_of
 from keras_qat.integer_kernels.grid import Grid, carry_steps, kept, steps_of
 from keras_qat.integer_kernels.int8 import INT8_KERNELS
 from keras_qat.integer_kernels.int16 import INT16_KERNELS
+from keras_qat.kinds import ceiling_of, is_known
 from keras_qat.layers import bias as bias_lib
 from keras_qat.layers import int8, int16
 from keras_qat.layers.scheduled import Phase, infers
-from keras_qat.patterns import ceiling_of, is_known
 
 __all__ = [
     "KERNELS",
@@ -38,7 +38,7 @@ __all__ = [
 class Source(NamedTuple):
     """What computes a tensor that a `Quantize` layer rounds.
 
-    `kind`: its kernel, as in `patterns.kind_of`. `call`: what that computes. `activation`: that
+    `kind`: its kernel, as in `kinds.kind_of`. `call`: what that computes. `activation`: that
     merged into it, or None. `quantizers`: those of its inputs.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend, patterns, specs
+from keras_qat import backend, kinds, specs
 from keras_qat.layers import exact, folding
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
@@ -101,7 +101,7 @@ class QuantizeWrapper(ScheduledLayer):
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:
-                self.ceiling = patterns.ceiling_of(self.activation)
+                self.ceiling = kinds.ceiling_of(self.activation)
         super().build(input_shape)
 
     @tf.autograph.experimental.do_not_convert

@@ -12,6 +12,7 @@ import dataclasses
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, class_path, values_in
 from keras_qat.hard_swish import recognize_hard_swish
+from keras_qat.kinds import kind_of
 from keras_qat.lower.activations import (
     split_activation,
     split_activation_layer,
@@ -31,7 +32,7 @@ from keras_qat.lower.parts import Lowering, Made
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
 from keras_qat.lower.twins import merge_twins
 from keras_qat.operations import is_operation
-from keras_qat.patterns import is_batch_norm, kind_of
+from keras_qat.patterns import is_batch_norm
 
 __all__ = ["lower"]
 

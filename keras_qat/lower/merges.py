@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Value, map_values
+from keras_qat.kinds import FIXED_RANGES, RANGE_KEEPING, kind_of
 from keras_qat.lower.parts import Made, between, chain, path
-from keras_qat.patterns import FIXED_RANGES, RANGE_KEEPING, kind_of
 
 __all__ = ["convert_fixed_ranges", "merge_two_by_two", "split_average", "split_custom_scale"]
 

@@ -9,8 +9,8 @@ from keras_qat.backend import keras
 from keras_qat.graph import Call, Value, map_values, values_in
 from keras_qat.inner_layers import FoldSteps, UnfoldSteps
 from keras_qat.kernels import KERNELS
+from keras_qat.kinds import KINDS
 from keras_qat.lower.parts import Made, between, chain, path
-from keras_qat.patterns import KINDS
 
 __all__ = ["split_pooling_3d", "split_time_distributed"]
 

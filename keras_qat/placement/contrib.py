@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat import patterns
+from keras_qat import kinds, patterns
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value
 from keras_qat.patterns import Group
@@ -144,7 +144,7 @@ class ContribPlacement:
                     found[call.name] = "kernel not quantized"
             elif kind is None or kind == "affine":
                 found[call.name] = f"no range for {type(call.layer).__name__}"
-            elif kind in MERGES | patterns.CLIPS and call.output not in self.specs:
+            elif kind in MERGES | kinds.CLIPS and call.output not in self.specs:
                 readers = self.consumers[call.output]
                 if not all(each.output in self.specs for each in readers) or not readers:
                     found[call.name] = "no quantizer behind it"
@@ -153,7 +153,7 @@ class ContribPlacement:
     # What the rules are made of.
 
     def kind(self, call: Call) -> str | None:
-        kind = patterns.kind_of(call)
+        kind = kinds.kind_of(call)
         return None if kind == "kernel" and type(call.layer) not in KERNELS else kind
 
     def is_raw(self, kernel: Call) -> bool:
@@ -239,7 +239,7 @@ class ContribPlacement:
         """Gives a tensor a quantizer, if all of `scope` is in the scope and nothing has done so."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
-        if starts_at_zero and value.producer and self.kind(value.producer) in patterns.NON_NEGATIVE:
+        if starts_at_zero and value.producer and self.kind(value.producer) in kinds.NON_NEGATIVE:
             spec = dataclasses.replace(spec, lower_bound=0.0)
         if all(self.in_scope(call) for call in scope or []) and not self.is_followed(value):
             self.specs[value] = spec

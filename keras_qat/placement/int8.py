@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat import patterns
+from keras_qat import kinds, patterns
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, Value, values_in
 from keras_qat.kernels import weights_only
@@ -69,8 +69,8 @@ class Int8Placement:
 
     def kind(self, call: Call) -> str | None:
         """The kind of an int8 computation, or None for one in float."""
-        kind = patterns.kind_of(call)
-        if self.is_int16 and kind in patterns.NO_INT16:
+        kind = kinds.kind_of(call)
+        if self.is_int16 and kind in kinds.NO_INT16:
             return None
         in_group = call in self.group_of
         if kind in ("kernel", "affine"):
@@ -90,11 +90,11 @@ class Int8Placement:
         reason = self.settings.why_not(call)
         if reason is not None:
             return reason
-        if patterns.kind_of(call) == "affine":
+        if kinds.kind_of(call) == "affine":
             return "not one factor per channel"
-        if patterns.kind_of(call) in patterns.NO_INT16:
+        if kinds.kind_of(call) in kinds.NO_INT16:
             return f"no int16 kernel for {type(call.layer).__name__}"
-        rule = f"no int8 rule for {patterns.label(call.layer)}"
+        rule = f"no int8 rule for {kinds.label(call.layer)}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
@@ -118,22 +118,22 @@ class Int8Placement:
             return None, "entries of its table"
         if self.merges_into_activation(value, kind):
             return None, f"merged into {self.consumers[value][0].name}"
-        if kind in patterns.FIXED_RANGES:
-            limits = patterns.FIXED_RANGE_INT16 if self.is_int16 else patterns.FIXED_RANGES[kind]
+        if kind in kinds.FIXED_RANGES:
+            limits = kinds.FIXED_RANGE_INT16 if self.is_int16 else kinds.FIXED_RANGES[kind]
             return FixedSpec(*limits, own.bits), f"{kind} has a fixed range"
-        if kind in patterns.RANGE_KEEPING:
+        if kind in kinds.RANGE_KEEPING:
             sources = [each for each in call.inputs if each in self.specs]
             if not sources:
                 return None, "its input is in float"
             joinable = all(self.has_own_range(each) for each in sources)
             fixed = {self.fixed_range(each) for each in sources}
             if joinable or (len(fixed) == 1 and isinstance(next(iter(fixed)), FixedSpec)):
-                return SharedSpec(sources[0].name, kind in patterns.ROUNDING), f"{kind} keeps it"
-        if kind in patterns.CLIPS and self.follows_pooling(call):
+                return SharedSpec(sources[0].name, kind in kinds.ROUNDING), f"{kind} keeps it"
+        if kind in kinds.CLIPS and self.follows_pooling(call):
             return SharedSpec(
                 call.inputs[0].name, rounds=True
             ), "merged into pooling, which keeps it"
-        if kind in patterns.NON_NEGATIVE:
+        if kind in kinds.NON_NEGATIVE:
             own = dataclasses.replace(own, lower_bound=0.0)
         return own, f"output of {kind}"
 
@@ -148,10 +148,10 @@ class Int8Placement:
         """Whether the runtime computes the activation behind this tensor together with it."""
         readers = self.consumers[value]
         return (
-            kind in patterns.MERGES_CLIP
+            kind in kinds.MERGES_CLIP
             and value not in self.outputs
             and len(readers) == 1
-            and self.kind(readers[0]) in patterns.CLIPS
+            and self.kind(readers[0]) in kinds.CLIPS
         )
 
     def follows_pooling(self, call: Call) -> bool:
@@ -159,7 +159,7 @@ class Int8Placement:
         (value,) = call.inputs
         return (
             value.producer is not None
-            and type(value.producer.layer) in patterns.POOLING
+            and type(value.producer.layer) in kinds.POOLING
             and value in self.specs
             and value not in self.outputs
             and len(self.consumers[value]) == 1

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat import graph as graph_lib
 from keras_qat.export.inference import check_exportable
 from keras_qat.graph import values_in
-from keras_qat.patterns import kind_of
+from keras_qat.kinds import kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.simulate.codes import Codes, Grid
 from keras_qat.simulate.walk import Walk

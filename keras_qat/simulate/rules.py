@@ -13,14 +13,14 @@ import tensorflow as tf
 from keras_qat.backend import keras
 from keras_qat.graph import Call, takes_training
 from keras_qat.integer_kernels.int16 import INT16_KERNELS, OPTIMIZED
+from keras_qat.kinds import ROUNDING, ceiling_of
 from keras_qat.operations import is_operation
-from keras_qat.patterns import ROUNDING, ceiling_of
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.arithmetic import requantize
 from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
 from keras_qat.simulate.softmax import softmax
 
-__all__ = ["INT16_RULES", "NOT_IN_INT16", "RULES", "Pending", "Rule", "limit_of"]
+__all__ = ["INT16_RULES", "RULES", "Pending", "Rule", "limit_of"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -277,5 +277,5 @@ RULES: dict[str, Rule] = {
     "gelu": _gelu,
     "softmax": _softmax,
 }
-"""Kind of a call, as in `patterns.kind_of` -> what computes it. Tensors to concatenate are brought
+"""Kind of a call, as in `kinds.kind_of` -> what computes it. Tensors to concatenate are brought
 to one grid first, by `walk`."""

@@ -11,8 +11,8 @@ from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.export.levels import Levels, implied_levels
 from keras_qat.graph import Call, Graph, Value, takes_training, values_in
+from keras_qat.kinds import CLIPS, kind_of
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.patterns import CLIPS, kind_of
 from keras_qat.rewrite import PREFIX
 from keras_qat.simulate.codes import Codes, Grid, from_values
 from keras_qat.simulate.convolution import Weights, convolve

@@ -11,8 +11,8 @@ from keras_qat import fake_quant
 from keras_qat.export.names import SCOPE, as_scope, in_scope, scope_of
 from keras_qat.flatbuffer import FileGraph, Tensor
 from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.kinds import RANGE_KEEPING, ROUNDING, kind_of
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.patterns import RANGE_KEEPING, ROUNDING, kind_of
 from keras_qat.rewrite import PREFIX
 
 __all__ = ["Levels", "Pair", "Pairing", "float_operations", "levels_of", "pair"]
