@@ -46,6 +46,8 @@ KINDS: dict[type, str] = {
     _layers.GlobalAveragePooling3D: "mean",
     _layers.LeakyReLU: "leaky_relu",
     _layers.PReLU: "prelu",
+    _layers.ELU: "elu",
+    _layers.UnitNormalization: "unit_norm",
     _layers.Softmax: "softmax",
     HardSwish: "hard_swish",
     Contract: "product",
@@ -115,6 +117,8 @@ OPERATIONS: dict[str, str] = {
     "math.tanh": "tanh",
     "nn.leaky_relu": "leaky_relu",
     "nn.gelu": "gelu",
+    "nn.elu": "elu",
+    "math.l2_normalize": "unit_norm",
     "__operators__.getitem": "move",
     "slice": "move",
     "reshape": "move",
@@ -125,6 +129,7 @@ OPERATIONS: dict[str, str] = {
     "compat.v1.gather": "move",
     "compat.v1.pad": "move",
     "tile": "move",
+    "reverse": "move",
     "expand_dims": "move",
     "identity": "move",
     "stop_gradient": "move",
@@ -168,6 +173,8 @@ ACTIVATIONS: dict[Any, str] = {
     tf.nn.leaky_relu: "leaky_relu",
     keras.activations.gelu: "gelu",
     tf.nn.gelu: "gelu",
+    keras.activations.elu: "elu",
+    tf.nn.elu: "elu",
 }
 """Activation function -> kind, for those that have int8 kernels. `relu6` clips to 0..6."""
 
@@ -190,13 +197,14 @@ FIXED_RANGES: dict[str, tuple[float, float]] = {
     "softmax": (0.0, 255 / 256),
     "sigmoid": (0.0, 255 / 256),
     "tanh": (-1.0, 127 / 128),
+    "unit_norm": (-1.0, 127 / 128),
 }
 """Output ranges that the runtimes' int8 kernels fix: 1/256 or 1/128 per step."""
 
 FIXED_RANGE_INT16 = (-1.0, 32767 / 32768)
 """The range of the same kinds in int16 kernels: 1/32768 per step."""
 
-NO_INT16 = {"hard_swish", "prelu"}
+NO_INT16 = {"hard_swish", "prelu", "elu", "unit_norm"}
 """Kinds that have int8 kernels, but no int16 ones."""
 
 NON_NEGATIVE = {"relu", "relu6", "relu_n"}
@@ -233,17 +241,37 @@ def _table_kind(call: Call) -> str | None:
     layer = call.layer
     kind = OPERATIONS.get(str(layer.symbol)) if is_operation(layer) else None
     kind = kind or KINDS.get(type(layer)) or _APPLICATIONS.get(class_path(layer))
-    if getattr(layer, "data_format", "") == "channels_first" and kind == "average_pooling":
-        return None
-    if type(layer) in _TRANSPOSED and max(layer.dilation_rate) > 1:
-        return None
-    if kind == "product" and (len(call.inputs) != 2 or getattr(layer, "normalize", False)):
-        return None
-    if kind == "mean" and any(value.masked for value in call.inputs):
-        return None
-    if is_operation(layer) and layer.symbol == "compat.v1.pad" and not _pads_with_zeros(call):
-        return None
-    return kind
+    return None if kind is None or _lacks_kernel(call, kind) else kind
+
+
+def _lacks_kernel(call: Call, kind: str) -> bool:
+    """Whether a layer is of a kind that has int8 kernels, but not with its options."""
+    layer = call.layer
+    if kind == "average_pooling":
+        return getattr(layer, "data_format", "") == "channels_first"
+    if kind == "product":
+        return len(call.inputs) != 2 or getattr(layer, "normalize", False)
+    if kind == "mean":
+        return any(value.masked for value in call.inputs)
+    if kind == "unit_norm":
+        return not _is_along_last_axis(call)
+    if type(layer) in _TRANSPOSED:
+        return max(layer.dilation_rate) > 1
+    if type(layer) is _layers.ELU:
+        return float(layer.alpha) != 1
+    if is_operation(layer) and layer.symbol == "compat.v1.pad":
+        return not _pads_with_zeros(call)
+    return False
+
+
+def _is_along_last_axis(call: Call) -> bool:
+    """Whether a normalization is along the last axis, and of any length but zero."""
+    axis, epsilon = getattr(call.layer, "axis", None), None
+    if is_operation(call.layer):
+        _, axis, epsilon = operands(call, "x", "axis", "epsilon")
+    rank = len(call.output.shape)
+    axes = [int(each) % rank for each in tf.nest.flatten(axis) if each is not None]
+    return rank > 1 and axes == [rank - 1] and (number(epsilon) or 0.0) <= 1e-5
 
 
 def _pads_with_zeros(call: Call) -> bool:

@@ -189,6 +189,36 @@ OTHER_ROUNDING = {
 """Kernels that round with integers, in another way than division does."""
 
 
+ELU = {
+    "layer": chain(layers.ELU),
+    "activation": _activation("elu"),
+    "function": _activation(tf.nn.elu),
+    "operation": lambda x: tf.nn.elu(x),
+    "conv": lambda x: _conv(x, activation="elu"),
+    "conv_bn_pooling": chain(partial(layers.Conv2D, 4, 1), _norm, layers.ELU, layers.MaxPooling2D),
+    "between_convolutions": lambda x: _conv(_conv(x, activation="elu")),
+    "read_twice": lambda x: _twice(layers.ELU()(x)),
+}
+"""In int8 by an edit of the file. The interpreter's reference kernels have none."""
+
+
+def _twice(x: Any) -> Any:
+    return layers.Add()([_conv(x), x])
+
+
+UNIT_NORM = {
+    "layer": chain(layers.UnitNormalization),
+    "dense": chain(layers.Flatten, partial(layers.Dense, 5), layers.UnitNormalization),
+    "operation": lambda x: tf.math.l2_normalize(x, axis=-1),
+    "axes": lambda x: tf.nn.l2_normalize(x, [3], 1e-6),
+    "moved": lambda x: layers.Reshape((36, 4))(layers.UnitNormalization()(x)),
+    "many": chain(layers.Flatten, layers.UnitNormalization),
+    "joined": lambda x: layers.Concatenate()([layers.UnitNormalization()(x), tf.tanh(x)]),
+    "steps": chain(partial(layers.Reshape, (36, 4)), layers.UnitNormalization),
+    "before_conv": lambda x: _conv(layers.UnitNormalization()(x)),
+}
+
+
 def _application_hard_swish(x: Any) -> Any:
     # As keras.applications.mobilenet_v3 spells it.
     return layers.Multiply()([x, layers.ReLU(6.0)(x + 3.0) * (1.0 / 6.0)])
@@ -268,6 +298,7 @@ OPERATIONS = {
     "pad_conv": lambda x: _conv(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])),
     "pad_reflect": lambda x: tf.pad(x, [[0, 0], [1, 1], [2, 0], [0, 0]], "REFLECT"),
     "pad_symmetric": lambda x: tf.pad(x, [[0, 0], [1, 1], [2, 0], [0, 0]], mode="SYMMETRIC"),
+    "reverse": lambda x: tf.reverse(x, [1, 3, 2]),
     "roll": lambda x: tf.roll(x, [2, -1], axis=[1, 2]),
     "square": lambda x: tf.square(x),
     "power": lambda x: x**2,
@@ -284,6 +315,11 @@ OPERATIONS = {
     "average_pool": lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"),
 }
 
+
+def _vector(x: Any) -> Any:
+    return layers.GlobalAveragePooling2D()(x)
+
+
 OPERATION_MERGES = {
     "op_add": lambda x, z: x + z,
     "op_add_relu": lambda x, z: tf.nn.relu(tf.add(x, z)),
@@ -292,6 +328,8 @@ OPERATION_MERGES = {
     "op_maximum": lambda x, z: tf.maximum(x, z),
     "op_add_n": lambda x, z: tf.add_n([x, z, tf.nn.relu(x)]),
     "op_distance": lambda x, z: tf.abs(x - z),
+    "cosine": lambda x, z: layers.Dot(1, normalize=True)([_vector(x), _vector(z)]),
+    "cosines": lambda x, z: layers.Dot((3, 3), normalize=True)([x, z]),
     "op_squared_difference": lambda x, z: tf.math.squared_difference(x, z),
     "op_concat": lambda x, z: tf.concat([x, z], axis=-1),
 }
@@ -308,6 +346,8 @@ SINGLE: dict[str, tuple[list[tuple[int, ...]], dict[str, Structure]]] = {
     "einsum": ([(5, 6)], EINSUM),
     "affine": (SHAPE, AFFINE),
     "activations": (SHAPE, ACTIVATIONS),
+    "elu": (SHAPE, ELU),
+    "unit_norm": (SHAPE, UNIT_NORM),
     "moves": (SHAPE, MOVES),
     "operations": (SHAPE, OPERATIONS),
     **{name: (SHAPE * 2, {name: merge}) for name, merge in (MERGES | OPERATION_MERGES).items()},

@@ -101,6 +101,7 @@ ARGUMENTS: dict[str, Any] = {
     "tf.tile": ([1, 2, 1, 1],),
     "tf.repeat": (2, 1),
     "tf.broadcast_to": ((8, 6, 6, 4),),
+    "tf.math.l2_normalize": (-1,),
     "tf.roll": (2, 1),
     "tf.nn.depth_to_space": (2,),
     "tf.nn.space_to_depth": (2,),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.interpreter import TFLiteModel, to_values
@@ -123,3 +125,22 @@ def test_softmax_output():
     file = keras_qat.export_tflite(qat)
     assert TFLiteModel(file).outputs["p"]["quantization"] == (1 / 256, -128)
     assert keras_qat.verify(qat, file, x).identical >= 0.99
+
+
+PRODUCTS: dict[str, Any] = {
+    "matmul": lambda x: tf.matmul(x, layers.ReLU()(x), transpose_b=True),
+    "dot": lambda x: layers.Dot(2)([x, layers.Concatenate(1)([x, 0.3 * x])]),
+    "dot_normalized": lambda x: layers.Dot(2, normalize=True)([layers.ReLU()(x), x]),
+    "attention": lambda x: layers.MultiHeadAttention(2, 8)(x, x),
+}
+
+
+@pytest.mark.parametrize("interpreter", ["tensorflow", "litert"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_tensors_in_every_interpreter(name, interpreter, monkeypatch):
+    """With XNNPACK, that of TensorFlow 2.21 takes the second factor's zero point for 0."""
+    x = 1 + images(48, (20, 16))
+    qat = observe(keras_qat.quantize_model(functional((20, 16), build=PRODUCTS[name])), x)
+    if interpreter == "tensorflow":
+        monkeypatch.setattr("keras_qat.interpreter._interpreter_module", lambda: tf.lite)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1

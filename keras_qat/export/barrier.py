@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.backend import mask_of, set_mask
-from keras_qat.flatbuffer.edit import code_of
+from keras_qat.flatbuffer.edit import code_of, drop_unread
 
 __all__ = ["barrier", "remove_barriers"]
 
@@ -39,13 +39,9 @@ def remove_barriers(model: Any) -> None:
             and [types[each] for each in (source[there], there, back)] == BARRIER
             and back not in graph.outputs
         }
-        operators = [each for each in graph.operators if int(each.outputs[0]) not in instead]
-        for operator in operators:
+        for operator in graph.operators:
             operator.inputs = [_origin(int(each), instead) for each in operator.inputs]
-        read = {each for operator in operators for each in operator.inputs} | {*graph.outputs}
-        graph.operators = [
-            each for each in operators if code_of(model, each) != CAST or each.outputs[0] in read
-        ]
+        drop_unread(model, graph, {CAST})
 
 
 CAST = schema.BuiltinOperator.CAST

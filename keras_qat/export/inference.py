@@ -182,7 +182,8 @@ class _Writer:
             args = self.kept_apart(call, args)
         if kind_of(call) == "maximum" and call.output.is_float:
             args, kwargs = spelling.beside_special_numbers((args, kwargs))
-        if is_mean_of_one(call):  # Spelled so that it is in integers whatever its shape.
+        if is_mean_of_one(call) or (type(layer) is _layers.Reshape and is_known_shape(call.output)):
+            # In integers whatever the mean's shape, and without asking for the number of examples.
             (x,) = tf.nest.flatten([args, kwargs])[:1]
             return self.with_implied_range(call, tf.reshape(x, [-1, *call.output.shape[1:]]))
         return self.with_implied_range(call, layer(*args, **kwargs))
@@ -248,11 +249,13 @@ class _Writer:
             return x
         if kind_of(call) in ("move", "linear"):
             self.levels[call.output] = implied
-            # The converter may not see that a custom layer's range stays. It computes what is
+            # The converter does not see that the range stays of tf.reverse and perhaps of a custom
+            # layer. It computes what is
             # elementwise before the move in front of it, unless something is between them.
             readers = [each for v in values_in(call.outputs) for each in self.consumers[v]]
             overtaken = any(kind_of(each) in OVERTAKES for each in readers)
-            if type(call.layer) in POOLING or not (overtaken or not is_known(call.layer)):
+            seen = is_known(call.layer) and getattr(call.layer, "symbol", "") != "reverse"
+            if type(call.layer) in POOLING or (seen and not overtaken):
                 return x
             return tf.nest.map_structure(implied.round, x)
         return x if call.output in self.quantized_next else self.quantize(call.output, x, implied)
@@ -325,6 +328,11 @@ def activate(activation: Any, x: Any, quantized: bool) -> Any:
     if quantized and limit is not None and limit != 6 and not activation.threshold:
         return tf.nn.relu(x)
     return activation(x)
+
+
+def is_known_shape(value: Value) -> bool:
+    """Whether all sizes but the batch's are known."""
+    return None not in value.shape[1:]
 
 
 def check_exportable(model: Any) -> None:

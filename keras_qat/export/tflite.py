@@ -17,6 +17,7 @@ from keras_qat.export.folded import scales_of_float_layers
 from keras_qat.export.inference import call_module, check_exportable, inference_module
 from keras_qat.export.packing import pack_weights
 from keras_qat.export.placeholders import write_kernels
+from keras_qat.export.unused_kernels import use_int8_kernels
 from keras_qat.flatbuffer import edit
 from keras_qat.kinds import kind_of
 from keras_qat.specs import QuantSpec
@@ -77,6 +78,7 @@ def export_tflite(
     writer, file = _converted(model, input_range, types, placeholders=True)
     if not write_kernels(file, writer.folded.values()):
         writer, file = _converted(model, input_range, types, placeholders=False)
+    use_int8_kernels(file)
     remove_barriers(file)
     layers = writer.folded.values()
     biases = [(each.bias, each.bias_codes) for each in layers if each.bias is not None]

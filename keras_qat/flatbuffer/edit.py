@@ -15,6 +15,7 @@ __all__ = [
     "add_buffer",
     "add_metadata",
     "code_of",
+    "drop_unread",
     "name_ends",
     "new",
     "pack",
@@ -85,6 +86,16 @@ def code_of(model: Any, operator: Any) -> int:
     """Which operation it is; small codes are noted in a field of their own for old runtimes."""
     entry = model.operatorCodes[operator.opcodeIndex]
     return max(entry.builtinCode, entry.deprecatedBuiltinCode)
+
+
+def drop_unread(model: Any, graph: Any, codes: set[int]) -> None:
+    """Takes operations of these codes out of a subgraph, if nothing reads what they compute."""
+    read, kept = {int(each) for each in graph.outputs}, []
+    for operator in reversed(graph.operators):
+        if code_of(model, operator) not in codes or read.intersection(map(int, operator.outputs)):
+            read.update(map(int, operator.inputs))
+            kept.append(operator)
+    graph.operators = kept[::-1]
 
 
 def name_ends(model: Any, input_names: list[str], output_names: list[str]) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "exact_multiplier",
     "exponent_of",
     "fixed_point",
+    "inverse_square_root",
     "multiply",
     "multiply_sums",
     "power_of_two",
@@ -120,3 +121,35 @@ def exact_multiplier(number: Any) -> Any:
     rest = shift_back(rest + 2 ** (dropped - 1), dropped)
     rest = tf.clip_by_value(rest, tf.constant(1, tf.int64), tf.constant(2**14 - 1, tf.int64))
     return tf.bitcast(shift(power, MANTISSA) + shift(rest, dropped), tf.float64)
+
+
+def inverse_square_root(number: Any) -> tuple[Any, Any]:
+    """1 / sqrt(number) as a multiplier and an exponent, like those of `fixed_point`.
+
+    By five steps of Newton's method in 32 bits, with 3 of them in front of the point.
+
+    Args:
+        number: whole numbers below 2^31. Of 0 and 1 it is the largest multiplier.
+    """
+    pairs = shift_back(exponent_of(tf.cast(tf.maximum(number, 1), tf.float64)) + 1, 1)
+    # Times a power of four: from 2^27 to 2^29.
+    scaled = shift_back(shift(number, 2 * tf.maximum(14 - pairs, 0)), 2 * tf.maximum(pairs - 14, 0))
+    half = shift_back(shift_back(scaled, 1) + 1, 1)
+    x = tf.fill(tf.shape(number), tf.constant(2**28, tf.int64))
+    for _ in range(5):
+        cube = shift(_high_product(_high_product(x, x), x), 6)
+        x = shift(_high_product(x, 3 * 2**27) - _high_product(half, cube), 3)
+    multiplier = _high_product(x, 1518500250)  # sqrt(1 / 2)
+    least = number <= 1
+    exponent = 3 - pairs
+    multiplier = shift(multiplier, tf.maximum(exponent, 0))
+    largest = tf.constant(2**31 - 1, tf.int64)
+    return (
+        tf.where(least, largest, multiplier),
+        tf.where(least, tf.zeros_like(exponent), tf.minimum(exponent, 0)),
+    )
+
+
+def _high_product(a: Any, b: Any) -> Any:
+    """Twice the upper half of a product of two 32-bit integers, rounded."""
+    return shift_back(a * b + 2**30, 31)

@@ -22,6 +22,7 @@ from keras_qat.integer_kernels.fixed_point import (
     divide,
     exponent_of,
     fixed_point,
+    inverse_square_root,
     multiply,
     power_of_two,
     shift,
@@ -108,9 +109,8 @@ def _mean(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
 
 
 def _matrix_product(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
-    sums = tf.cast(tf.round(compute(call, steps)), tf.int64)
-    ratio = single(grids[0].scale * grids[1].scale) / output.scale
-    return tf.cast(multiply(sums, fixed_point(ratio)), tf.float32)
+    ratio = ratio_of(grids[0].scale, grids[1].scale, over=output.scale)
+    return _times(tf.round(compute(call, steps)), ratio)
 
 
 def _softmax(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
@@ -124,6 +124,13 @@ def _softmax(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> A
     last = tf.constant([-1])
     total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
     return tf.floor(found * (1.0 / (total * tf.cast(output.scale, tf.float32))) + 0.5)
+
+
+def _unit_norm(call: Call, steps: list[Any], grids: list[Grid], output: Grid) -> Any:
+    """Along the last axis, in 128ths; XNNPACK leaves it to TFLite's kernel. The scale is lost."""
+    x = tf.cast(steps[0], tf.int64)
+    multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
+    return tf.cast(multiply(x, (multiplier, exponent + 7)), tf.float32)
 
 
 Table = Callable[..., Any]
@@ -146,17 +153,28 @@ def _by_table(function: Table, options: Callable[[Call], tuple[Any, ...]] = lamb
     return look_up
 
 
-def _of_real(function: Callable[..., Any], even: bool = True) -> Table:
-    """A real function, computed in float32; halves to the `even` code, or away from zero."""
+def _nearest_code(scaled: Any, zero_point: Any) -> Any:
+    return tf.round(single(scaled + zero_point)) - zero_point
 
-    def rounded(steps: Any, grid: Grid, output: Grid, *options: Any) -> Any:
+
+def _nearest_step(scaled: Any, zero_point: Any) -> Any:
+    return round_away(scaled)
+
+
+def _code_away(scaled: Any, zero_point: Any) -> Any:
+    return round_away(single(scaled + zero_point)) - zero_point
+
+
+def _of_real(
+    function: Callable[..., Any], rounded: Callable[[Any, Any], Any] = _nearest_code
+) -> Table:
+    """A real function, computed in float32, then `rounded` to steps."""
+
+    def table(steps: Any, grid: Grid, output: Grid, *options: Any) -> Any:
         values = single(function(single(steps * grid.scale), *options))
-        scaled = single(values * single(1.0 / output.scale))
-        if not even:
-            return round_away(scaled)
-        return tf.round(single(scaled + output.zero_point)) - output.zero_point
+        return rounded(single(values * single(1.0 / output.scale)), output.zero_point)
 
-    return rounded
+    return table
 
 
 def _directly(function: Callable[[Any], Any]) -> Kernel:
@@ -194,6 +212,10 @@ def _gelu(x: Any, approximate: bool) -> Any:
         return single(0.5 * x) * single(1.0 + single(tf.tanh(inner)))
     scaled = single(x * np.float64(np.float32(-math.sqrt(0.5))))
     return single(0.5 * x) * single(tf.math.erfc(scaled))
+
+
+def _elu(x: Any) -> Any:
+    return tf.where(x < 0, single(tf.exp(x)) - 1.0, x)
 
 
 def _relu(steps: Any, grid: Grid, output: Grid) -> Any:
@@ -285,8 +307,10 @@ INT8_KERNELS: dict[str, Kernel] = {
     "sigmoid": _directly(tf.sigmoid),
     "tanh": _directly(tf.tanh),
     "gelu": _by_table(
-        _of_real(_gelu, even=False), lambda call: (argument(call, "approximate", 1, False),)
+        _of_real(_gelu, _nearest_step), lambda call: (argument(call, "approximate", 1, False),)
     ),
+    "elu": _by_table(_of_real(_elu, _code_away)),
+    "unit_norm": _unit_norm,
     "relu": _by_table(_relu),
     "relu6": _by_table(_relu),
     "relu_n": _by_table(_relu),

@@ -26,6 +26,7 @@ from keras_qat.lower.merges import (
     merge_two_by_two,
     split_average,
     split_custom_scale,
+    split_dot,
 )
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
@@ -110,6 +111,7 @@ _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_cust
 _FOR_KERNELS = (
     split_activation_layer,
     convert_fixed_ranges,
+    split_dot,
     split_multi_head_attention,
     split_pooling_3d,
     split_time_distributed,
@@ -136,6 +138,7 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.Add: merge_two_by_two,
     _layers.Multiply: merge_two_by_two,
     _layers.Average: split_average,
+    _layers.Dot: split_dot,
     _layers.AveragePooling3D: split_pooling_3d,
     _layers.MaxPooling3D: split_pooling_3d,
     _layers.TimeDistributed: split_time_distributed,

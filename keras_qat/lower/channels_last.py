@@ -25,7 +25,7 @@ _layers = keras.layers
 
 _ELEMENTWISE = {
     *("add", "subtract", "multiply", "maximum", "linear", "sigmoid", "tanh", "gelu"),
-    *("leaky_relu", "hard_swish"),
+    *("leaky_relu", "hard_swish", "elu"),
     *NON_NEGATIVE,
 }
 """Kinds of computation that treat all axes alike."""

@@ -8,11 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, map_values
+from keras_qat.graph import Call, Value, clone, map_values
 from keras_qat.kinds import FIXED_RANGES, RANGE_KEEPING, kind_of
 from keras_qat.lower.parts import Made, between, chain, path
 
-__all__ = ["convert_fixed_ranges", "merge_two_by_two", "split_average", "split_custom_scale"]
+__all__ = [
+    "convert_fixed_ranges",
+    "merge_two_by_two",
+    "split_average",
+    "split_custom_scale",
+    "split_dot",
+]
 
 _layers = keras.layers
 
@@ -35,6 +41,23 @@ def merge_two_by_two(call: Call, made: Made) -> list[Call]:
         calls.append(Call(layer, ([first, other],), {}, output, path(call, layer)))
         first = output
     return calls
+
+
+def split_dot(call: Call, made: Made) -> list[Call]:
+    """Dot(normalize=True) -> UnitNormalization of both, Dot; along the last axes."""
+    layer, inputs = call.layer, call.inputs
+    axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
+    pairs = zip(axes, inputs, strict=True)
+    if not layer.normalize or any(axis not in (-1, len(x.shape) - 1) for axis, x in pairs):
+        return []
+    calls, normalized = [], []
+    for index, value in enumerate(inputs):
+        name = f"{layer.name}_norm{index}"
+        norm = made.layer(layer, name, partial(_layers.UnitNormalization, name=name))
+        normalized.append(between(call, norm, value.shape))
+        calls.append(Call(norm, (value,), {}, normalized[-1], path(call, norm)))
+    dot = made.layer(layer, "dot", lambda: clone(layer, normalize=False))
+    return [*calls, Call(dot, (normalized,), {}, call.output, call.name)]
 
 
 def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:

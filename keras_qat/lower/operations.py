@@ -143,6 +143,21 @@ def _split_roll(call: Call, made: Made) -> list[Call]:
     return [_instead(call, made, partial(Roll, shifts, axes))]
 
 
+def _split_reverse(call: Call, made: Made) -> list[Call]:
+    """tf.reverse along several axes -> along one after the other: TFLite takes neighbours only."""
+    x, axes = operands(call, "tensor", "axis")
+    if not isinstance(axes, (list, tuple)) or len(axes) < 2:
+        return []
+    *others, last = axes
+    calls = []
+    for axis in others:
+        part = _operation(call, made, f"axis{axis}", tf.reverse)
+        middle = between(call, part, call.output.shape)
+        calls.append(Call(part, (x, [axis]), {}, middle, path(call, part)))
+        x = middle
+    return [*calls, Call(call.layer, (x, [last]), {}, call.outputs, call.name)]
+
+
 def _split_reshape(call: Call, made: Made) -> list[Call]:
     """tf.reshape to sizes that tensors were asked for -> to numbers, as far as they are known."""
     x, shape = operands(call, "tensor", "shape")
@@ -211,6 +226,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.abs": _split_abs,
     "math.reduce_sum": _split_sum,
     "clip_by_value": _split_clip,
+    "reverse": _split_reverse,
     "roll": _split_roll,
     "reshape": _split_reshape,
     "image.resize": _split_resize,

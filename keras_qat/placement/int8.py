@@ -35,6 +35,7 @@ class Int8Placement:
             group for group in patterns.groups(graph) if settings.quantizes(group.kernel)
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
+        self.symmetric = _second_factors(graph)
         self.float_layers: dict[str, str] = {}
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
@@ -101,6 +102,8 @@ class Int8Placement:
         """The specification of a tensor, and why."""
         call = value.producer
         own = self.settings.activations(call)
+        if value in self.symmetric:
+            own = dataclasses.replace(own, symmetric=True)
         kind = self.kind(call) if call else None
         if call and kind is None:
             self.leave_in_float(call)
@@ -199,17 +202,32 @@ class Int8Placement:
         return list(dict.fromkeys(range_of.values()))
 
 
+def _second_factors(graph: Graph) -> set[Value]:
+    """What is the second one of two tensors that are multiplied as matrices, and what that was.
+
+    XNNPACK takes their product if the second one's zero point is 0. In TensorFlow's interpreter it
+    also takes others, and computes as if it were 0.
+    """
+    found = {call.inputs[1] for call in graph.calls if kinds.kind_of(call) == "product"}
+    for call in reversed(graph.calls):
+        keeps_range = kinds.kind_of(call) in kinds.RANGE_KEEPING
+        if keeps_range and found.intersection(values_in(call.outputs)):
+            found.update(call.inputs)
+    return found
+
+
 def _join(ranges: list[Range]) -> Range:
     """One range for the tensors of several. Its lower bound holds for all of them."""
     first, *others = ranges
     if not others:
         return first
-    bounds = [each.spec.lower_bound for each in ranges if isinstance(each.spec, QuantSpec)]
-    known = [bound for bound in bounds if bound is not None]
+    specs = [each.spec for each in ranges if isinstance(each.spec, QuantSpec)]
+    known = [each.lower_bound for each in specs if each.lower_bound is not None]
     spec = first.spec
     if isinstance(spec, QuantSpec):
         bound = min(known) if len(known) == len(ranges) else None
-        spec = dataclasses.replace(spec, lower_bound=bound)
+        symmetric = any(each.symmetric for each in specs)
+        spec = dataclasses.replace(spec, lower_bound=bound, symmetric=symmetric)
     return Range(
         spec,
         [value for each in ranges for value in each.observed],

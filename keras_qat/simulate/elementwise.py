@@ -1,4 +1,4 @@
-"""Kernels that compute one code from one code of each input: sums, products, activations, tables.
+"""Kernels that compute one code from one of each input, or of a row: sums, products, activations.
 
 All return codes of the output's grid that are not yet clipped. Where XNNPACK does not take an
 operation, or its parameters, TFLite's own kernel runs instead.
@@ -18,6 +18,7 @@ from keras_qat.simulate.arithmetic import (
     divide_by_power_of_two,
     fixed_point,
     high_product,
+    inverse_square_root,
     multiply,
     requantize,
 )
@@ -26,6 +27,7 @@ from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
 __all__ = [
     "add",
     "convert",
+    "elu",
     "hard_swish",
     "leaky_relu",
     "lookup",
@@ -33,6 +35,7 @@ __all__ = [
     "product",
     "relu",
     "table",
+    "unit_norm",
 ]
 
 Unary = Callable[[np.ndarray, Grid, Grid], np.ndarray]
@@ -164,6 +167,13 @@ def hard_swish(kernels: str, x: Codes, output: Grid) -> np.ndarray:
     return lookup(x, output, function)
 
 
+def unit_norm(x: Codes) -> np.ndarray:
+    """Each code over the length of those along the last axis, in 128ths."""
+    steps = x.steps.astype(np.int64)
+    multiplier, exponent = inverse_square_root(np.sum(steps * steps, -1, keepdims=True))
+    return multiply(steps, multiplier, exponent + 7)
+
+
 def _fixed_point_16(number: np.float32) -> tuple[int, int]:
     multiplier, exponent = fixed_point(np.float64(number))
     return min((int(multiplier) + 2**15) >> 16, 2**15 - 1), int(exponent)
@@ -174,16 +184,18 @@ def _saturate(x: np.ndarray) -> np.ndarray:
 
 
 def table(kernels: str, x: Codes, output: Grid, function: Callable[[Any], Any]) -> np.ndarray:
-    """A real function of one code, rounded: sigmoid, tanh, gelu.
+    """A real function of one code, rounded: sigmoid, tanh, gelu, elu.
 
-    Both families compute in float32. XNNPACK adds the zero point first and rounds halves to even.
+    Both families compute in float32. XNNPACK adds the zero point first and rounds halves to even,
+    but those of elu away from zero.
     """
 
     def codes(steps: np.ndarray, grid: Grid, output: Grid) -> np.ndarray:
         values = function(steps.astype(np.float32) * grid.scale).astype(np.float32)
         scaled = values * (np.float32(1) / output.scale)
         if kernels == "xnnpack":
-            return np.rint(scaled + np.float32(output.zero_point)).astype(np.int64)
+            rounded = round_away if function is elu else np.rint
+            return rounded(scaled + np.float32(output.zero_point)).astype(np.int64)
         return round_away(scaled).astype(np.int64) + output.zero_point
 
     return lookup(x, output, codes)
@@ -197,6 +209,11 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def tanh(x: np.ndarray) -> np.ndarray:
     """Hyperbolic tangent, in float64."""
     return np.tanh(x.astype(np.float64))
+
+
+def elu(x: np.ndarray) -> np.ndarray:
+    """exp(x) - 1 below zero, x above."""
+    return np.where(x < 0, np.exp(np.minimum(x, 0)) - np.float32(1), x)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

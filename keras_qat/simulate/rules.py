@@ -146,13 +146,14 @@ def _average(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Cod
 
 
 def _matrix_product(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
-    """Sums of products of two tensors. XNNPACK does not take it."""
+    """Sums of products of two tensors."""
     a, b = (each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, Codes))
     sums = np.rint(_compute(call, args, kwargs, lambda x: x.steps)).astype(np.int64)
-    product = np.float64(a.scale * b.scale)
 
     def compute(output: Grid) -> np.ndarray:
-        return requantize("reference", sums, product / np.float64(output.scale)) + output.zero_point
+        scale = np.float32 if kernels == "xnnpack" else np.float64
+        ratio = scale(a.scale * b.scale) / scale(output.scale)
+        return requantize(kernels, sums, ratio) + output.zero_point
 
     return Pending(compute)
 
@@ -201,6 +202,11 @@ def _gelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendin
     approximate = kwargs.get("approximate", args[1] if len(args) > 1 else False)
     function = elementwise.gelu_approximate if approximate else elementwise.gelu
     return _of_one(elementwise.table, function=function)("reference", call, args, kwargs)
+
+
+def _unit_norm(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
+    x = tf.nest.flatten((args, kwargs))[0]
+    return Pending(lambda output: elementwise.unit_norm(x))
 
 
 def _softmax(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
@@ -275,6 +281,8 @@ RULES: dict[str, Rule] = {
     "sigmoid": _of_one(elementwise.table, function=elementwise.sigmoid),
     "tanh": _of_one(elementwise.table, function=elementwise.tanh),
     "gelu": _gelu,
+    "elu": _of_one(elementwise.table, function=elementwise.elu),
+    "unit_norm": _unit_norm,
     "softmax": _softmax,
 }
 """Kind of a call, as in `kinds.kind_of` -> what computes it. Tensors to concatenate are brought
