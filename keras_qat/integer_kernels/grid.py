@@ -35,7 +35,13 @@ class Grid(NamedTuple):
         It is told the nudged ends in float32 and divides in double precision. With 16 bits, ranges
         are symmetric, and zero is code 0.
         """
-        scale, lowest, highest = _grid(minimum, maximum, bits)
+        known = [tf.get_static_value(each) for each in (minimum, maximum)]
+        if any(each is None for each in known):
+            scale, lowest, highest = _grid(minimum, maximum, bits)
+        else:  # A fixed range. TensorFlow would try to fold the function away, and complain.
+            with tf.init_scope():
+                numbers = [float(each) for each in _grid(*known, bits)]
+            scale, lowest, highest = (tf.constant(each, tf.float64) for each in numbers)
         return cls(scale, lowest, highest, -(2.0 ** (bits - 1)))
 
     @property
