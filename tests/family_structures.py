@@ -110,9 +110,15 @@ ATTENTION = {
     "self": lambda x, z: layers.MultiHeadAttention(2, 4)(x, x),
     "no_bias": _attend(2, 3, use_bias=False, dropout=0.1),
     "value_size": _attend(2, 3, value_dim=4, output_shape=7),
+    "dot_product": lambda x, z: layers.Attention()([x, z]),
+    "with_key_and_dropout": lambda x, z: layers.Attention(dropout=0.2)([x, z, layers.ReLU()(z)]),
+    "scores": lambda x, z: layers.Attention()([z, x], return_attention_scores=True)[1],
 }
 
 MASKED_ATTENTION = {
+    "scaled": lambda x, z: layers.Attention(use_scale=True)([x, z]),
+    "concatenated": lambda x, z: layers.Attention(score_mode="concat")([x, z]),
+    "causal_product": lambda x, z: layers.Attention()([x, x], use_causal_mask=True),
     "causal": lambda x, z: layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True),
     "masked": lambda x, z: layers.MultiHeadAttention(2, 3)(x, layers.Masking(0.5)(x)),
     "luong": lambda x, z: layers.Attention(use_scale=True)([x, layers.Dense(4)(z)]),
@@ -184,21 +190,16 @@ def _activation(name: str) -> Structure:
 
 
 PASS_THROUGH = {
-    **{
-        name: _activation(name)
-        for name in ("elu", "selu", "softplus", "softsign", "exponential", "mish")
-    },
-    "elu_layer": chain(layers.ELU),
+    **{name: _activation(name) for name in ("selu", "softplus", "softsign", "exponential", "mish")},
+    "elu_alpha": chain(partial(layers.ELU, 0.5)),
+    "unit_norm_of_columns": chain(partial(layers.UnitNormalization, axis=1)),
     "thresholded": chain(partial(layers.ThresholdedReLU, 0.4)),
     "relu_with_threshold": chain(partial(layers.ReLU, threshold=0.5)),
     "custom": chain(Scale),
     "custom_between": chain(partial(layers.Conv2D, 3, 3), Scale, partial(layers.Conv2D, 2, 3)),
     "group_norm": chain(partial(layers.GroupNormalization, 2)),
     "layer_norm": chain(layers.LayerNormalization),
-    "unit_norm": chain(layers.UnitNormalization),
     "locally_connected": chain(partial(layers.LocallyConnected2D, 2, 3)),
-    "reverse": lambda x: tf.reverse(x, [1]),
-    "l2_normalize": lambda x: tf.nn.l2_normalize(x, -1),
     "log_softmax": lambda x: tf.nn.log_softmax(x),
     "variance": lambda x: tf.math.reduce_variance(x, [1, 2]),
 }

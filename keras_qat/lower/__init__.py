@@ -18,7 +18,7 @@ from keras_qat.lower.activations import (
     split_activation_layer,
     split_activity_regularizer,
 )
-from keras_qat.lower.attention import split_multi_head_attention
+from keras_qat.lower.attention import split_attention, split_multi_head_attention
 from keras_qat.lower.channels_last import with_channels_last
 from keras_qat.lower.convolutions import split_separable
 from keras_qat.lower.merges import (
@@ -111,6 +111,7 @@ _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_cust
 _FOR_KERNELS = (
     split_activation_layer,
     convert_fixed_ranges,
+    split_attention,
     split_dot,
     split_multi_head_attention,
     split_pooling_3d,
@@ -142,6 +143,7 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.AveragePooling3D: split_pooling_3d,
     _layers.MaxPooling3D: split_pooling_3d,
     _layers.TimeDistributed: split_time_distributed,
+    _layers.Attention: split_attention,
     _layers.MultiHeadAttention: split_multi_head_attention,
     **dict.fromkeys((_layers.Concatenate, _layers.Maximum, _layers.Minimum), convert_fixed_ranges),
     _layers.Activation: split_activation_layer,

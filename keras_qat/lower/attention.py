@@ -14,7 +14,7 @@ from keras_qat.inner_layers import Contract, Regularize
 from keras_qat.lower.parts import Made, between, path
 from keras_qat.operations import operands
 
-__all__ = ["split_einsum", "split_multi_head_attention"]
+__all__ = ["split_attention", "split_einsum", "split_multi_head_attention"]
 
 _layers = keras.layers
 
@@ -77,6 +77,34 @@ def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
     else:
         project("output", mixed, result)
     return calls
+
+
+def split_attention(call: Call, made: Made) -> list[Call]:
+    """Attention -> product, softmax, product. With a mask, or weights in it, it stays one layer."""
+    layer = call.layer
+    names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
+    (query, value, *key), mask, _, with_scores, causal = operands(call, *names)
+    given = [each for each in tf.nest.flatten(mask) if each is not None]
+    is_masked = given or causal or any(each.masked for each in (query, value, *key))
+    if is_masked or layer.use_scale or layer.score_mode != "dot":
+        return []
+    result, scores = call.outputs if with_scores else (call.output, None)
+
+    def part(name: str, make: Any, *args: Any) -> Any:
+        return made.layer(layer, name, partial(make, *args, name=f"{layer.name}_{name}"))
+
+    steps = [part("scores", Contract, "btd,bsd->bts"), part("softmax", _layers.Softmax)]
+    if layer.dropout:
+        steps.append(part("dropout", _layers.Dropout, layer.dropout))
+    argument: Any = [query, *(key or [value])]
+    calls = []
+    for step in steps:
+        shape = (*query.shape[:2], value.shape[1])
+        weights = scores if scores and step is steps[-1] else between(call, step, shape)
+        calls.append(Call(step, (argument,), {}, weights, path(call, step)))
+        argument = weights
+    mix = made.layer(layer, "mix", partial(Contract, "bts,bsd->btd", name=layer.name))
+    return [*calls, Call(mix, ([argument, value],), {}, result, call.name)]
 
 
 def split_einsum(call: Call, made: Made) -> list[Call]:
