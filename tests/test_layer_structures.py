@@ -49,6 +49,7 @@ def test_the_file_gives_the_codes_of_the_model(family, structure):
     assert (report.identical, report.max_difference) == (1, 0)
 
 
+@pytest.mark.legacy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operation_is_int8(family):
     for name, reads, writes in exported(family)[1].operations():

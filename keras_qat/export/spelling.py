@@ -270,10 +270,8 @@ def _transpose(layer: Any, x: Any, folded: Folded, shape: Any, strides: Any) -> 
         strides=strides,
         padding=layer.padding.upper(),
     )
-    # The converter merges no activation without a bias, and drops one of zeros: this is none of
-    # either, and becomes the code 0.
-    no_bias = np.full(shape[2], 1e-30, np.float32)
-    return tf.nn.bias_add(y, no_bias if folded.bias is None else folded.bias + no_bias)
+    bias = np.zeros(shape[2], np.float32) if folded.bias is None else folded.bias
+    return tf.nn.bias_add(y, bias + _NO_BIAS)
 
 
 def _as_is(layer: Any, x: Any, folded: Folded) -> Any:
@@ -309,7 +307,7 @@ def _dense(layer: Any, x: Any, folded: Folded) -> Any:
 
 
 def _einsum_dense(layer: Any, x: Any, folded: Folded) -> Any:
-    """A matrix product, if it is one: the converter takes a bias along one axis only."""
+    """A matrix product, if it is one: older converters leave others in float."""
     inputs, weights, output = re.split(",|->", layer.equation)
     summed = [axis for axis in weights if axis not in output]
     lead, kept = inputs[: len(inputs) - len(summed)], weights[len(summed) :]
@@ -319,12 +317,18 @@ def _einsum_dense(layer: Any, x: Any, folded: Folded) -> Any:
         lead + kept,
     )
     sizes = folded.kernel.shape[len(summed) :]
-    if not is_product or folded.bias is None or not 1 < folded.bias.ndim <= len(sizes):
+    bias = _NO_BIAS if folded.bias is None else folded.bias
+    if not is_product or bias.ndim > len(sizes):
         return _as_is(layer, x, folded)
-    bias = np.broadcast_to(folded.bias, sizes).reshape(-1)
+    bias = np.broadcast_to(bias, sizes).reshape(-1)
     kernel = _per_tensor(folded, (-1, bias.size))
     y = tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
     return tf.reshape(tf.nn.bias_add(y, bias), [*_sizes(x)[: len(lead)], *sizes])
+
+
+_NO_BIAS = np.float32(1e-30)
+"""Becomes the code 0. Without a bias the converter merges no activation into some operations, or
+leaves them in float, and it drops one of zeros."""
 
 
 def _sizes(x: Any) -> list[Any]:

@@ -38,7 +38,9 @@ def constant(values: np.ndarray) -> tuple[np.ndarray, np.float32, int]:
     zero_point = -128 + int(np.rint(-low / scale))
     codes = values / np.float32(scale) + np.float32(zero_point)
     codes = np.copysign(np.floor(np.abs(codes) + np.float32(0.5)), codes)
-    return np.clip(codes, -128, 127) - np.float32(zero_point), np.float32(scale), zero_point
+    steps = np.clip(codes, -128, 127) - zero_point
+    # Before NumPy 2 a single number becomes a float64.
+    return steps.astype(np.float32), np.float32(scale), zero_point
 
 
 def compute(call: Call, numbers: list[Any]) -> Any:
