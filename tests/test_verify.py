@@ -131,6 +131,9 @@ PRODUCTS: dict[str, Any] = {
     "matmul": lambda x: tf.matmul(x, layers.ReLU()(x), transpose_b=True),
     "dot": lambda x: layers.Dot(2)([x, layers.Concatenate(1)([x, 0.3 * x])]),
     "dot_normalized": lambda x: layers.Dot(2, normalize=True)([layers.ReLU()(x), x]),
+    "weights_last": lambda x: layers.Dot(1)([x, layers.Softmax(1)(layers.Dense(2)(x))]),
+    "matmul_of_gates": lambda x: tf.matmul(x, layers.Permute((2, 1))(tf.sigmoid(x))),
+    "einsum_of_gates": lambda x: tf.einsum("btd,bsd->bts", x, tf.sigmoid(x)),
     "attention": lambda x: layers.MultiHeadAttention(2, 8)(x, x),
 }
 

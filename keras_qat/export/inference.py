@@ -250,8 +250,8 @@ class _Writer:
         if kind_of(call) in ("move", "linear"):
             self.levels[call.output] = implied
             # The converter does not see that the range stays of tf.reverse and perhaps of a custom
-            # layer. It computes what is
-            # elementwise before the move in front of it, unless something is between them.
+            # layer. It computes what is elementwise before the move in front of it, unless
+            # something is between them.
             readers = [each for v in values_in(call.outputs) for each in self.consumers[v]]
             overtaken = any(kind_of(each) in OVERTAKES for each in readers)
             seen = is_known(call.layer) and getattr(call.layer, "symbol", "") != "reverse"

@@ -12,6 +12,7 @@ import dataclasses
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Graph, class_path, values_in
 from keras_qat.hard_swish import recognize_hard_swish
+from keras_qat.inner_layers import Contract
 from keras_qat.kinds import kind_of
 from keras_qat.lower.activations import (
     split_activation,
@@ -23,6 +24,7 @@ from keras_qat.lower.channels_last import with_channels_last
 from keras_qat.lower.convolutions import split_separable
 from keras_qat.lower.merges import (
     convert_fixed_ranges,
+    convert_second_factor,
     merge_two_by_two,
     split_average,
     split_custom_scale,
@@ -111,6 +113,7 @@ _APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_cust
 _FOR_KERNELS = (
     split_activation_layer,
     convert_fixed_ranges,
+    convert_second_factor,
     split_attention,
     split_dot,
     split_multi_head_attention,
@@ -139,6 +142,7 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.Add: merge_two_by_two,
     _layers.Multiply: merge_two_by_two,
     _layers.Average: split_average,
+    Contract: convert_second_factor,
     _layers.Dot: split_dot,
     _layers.AveragePooling3D: split_pooling_3d,
     _layers.MaxPooling3D: split_pooling_3d,

@@ -14,6 +14,7 @@ from keras_qat.lower.parts import Made, between, chain, path
 
 __all__ = [
     "convert_fixed_ranges",
+    "convert_second_factor",
     "merge_two_by_two",
     "split_average",
     "split_custom_scale",
@@ -49,7 +50,7 @@ def split_dot(call: Call, made: Made) -> list[Call]:
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
     pairs = zip(axes, inputs, strict=True)
     if not layer.normalize or any(axis not in (-1, len(x.shape) - 1) for axis, x in pairs):
-        return []
+        return convert_second_factor(call, made)
     calls, normalized = [], []
     for index, value in enumerate(inputs):
         name = f"{layer.name}_norm{index}"
@@ -66,14 +67,28 @@ def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:
     The kernel takes one range. A convolution that multiplies by 1 changes the range exactly;
     TFLite's QUANTIZE rounds zero points once more.
     """
-    fixed = [_fixed_range(value) for value in call.inputs]
-    if not any(fixed) or len(set(fixed)) == 1:
+    fixed = {value: _fixed_range(value) for value in call.inputs}
+    if len(set(fixed.values())) == 1:
         return []
+    return _rescaled(call, made, [value for value, limits in fixed.items() if limits])
+
+
+def convert_second_factor(call: Call, made: Made) -> list[Call]:
+    """A product of matrices whose second factor is a softmax, say: a Rescaling(1) converts that.
+
+    Its range begins at 0, where XNNPACK asks for one with zero in the middle.
+    """
+    limits = _fixed_range(call.inputs[1]) if len(call.inputs) == 2 else None
+    return _rescaled(call, made, [call.inputs[1]]) if limits and limits[0] == 0 else []
+
+
+def _rescaled(call: Call, made: Made, values: list[Value]) -> list[Call]:
+    """A call with a Rescaling(1) of some of its inputs in front of it."""
     calls, converted = [], {}
-    for index, (value, limits) in enumerate(zip(call.inputs, fixed, strict=True)):
-        if limits is None or len(value.shape) < 2 or value in converted:
+    for value in values:
+        if len(value.shape) < 2:
             continue
-        name = f"{call.layer.name}_input{index}"
+        name = f"{call.layer.name}_input{call.inputs.index(value)}"
         make = partial(_layers.Rescaling, 1.0, name=name)
         layer = made.layer(call.layer, name, make)
         converted[value] = output = between(call, layer, value.shape)

@@ -14,7 +14,7 @@ from keras_qat.graph import Call, Value, values_in
 from keras_qat.inner_layers import Roll
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
-from keras_qat.lower.merges import convert_fixed_ranges
+from keras_qat.lower.merges import convert_fixed_ranges, convert_second_factor
 from keras_qat.lower.parts import Lowering, Made, between, path
 from keras_qat.operations import is_operation, number, operands
 
@@ -231,6 +231,7 @@ OPERATIONS: dict[str, Lowering] = {
     "reshape": _split_reshape,
     "image.resize": _split_resize,
     "einsum": split_einsum,
+    "linalg.matmul": convert_second_factor,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),
 }
 """TensorFlow's name of an operation on symbolic tensors -> what splits it."""

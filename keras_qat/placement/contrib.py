@@ -144,7 +144,7 @@ class ContribPlacement:
                     found[call.name] = "kernel not quantized"
             elif kind is None or kind == "affine":
                 found[call.name] = f"no range for {type(call.layer).__name__}"
-            elif kind in MERGES | kinds.CLIPS and call.output not in self.specs:
+            elif kind not in IMPLIED and call.output not in self.specs:
                 readers = self.consumers[call.output]
                 if not all(each.output in self.specs for each in readers) or not readers:
                     found[call.name] = "no quantizer behind it"
@@ -290,6 +290,9 @@ class ContribPlacement:
     def is_biased(self, value: Value) -> bool:
         return self.layer_of_biased(value) is not None
 
+
+IMPLIED = kinds.RANGE_KEEPING | kinds.FIXED_RANGES.keys() | {"kernel", "mean", "index"}
+"""Kinds whose results have a range without a quantizer: a fixed one, or that of their inputs."""
 
 _OPS = {"add": "AddV2", "multiply": "Mul"}
 """Kind -> the TensorFlow 1 operation, which the original's names carry."""
