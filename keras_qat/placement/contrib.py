@@ -146,7 +146,8 @@ class ContribPlacement:
                 found[call.name] = f"no range for {type(call.layer).__name__}"
             elif kind not in IMPLIED and call.output not in self.specs:
                 readers = self.consumers[call.output]
-                if not all(each.output in self.specs for each in readers) or not readers:
+                clips = [each for each in readers if self.kind(each) in kinds.CLIPS | {"linear"}]
+                if not clips or not all(each.output in self.specs for each in readers):
                     found[call.name] = "no quantizer behind it"
         return found
 
