@@ -278,7 +278,7 @@ def test_identities_around_batch_norm(between):
 def test_activations_without_a_quantizer_are_named():
     """Files compute them in float, but for those whose range the runtime fixes."""
     x = image()
-    y = layers.ELU(name="elu")(layers.Conv2D(4, 3, name="first")(x))
-    y = layers.Activation("sigmoid", name="gate")(layers.Conv2D(4, 3, name="second")(y))
-    model = keras.Model(x, layers.Conv2D(4, 3, name="last")(y))
+    y = layers.ELU(name="elu")(layers.Conv2D(4, 1, name="first")(x))
+    y = layers.Activation("sigmoid", name="gate")(layers.Conv2D(4, 1, name="second")(y))
+    model = keras.Model(x, layers.Conv2D(4, 1, name="last")(y))
     assert keras_qat.plan(model, "contrib").float_layers == {"elu": "no quantizer behind it"}
