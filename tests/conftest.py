@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share: models are built and exported once per session."""
+"""Fixtures that several test modules share, and what is told at the end: conformance in figures."""
 
 from __future__ import annotations
 
@@ -57,3 +57,36 @@ def fresh_process(tmp_path):
         return np.load(tmp_path / "result.npy")
 
     return run
+
+
+FLIPS = "rounding flips"
+"""How often a fake quantizer rounded the other way than the recorded run of the original."""
+
+
+@pytest.fixture
+def count_flips(record_property):
+    """A function that takes note of the number of rounding flips in a comparison."""
+
+    def count(number: int) -> None:
+        if number:
+            record_property(FLIPS, number)
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = [
+        each
+        for outcome in ("passed", "failed")
+        for each in terminalreporter.stats.get(outcome, [])
+        if "conformance" in each.nodeid
+    ]
+    flips = [
+        (each.nodeid, count)
+        for each in reports
+        for name, count in each.user_properties
+        if name == FLIPS
+    ]
+    if reports:
+        terminalreporter.write_sep("-", "conformance with tf.contrib.quantize")
+        terminalreporter.write_line(f"{FLIPS}: {sum(n for _, n in flips)} {flips or ''}")
