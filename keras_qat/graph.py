@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -168,6 +169,7 @@ def read(model: Any) -> Graph:
         lambda tensor: new_value(tensor, _producer(tensor).name), _nested_inputs(model)
     )
     calls: list[Call] = []
+    counts: Counter[Any] = Counter()
 
     def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
         for tensor, value in zip(model.inputs, inputs, strict=True):
@@ -188,8 +190,8 @@ def read(model: Any) -> Graph:
                 continue
             if training is not None and kwargs.get("training") is None and takes_training(layer):
                 kwargs["training"] = training
-            earlier = sum(call.layer is layer for call in calls)
-            label = f"{name}#{earlier + 1}" if earlier else name
+            counts[layer] += 1
+            label = f"{name}#{counts[layer]}" if counts[layer] > 1 else name
             several = len(tf.nest.flatten(node.outputs)) > 1
             labels = (f"{label}:{i}" if several else label for i in itertools.count())
             outputs = tf.nest.map_structure(

@@ -249,12 +249,12 @@ class _Writer:
             return x
         if kind_of(call) in ("move", "linear"):
             self.levels[call.output] = implied
-            # The converter does not see that the range stays of tf.reverse and perhaps of a custom
-            # layer. It computes what is elementwise before the move in front of it, unless
-            # something is between them.
+            # The converter may not see that a custom layer's range stays. It computes what is
+            # elementwise before the move in front of it, unless something is between them.
             readers = [each for v in values_in(call.outputs) for each in self.consumers[v]]
             overtaken = any(kind_of(each) in OVERTAKES for each in readers)
-            seen = is_known(call.layer) and getattr(call.layer, "symbol", "") != "reverse"
+            symbol = getattr(call.layer, "symbol", None)
+            seen = is_known(call.layer) and symbol not in UNSEEN_MOVES
             if type(call.layer) in POOLING or (seen and not overtaken):
                 return x
             return tf.nest.map_structure(implied.round, x)
@@ -304,6 +304,10 @@ class _Writer:
 
 OVERTAKES = CLIPS | {"add", "subtract", "multiply", "prelu"}
 """Kinds that the converter computes before what moves their inputs."""
+
+
+UNSEEN_MOVES = {"reverse"}
+"""Operations of which the converter does not see that they keep their input's range."""
 
 
 def is_reshaped(value: Value) -> bool:

@@ -80,7 +80,7 @@ def multiply(x: Any, number: tuple[Any, Any], halves_up: bool = False) -> Any:
     The second time halves go away from zero; up in some optimized kernels.
     """
     multiplier, exponent = number
-    product = shift_back(shift(x, tf.maximum(exponent, 0)) * multiplier + 2**30, 31)
+    product = _high_product(shift(x, tf.maximum(exponent, 0)), multiplier)
     bits = tf.maximum(-exponent, 0)
     if not halves_up:
         return divide(product, bits)

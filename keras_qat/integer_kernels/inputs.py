@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call, Value, map_values, takes_training
-from keras_qat.operations import is_operation
+from keras_qat.operations import argument, is_operation
 
-__all__ = ["argument", "axis_of", "compute", "constant", "interpolated", "operands"]
+__all__ = ["axis_of", "compute", "constant", "interpolated", "operands"]
 
 
 def operands(call: Call, tensors: list[Any], constants: Callable[[np.ndarray], Any]) -> list[Any]:
@@ -52,16 +52,11 @@ def compute(call: Call, numbers: list[Any]) -> Any:
     return call.layer.call(*args, **kwargs)
 
 
-def argument(call: Call, name: str, place: int, default: Any) -> Any:
-    """An argument of an operation, given by name or place."""
-    return call.kwargs.get(name, call.args[place] if len(call.args) > place else default)
-
-
 def axis_of(call: Call) -> int:
     """The axis of a softmax: the last one if it does not say."""
     axis = getattr(call.layer, "axis", -1)
     if is_operation(call.layer):
-        axis = argument(call, "axis", 1, None)
+        axis = argument(call, "axis", 1)
     return -1 if axis is None else int(axis)
 
 

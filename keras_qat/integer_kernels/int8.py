@@ -31,13 +31,13 @@ from keras_qat.integer_kernels.fixed_point import (
 )
 from keras_qat.integer_kernels.grid import Grid, ratio_of, round_away, single
 from keras_qat.integer_kernels.inputs import (
-    argument,
     axis_of,
     compute,
     constant,
     interpolated,
     operands,
 )
+from keras_qat.operations import argument
 
 __all__ = ["INT8_KERNELS"]
 

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from keras_qat.backend import keras
 from keras_qat.graph import Call, takes_training
+from keras_qat.integer_kernels.inputs import axis_of
 from keras_qat.integer_kernels.int16 import INT16_KERNELS, OPTIMIZED
 from keras_qat.kinds import ROUNDING, ceiling_of
-from keras_qat.operations import is_operation
+from keras_qat.operations import argument, is_operation
 from keras_qat.simulate import elementwise, pooling
 from keras_qat.simulate.arithmetic import requantize
 from keras_qat.simulate.codes import HIGH, LOW, Codes, Grid, round_away
@@ -181,7 +182,7 @@ def _leaky_relu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> 
     x = tf.nest.flatten((args, kwargs))[0]
     layer = call.layer
     if is_operation(layer):
-        slope = kwargs.get("alpha", args[1] if len(args) > 1 else 0.2)
+        slope = argument(call, "alpha", 1, 0.2)
     elif hasattr(layer, "negative_slope"):
         slope = layer.negative_slope
     else:
@@ -199,7 +200,7 @@ def _prelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pendi
 
 
 def _gelu(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
-    approximate = kwargs.get("approximate", args[1] if len(args) > 1 else False)
+    approximate = argument(call, "approximate", 1, False)
     function = elementwise.gelu_approximate if approximate else elementwise.gelu
     return _of_one(elementwise.table, function=function)("reference", call, args, kwargs)
 
@@ -211,10 +212,7 @@ def _unit_norm(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> P
 
 def _softmax(kernels: str, call: Call, args: Any, kwargs: dict[str, Any]) -> Pending:
     x = tf.nest.flatten((args, kwargs))[0]
-    axis = getattr(call.layer, "axis", -1)
-    if is_operation(call.layer):
-        axis = kwargs.get("axis", args[1] if len(args) > 1 else None)
-    axis = -1 if axis is None else int(axis)
+    axis = axis_of(call)
     last = Codes(np.moveaxis(x.codes, axis, -1), x.grid)
     return Pending(lambda output: np.moveaxis(softmax(kernels, last, output), -1, axis))
 
