@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 
 
 def build(name: str, size: int) -> Any:

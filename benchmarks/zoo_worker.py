@@ -31,7 +31,7 @@ SIZES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 
 def constructors() -> dict[str, Any]:
     """Every function of `keras.applications` that builds a model, by name."""
-    from keras_qat.backend import keras
+    from keras_qat.keras2.backend import keras
 
     return dict(sorted(inspect.getmembers(keras.applications, inspect.isfunction)))
 
@@ -43,7 +43,7 @@ def build(name: str) -> Any:
     range of their activation, and the differences at the output stay meaningful. Without softmax,
     which would hide them.
     """
-    from keras_qat.backend import keras
+    from keras_qat.keras2.backend import keras
 
     keras.utils.set_random_seed(1)
     size = SIZES.get(name, 64)
@@ -91,7 +91,7 @@ class Result(dict):
 
 def train_step(model: Any, x: np.ndarray) -> bool:
     """One step of gradient descent on random labels; whether the loss is finite."""
-    from keras_qat.backend import keras
+    from keras_qat.keras2.backend import keras
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(1e-4), loss)
@@ -102,7 +102,7 @@ def train_step(model: Any, x: np.ndarray) -> bool:
 def run(name: str) -> None:
     """Quantizes, trains, saves, reloads, exports and verifies a model with keras_qat."""
     import keras_qat
-    from keras_qat.backend import keras
+    from keras_qat.keras2.backend import keras
 
     result = Result(name=name)
     with result.step("build"):

@@ -1,9 +1,9 @@
 """Quantization-aware training for Keras 2, down to the int8 file that runs."""
 
 from keras_qat import callbacks, layers, recipes, specs
-from keras_qat.backend import keras
 from keras_qat.calibrate import calibrate
 from keras_qat.export import export_onnx, export_saved_model, export_tflite, read_metadata
+from keras_qat.keras2.backend import keras
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.rules import register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization

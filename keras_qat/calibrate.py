@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
-from keras_qat.graph import Call
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
 from keras_qat.layers import ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 from keras_qat.quantize import quantizers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.schedule import schedule
 
 __all__ = ["FreezeBatchNorm", "QuantDelay"]

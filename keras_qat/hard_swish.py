@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.backend import keras, register
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.keras2.backend import keras, register
+from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.operations import number
 
 __all__ = ["HardSwish", "recognize_hard_swish"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.backend import keras, register
+from keras_qat.keras2.backend import keras, register
 
 __all__ = ["Contract", "FoldSteps", "Regularize", "Roll", "UnfoldSteps"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["AFFINE", "FOLDABLE", "KERNELS", "WEIGHTS_ONLY", "weights_only"]
 

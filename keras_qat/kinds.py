@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, class_path
 from keras_qat.hard_swish import HardSwish
 from keras_qat.inner_layers import Contract, FoldSteps, Regularize, Roll, UnfoldSteps
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, class_path
 from keras_qat.kernels import AFFINE, KERNELS
 from keras_qat.operations import is_operation, number, operands
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import Call
+from keras_qat.keras2.graph import Call
 
 __all__ = ["argument", "is_operation", "number", "operands"]
 

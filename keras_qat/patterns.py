@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.kernels import FOLDABLE, KERNELS
 from keras_qat.kinds import CLIPS, kind_of
 

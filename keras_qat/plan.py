@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.patterns import Group
 from keras_qat.recipes import Recipe
 from keras_qat.specs import FixedSpec, QuantSpec, Spec

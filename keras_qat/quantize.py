@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat import graph as graph_lib
-from keras_qat.input_shape import with_known_input
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.input_shape import with_known_input
+from keras_qat.keras2.precision import float32_policy, in_float32
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import place
 from keras_qat.plan import Plan
-from keras_qat.precision import float32_policy, in_float32
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.rewrite import QuantizedModel, rewrite

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from keras_qat import specs
-from keras_qat.backend import KeepsTrainable, applications_scope, keras, register
-from keras_qat.graph import (
+from keras_qat.keras2.backend import KeepsTrainable, applications_scope, keras, register
+from keras_qat.keras2.graph import (
     Call,
     Graph,
     Value,
@@ -17,6 +17,7 @@ from keras_qat.graph import (
     rebuild,
     values_in,
 )
+from keras_qat.keras2.phases import PhasedModel
 from keras_qat.kinds import CLIPS, is_left_in_float, kind_of, leave_in_float
 from keras_qat.layers import (
     FusedBatchNormalization,
@@ -27,7 +28,6 @@ from keras_qat.layers import (
 )
 from keras_qat.layers.scheduled import NEVER, shapes_only
 from keras_qat.patterns import Group, is_batch_norm
-from keras_qat.phases import PhasedModel
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
 from keras_qat.schedule import schedule

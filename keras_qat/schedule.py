@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from keras_qat import graph
+from keras_qat.keras2 import graph
 from keras_qat.layers import ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_qat.graph import Call
+from keras_qat.keras2.graph import Call
 
 __all__ = ["Scope", "matcher"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import deserialization_scope, keras
-from keras_qat.graph import Call
 from keras_qat.inner_layers import Regularize
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import deserialization_scope, keras
+from keras_qat.keras2.graph import Call
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import normalization
 from keras_qat.lower import lower

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.models import functional, layers
 from tests.structures import Structure, chain
 

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
 
 KERNELS = ("xnnpack", "reference")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.models import functional
 
 layers = keras.layers

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
+from keras_qat.keras2.backend import keras
 from tests.models import functional, images, layers, rng, scramble, tiny_net, train
 
 X = images(80, (6, 6, 2))

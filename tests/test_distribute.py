@@ -21,7 +21,7 @@ PROGRAM = textwrap.dedent(
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
     import keras_qat
-    from keras_qat.backend import keras
+    from keras_qat.keras2.backend import keras
 
     recipe = keras_qat.recipes.get(sys.argv[1])
     with strategy.scope():
@@ -51,7 +51,7 @@ PROGRAM = textwrap.dedent(
 def test_replicas_share_their_ranges(recipe, tmp_path):
     """Each sees another part of the batch; the file can hold but one range for a tensor."""
     import keras_qat
-    from keras_qat.backend import keras
+    from keras_qat.keras2.backend import keras
     from tests.models import rng
 
     path = tmp_path / "qat.keras"

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes, specs
-from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
 from tests.models import functional, images, layers, observe, residual_net, tiny_net
 
 OLD_KERAS = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)

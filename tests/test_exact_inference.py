@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
 from keras_qat.integer_kernels.grid import Grid
 from keras_qat.integer_kernels.int8 import INT8_KERNELS
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
 from keras_qat.simulate import codes as simulated
 from keras_qat.simulate import elementwise
 from tests.layer_structures import INEXACT, family_inputs, family_model

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
 from keras_qat.export.inference import inference_module
+from keras_qat.keras2.backend import keras
 from tests.models import images, layers, observe, residual_net, scramble
 from tests.structures import family_inputs, family_model
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import fake_quant
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper, correction
 from tests.models import rng
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat import graph
-from keras_qat.backend import keras
+from keras_qat.keras2 import graph
+from keras_qat.keras2.backend import keras
 from tests.models import functional, images, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

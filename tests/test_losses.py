@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
 from tests.models import functional, images, layers, observe, rng
 
 

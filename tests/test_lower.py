@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat import graph
+from keras_qat.keras2 import graph
 from keras_qat.lower import lower
 from tests.models import functional, images, layers, observe, scramble
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.models import images, rng, scramble, tiny_net, train
 
 X = images(64, (6, 6, 2))
@@ -26,7 +26,7 @@ def ranges(model):
 
 IN_FRESH_PROCESS = """
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 {ranges}
 model = keras.models.load_model({path!r})
 outputs, before = model.predict(arrays["x"], verbose=0), ranges(model)

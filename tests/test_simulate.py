@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
 from keras_qat.flatbuffer import FileGraph
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
 from keras_qat.simulate.arithmetic import divide_by_power_of_two, fixed_point, multiply, requantize
 from keras_qat.simulate.codes import Grid, from_values
 from keras_qat.simulate.walk import name_of

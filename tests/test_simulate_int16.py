@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from tests import layer_structures, structures
 from tests.models import functional, images, layers, observe, scramble
 from tests.simulated import KERNELS, Product, assert_identical

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.layer_structures import FAMILIES, family_inputs, family_model
 from tests.models import observe, scramble
 from tests.simulated import KERNELS, assert_identical

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.models import functional, images, layers, observe, rng, scramble
 from tests.test_verify_layers import row
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.backend import keras
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
 from tests.models import rng
 from tests.simulated import KERNELS, assert_identical
 

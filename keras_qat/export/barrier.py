@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.backend import mask_of, set_mask
 from keras_qat.flatbuffer.edit import code_of, drop_unread
+from keras_qat.keras2.backend import mask_of, set_mask
 
 __all__ = ["barrier", "remove_barriers"]
 

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import backend, fake_quant, specs
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
+from keras_qat import fake_quant, specs
 from keras_qat.export import folded, int16, spelling
 from keras_qat.export.barrier import barrier
 from keras_qat.export.levels import Levels, implied_levels
 from keras_qat.export.names import SCOPE, as_scope, scope_of
 from keras_qat.export.placeholders import with_placeholders
-from keras_qat.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.keras2 import backend
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.kinds import CLIPS, FIXED_RANGES, POOLING, is_known, is_mean_of_one, kind_of
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.quantize import quantizers

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat import fake_quant
-from keras_qat.graph import Call
+from keras_qat.keras2.graph import Call
 from keras_qat.kinds import FIXED_RANGES, kind_of
 
 __all__ = ["Levels", "implied_levels"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from keras_qat.graph import Call, values_in
+from keras_qat.keras2.graph import Call, values_in
 
 __all__ = ["SCOPE", "in_scope", "scope_of"]
 

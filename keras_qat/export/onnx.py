@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.backend import swapped
 from keras_qat.export.files import check_writable, replacing
 from keras_qat.export.folded import INT8_MAX, Folded
 from keras_qat.export.inference import check_exportable, inference_module
+from keras_qat.keras2.backend import swapped
 from keras_qat.version import __version__
 
 __all__ = ["export_onnx"]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.backend import keras
 from keras_qat.export.folded import Folded
 from keras_qat.export.int16 import KERNELS
 from keras_qat.flatbuffer.edit import add_buffer, code_of
+from keras_qat.keras2.backend import keras
 from keras_qat.layers.int8 import INT8_MAX
 
 __all__ = ["PLACEHOLDER", "with_placeholders", "write_kernels"]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras, recurrence, swapped
 from keras_qat.export.folded import Folded
 from keras_qat.export.placeholders import PLACEHOLDER
 from keras_qat.export.recurrent import rnn
+from keras_qat.keras2.backend import keras, recurrence, swapped
 from keras_qat.operations import number
 
 __all__ = ["as_keras", "as_tflite", "beside_special_numbers", "in_float"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, map_values, takes_training
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value, map_values, takes_training
 from keras_qat.operations import argument, is_operation
 
 __all__ = ["axis_of", "compute", "constant", "interpolated", "operands"]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import Call
 from keras_qat.integer_kernels.fixed_point import (
     divide,
     exponent_of,
@@ -27,6 +26,7 @@ from keras_qat.integer_kernels.fixed_point import (
 )
 from keras_qat.integer_kernels.grid import ratio_of, single
 from keras_qat.integer_kernels.inputs import axis_of, compute, constant, interpolated, operands
+from keras_qat.keras2.graph import Call
 
 __all__ = [
     "INT16_KERNELS",

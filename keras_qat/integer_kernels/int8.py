@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.branching import traced_once
-from keras_qat.graph import Call
 from keras_qat.integer_kernels.fixed_point import (
     divide,
     exponent_of,
@@ -37,6 +36,7 @@ from keras_qat.integer_kernels.inputs import (
     interpolated,
     operands,
 )
+from keras_qat.keras2.graph import Call
 from keras_qat.operations import argument
 
 __all__ = ["INT8_KERNELS"]

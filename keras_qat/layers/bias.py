@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import backend
+from keras_qat.keras2 import backend
 
 __all__ = ["factor_and_bias", "normalization"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend
 from keras_qat.branching import cond
+from keras_qat.contrib.correction import CorrectedFold
+from keras_qat.keras2 import backend
 from keras_qat.layers import exact
-from keras_qat.layers.correction import CorrectedFold
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["FOLDS"]

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat import backend, fake_quant
-from keras_qat.backend import keras
+from keras_qat import fake_quant
 from keras_qat.branching import traced_once
 from keras_qat.integer_kernels.fixed_point import fixed_point, multiply
 from keras_qat.integer_kernels.grid import Grid, ratio_of, round_away, single
+from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import bias as bias_lib
 
 __all__ = ["INT8_MAX", "Weights", "computed", "folded", "has_codes", "weights"]

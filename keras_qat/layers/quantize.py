@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend, fake_quant, observers, specs
+from keras_qat import fake_quant, observers, specs
 from keras_qat.branching import cond, straight_through
+from keras_qat.keras2 import backend
 from keras_qat.layers import exact
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
 

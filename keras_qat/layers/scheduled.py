@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat import backend
 from keras_qat.branching import cond
+from keras_qat.keras2 import backend
 
 __all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "infers", "shapes_only"]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend, specs
-from keras_qat.graph import takes_training
+from keras_qat import specs
+from keras_qat.keras2 import backend
+from keras_qat.keras2.graph import takes_training
 from keras_qat.layers.scheduled import ScheduledLayer
 from keras_qat.layers.weights import WeightQuantizer
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend, kinds, specs
+from keras_qat import kinds, specs
+from keras_qat.keras2 import backend
 from keras_qat.layers import exact, folding
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import Phase, ScheduledLayer

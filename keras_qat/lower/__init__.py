@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, class_path, values_in
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.inner_layers import Contract
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, class_path, values_in
 from keras_qat.kinds import kind_of
 from keras_qat.lower.activations import (
     split_activation,

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, values_in
 from keras_qat.inner_layers import Regularize
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.lower.parts import Lowering, Made, between, chain, path
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import attention_parts, keras
-from keras_qat.graph import Call, Value
 from keras_qat.inner_layers import Contract, Regularize
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import attention_parts, keras
+from keras_qat.keras2.graph import Call, Value
 from keras_qat.lower.parts import Made, between, path
 from keras_qat.operations import operands
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.kinds import NON_NEGATIVE, kind_of
 from keras_qat.lower.parts import Made
 from keras_qat.patterns import is_batch_norm

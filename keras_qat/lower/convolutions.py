@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
 from keras_qat.lower.activations import activation_of, weights_without_activation
 from keras_qat.lower.parts import Made, chain
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, clone, map_values
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value, clone, map_values
 from keras_qat.kinds import FIXED_RANGES, RANGE_KEEPING, kind_of
 from keras_qat.lower.parts import Made, between, chain, path
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, values_in
 from keras_qat.inner_layers import Roll
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
 from keras_qat.lower.merges import convert_fixed_ranges, convert_second_factor

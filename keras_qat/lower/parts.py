@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph import Call, Value
+from keras_qat.keras2.graph import Call, Value
 
 __all__ = ["Lowering", "Made", "between", "chain", "path"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat import graph as graph_lib
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Value, map_values, values_in
 from keras_qat.inner_layers import FoldSteps, UnfoldSteps
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value, map_values, values_in
 from keras_qat.kernels import KERNELS
 from keras_qat.kinds import KINDS
 from keras_qat.lower.parts import Made, between, chain, path

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph import Call, Graph, Value, map_values, takes_training
+from keras_qat.keras2.graph import Call, Graph, Value, map_values, takes_training
 from keras_qat.kinds import is_known, kind_of
 
 __all__ = ["merge_twins"]

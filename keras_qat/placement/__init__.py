@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph import Graph
-from keras_qat.placement.contrib import ContribPlacement
+from keras_qat.contrib.placement import ContribPlacement
+from keras_qat.keras2.graph import Graph
 from keras_qat.placement.int8 import Int8Placement
 from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan

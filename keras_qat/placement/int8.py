@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from keras_qat import kinds, patterns
-from keras_qat.backend import keras
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.kernels import weights_only
 from keras_qat.patterns import Group
 from keras_qat.placement.settings import Settings

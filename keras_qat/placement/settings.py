@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat.graph import Call
+from keras_qat.keras2.graph import Call
 from keras_qat.recipes import Recipe
 from keras_qat.scope import Scope, matcher
 from keras_qat.specs import QuantSpec

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
 from keras_qat.export.inference import check_exportable
-from keras_qat.graph import values_in
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.graph import values_in
 from keras_qat.kinds import kind_of
 from keras_qat.quantize import quantizers
 from keras_qat.simulate.codes import Codes, Grid

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras
 from keras_qat.export.folded import INT8_MAX, Folded
 from keras_qat.export.spelling import as_keras
+from keras_qat.keras2.backend import keras
 from keras_qat.simulate.arithmetic import fixed_point, multiply, multiply_sums, requantize
 from keras_qat.simulate.codes import Codes, Grid, round_away
 

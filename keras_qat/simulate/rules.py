@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras
-from keras_qat.graph import Call, takes_training
 from keras_qat.integer_kernels.inputs import axis_of
 from keras_qat.integer_kernels.int16 import INT16_KERNELS, OPTIMIZED
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, takes_training
 from keras_qat.kinds import ROUNDING, ceiling_of
 from keras_qat.operations import argument, is_operation
 from keras_qat.simulate import elementwise, pooling

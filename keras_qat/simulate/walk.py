@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.backend import keras
 from keras_qat.export import folded, spelling
 from keras_qat.export.levels import Levels, implied_levels
-from keras_qat.graph import Call, Graph, Value, takes_training, values_in
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.kinds import CLIPS, kind_of
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.rewrite import PREFIX

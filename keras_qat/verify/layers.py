@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
 from keras_qat.flatbuffer import FileGraph
-from keras_qat.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
+from keras_qat.keras2.phases import phase_finder
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import assuming
-from keras_qat.phases import phase_finder
 from keras_qat.schedule import scheduled_layers
 from keras_qat.simulate import Codes
 from keras_qat.simulate.walk import Walk

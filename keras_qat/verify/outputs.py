@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import graph as graph_lib
-from keras_qat.graph import Graph, values_in
 from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.graph import Graph, values_in
 from keras_qat.verify.report import OutputReport
 from keras_qat.verify.tensors import levels_of
 

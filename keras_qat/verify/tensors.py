@@ -10,7 +10,7 @@ import numpy as np
 from keras_qat import fake_quant
 from keras_qat.export.names import SCOPE, as_scope, in_scope, scope_of
 from keras_qat.flatbuffer import FileGraph, Tensor
-from keras_qat.graph import Call, Graph, Value, values_in
+from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.kinds import RANGE_KEEPING, ROUNDING, kind_of
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.rewrite import PREFIX

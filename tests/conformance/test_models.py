@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import fake_quant, graph
-from keras_qat.backend import keras
+from keras_qat import fake_quant
+from keras_qat.keras2 import graph
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 
 from .reference import FOLDER, Case, case_files

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat import fake_quant, observers
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.specs import QuantSpec
 
 from .reference import FOLDER, case_files

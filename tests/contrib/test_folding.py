@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 from tests.contrib.networks import KERNELS, conv, image, layers, relu, single
 from tests.models import images, rng

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import graph, patterns
-from keras_qat.backend import keras
+from keras_qat import patterns
+from keras_qat.keras2 import graph
+from keras_qat.keras2.backend import keras
 from keras_qat.lower import lower
 from tests.contrib.networks import conv, identity, image, layers, relu
 from tests.models import images

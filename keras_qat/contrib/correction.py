@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend
+from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["CorrectedFold"]

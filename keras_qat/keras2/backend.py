@@ -1,6 +1,6 @@
 """Which Keras 2 this is, and the Keras behaviour that layers lean on.
 
-This module and `graph` are the only ones that know Keras' internals.
+With `graph` the module that knows most of Keras' internals; others of this package know the rest.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend
-from keras_qat.backend import keras
+from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 
 __all__ = [
     "Call",

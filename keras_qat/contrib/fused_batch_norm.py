@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import backend
+from keras_qat.keras2 import backend
 
 __all__ = ["FusedBatchNormalization"]
 

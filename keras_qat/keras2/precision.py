@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from keras_qat.backend import keras
-from keras_qat.graph import check_readable, clone
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import check_readable, clone
 
 __all__ = ["float32_policy", "in_float32"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.backend import keras
-from keras_qat.graph import clone
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import clone
 
 __all__ = ["with_known_input"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import backend
+from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase, assuming
 from keras_qat.schedule import scheduled_layers
 

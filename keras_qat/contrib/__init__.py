@@ -1,0 +1,1 @@
+"""What only `recipes.contrib` needs: the placement and folding of `tf.contrib.quantize`."""
