@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.integer_kernels import fixed_point
+from keras_qat.arithmetic import fixed_point
 from keras_qat.simulate import arithmetic
 
 NUMBERS = 10.0 ** np.random.default_rng(0).uniform(-6, 0, 2_000)

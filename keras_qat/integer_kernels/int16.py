@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.integer_kernels.fixed_point import (
+from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
     fixed_point,

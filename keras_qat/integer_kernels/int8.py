@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.branching import traced_once
-from keras_qat.integer_kernels.fixed_point import (
+from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
     fixed_point,
@@ -28,6 +27,7 @@ from keras_qat.integer_kernels.fixed_point import (
     shift_back,
     upper_bits,
 )
+from keras_qat.branching import traced_once
 from keras_qat.integer_kernels.grid import Grid, ratio_of, round_away, single
 from keras_qat.integer_kernels.inputs import (
     axis_of,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.integer_kernels.fixed_point import exact_multiplier
+from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.integer_kernels.grid import Grid
 from keras_qat.keras2 import backend
 from keras_qat.layers import int8

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat import fake_quant
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.branching import traced_once
-from keras_qat.integer_kernels.fixed_point import fixed_point, multiply
 from keras_qat.integer_kernels.grid import Grid, ratio_of, round_away, single
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras

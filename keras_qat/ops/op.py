@@ -1,0 +1,212 @@
+"""What an operator is: one row that says all there is to know about it.
+
+Placement, inference, simulation, the exporters, the Layers page and the contract tests read rows;
+none of them asks a layer for its options. A new operator is a new row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_qat.arithmetic.families import Family
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.keras2.graph import Call, map_values, takes_training
+
+if TYPE_CHECKING:
+    from keras_qat.tflite.emission import Emission
+
+__all__ = [
+    "OWN",
+    "Arguments",
+    "Example",
+    "FixedRange",
+    "Op",
+    "OutputRange",
+    "OwnRange",
+    "SharedRange",
+]
+
+Attributes = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRange:
+    """The output has a quantizer of its own.
+
+    Args:
+        non_negative: whether the output is never below zero.
+    """
+
+    non_negative: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedRange:
+    """The output has the quantization parameters of the inputs, which are the same for all.
+
+    Args:
+        rounds: whether values between the quantized ones are computed, and rounded again.
+    """
+
+    rounds: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedRange:
+    """The kernels fix the output's quantization parameters.
+
+    Args:
+        minimum, maximum: real values of the lowest and the highest int8 value.
+        wide: the same for int16.
+    """
+
+    minimum: float
+    maximum: float
+    wide: tuple[float, float] = (-1.0, 32767 / 32768)
+
+    def params(self, bits: int) -> QuantParams:
+        """What the kernels give: with fewer than 8 bits that of 8, which is then converted."""
+        limits = self.wide if bits == 16 else (self.minimum, self.maximum)
+        return QuantParams.of_range(*limits, 16 if bits == 16 else 8)
+
+
+OutputRange = OwnRange | SharedRange | FixedRange
+
+OWN = OwnRange()
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What an integer computation is given.
+
+    Args:
+        family: whose rounding.
+        attributes: the operator's, of this call.
+        q: for each input the quantized values less the zero point: whole numbers in float32, in
+            float64 where they have 16 bits. Constants of an operation are inputs like tensors.
+        params: the quantization parameters of each input, as float64 scalar tensors.
+        output: those that the result shall have.
+        call: the call, for operators that compute as its own layer does, only on other numbers.
+        weights: of a weighted operator, see `keras_qat.resolved.weights.Weights`; else None.
+    """
+
+    family: Family
+    attributes: Attributes
+    q: list[Any]
+    params: list[QuantParams]
+    output: QuantParams
+    call: Call
+    weights: Any = None
+
+    @property
+    def wide(self) -> bool:
+        """Whether the inputs have 16 bits."""
+        return self.params[0].bits == 16
+
+    def on(self, numbers: list[Any]) -> Any:
+        """What the call's own layer computes on other numbers, one for each tensor it reads."""
+        given = iter(numbers)
+        args, kwargs = map_values(lambda value: next(given), (self.call.args, self.call.kwargs))
+        if takes_training(self.call.layer):
+            kwargs = {**kwargs, "training": False}
+        return self.call.layer.call(*args, **kwargs)
+
+
+Compute = Callable[[Arguments], Any]
+"""From arguments to the output's quantized values less its zero point (a structure of them, where
+there are several outputs). They may lie outside of the range: the caller clips."""
+
+Emit = Callable[["Emission"], None]
+"""Writes the operator into a TFLite file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One call to test an operator with.
+
+    Args:
+        build: from a Keras tensor for each input to the result.
+        shapes: of the inputs, without the batch.
+    """
+
+    build: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...] = ((4, 5, 6),)
+
+
+def _no_attributes(call: Call) -> Attributes:
+    return {}
+
+
+def _accepts_all(call: Call, attributes: Attributes) -> str | None:
+    return None
+
+
+def _no_examples(numbers: np.random.Generator) -> Example:
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Op:
+    """An operator: a row.
+
+    Args:
+        name: the row's name, in plans and for `register_op`.
+        doc: what the Layers page says of it.
+        layers: Keras layer classes that are this operator. Where several rows list a class, the
+            first one that accepts a call has it.
+        paths: likewise, of layers that Keras does not export, by `graph.class_path`.
+        symbols: TensorFlow's names of operations on symbolic tensors.
+        functions: activation functions.
+        attributes: reads the options of a call, once; everything else uses what it returns.
+        defaults: attributes that `register_op` need not be given.
+        accepts: why a call has no integer kernel (a few words that `plan` prints), or None.
+        bits: of activations that there are kernels for; 8 stands for 2 to 8.
+        output: how the output is quantized.
+        weights: attribute of the layer that holds a weight -> axes of its output channels, counted
+            from the end, `()` for one scale for all.
+        folds_batch_norm: whether a BatchNormalization behind it is folded into its weights.
+        takes_clip: whether kernels compute a ReLU behind it.
+        clips: whether it is such a ReLU.
+        elementwise: whether it treats all axes alike, wherever the channels are.
+        takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
+        compute: the integer implementation, for every family and all `bits`.
+        emit: writes it into a TFLite file.
+        example: makes a random example, for the generated tests.
+    """
+
+    name: str
+    compute: Compute
+    emit: Emit
+    doc: str = ""
+    layers: tuple[type, ...] = ()
+    paths: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    functions: tuple[Any, ...] = ()
+    attributes: Callable[[Call], Attributes] = _no_attributes
+    defaults: Attributes = dataclasses.field(default_factory=dict)
+    accepts: Callable[[Call, Attributes], str | None] = _accepts_all
+    bits: tuple[int, ...] = (8, 16)
+    output: OutputRange = OWN
+    weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    folds_batch_norm: bool = False
+    takes_clip: bool = False
+    clips: bool = False
+    elementwise: bool = False
+    takes_constants: bool = False
+    example: Callable[[np.random.Generator], Example] = _no_examples
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it has weights that are quantized."""
+        return bool(self.weights)
+
+    def has_kernel_for(self, bits: int) -> bool:
+        """Whether there are kernels for activations of so many bits."""
+        return (16 if bits == 16 else 8) in self.bits
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name}>"

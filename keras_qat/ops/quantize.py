@@ -1,0 +1,55 @@
+"""Between real numbers and quantized values, and between quantization parameters: QUANTIZE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import Family
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.ops.op import Arguments, Op
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["QUANTIZE", "REQUANTIZE", "requantized"]
+
+
+def _quantize(a: Arguments) -> Any:
+    """Real numbers: XNNPACK multiplies by the inverse of the scale and rounds half to even.
+
+    TFLite's own kernel, which int16 always has, divides and rounds half away from zero.
+    """
+    (x,), scale = a.q, a.output.scale
+    x = tf.cast(x, tf.float64)
+    if a.family == "xnnpack" and a.output.bits != 16:
+        return tf.cast(tf.round(single(x * single(1.0 / scale))), tf.float32)
+    scaled = round_half_away(single(x / scale))
+    return scaled if a.output.bits == 16 else tf.cast(scaled, tf.float32)
+
+
+def _requantize(a: Arguments) -> Any:
+    return requantized(a.family, a.q[0], a.params[0], a.output)
+
+
+def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams) -> Any:
+    """The same real values with other parameters; `q` and the result less their zero points.
+
+    XNNPACK multiplies by a whole number of 256ths and rounds half up, where the ratio of the scales
+    is from 2^-8 to 2^7; TFLite's kernel by a 31-bit number, twice rounded.
+    """
+    before, after = (each.as_tensors().scale for each in (params, output))
+    exact = tf.cast(multiply(tf.cast(q, tf.int64), fixed_point(before / after)), q.dtype)
+    if family == "reference" or output.bits == 16:
+        return exact
+    ratio = single(before / after)
+    coarse = tf.floor((q * tf.cast(tf.round(256.0 * ratio), q.dtype) + 128.0) / 256.0)
+    return tf.where((ratio >= 2.0**-8) & (ratio <= 2.0**7), coarse, exact)
+
+
+def _emit(e: Emission) -> None:
+    e.add("QUANTIZE", options="QuantizeOptions", version=1 if e.inputs_are_float else 2)
+
+
+QUANTIZE = Op("quantize", _quantize, _emit, doc="real numbers to quantized values")
+REQUANTIZE = Op("requantize", _requantize, _emit, doc="other quantization parameters")

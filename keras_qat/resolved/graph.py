@@ -1,0 +1,130 @@
+"""The resolved graph: what a quantization-aware model computes in integers, said once.
+
+`resolve.resolve` makes it of a model. Export, simulation, verification and the model's own
+inference read it; none derives any of it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.keras2.graph import Call, Value
+from keras_qat.ops.op import Attributes, Op
+from keras_qat.resolved.weights import Weights
+
+__all__ = ["Constant", "Node", "Operand", "ResolvedGraph", "Tensor"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor that exists at run time.
+
+    Args:
+        name: unique: that of the layer's scope in files.
+        shape: None for sizes that are known at run time only.
+        dtype: in the model, e.g. "float32".
+        params: what its quantized values stand for; None for one that is not quantized.
+        label: its name in the float model, for reports.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    params: QuantParams | None
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """An array among the inputs of an operation, quantized.
+
+    Args:
+        q: quantized values, int8 or int16.
+        params: what they stand for.
+    """
+
+    q: np.ndarray
+    params: QuantParams
+
+
+Operand = Tensor | Constant
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """One operator at work.
+
+    Args:
+        name: the layer's path, with a mark from its second call on.
+        op: the operator, or None: computed in float, between DEQUANTIZE and QUANTIZE.
+        attributes: its options.
+        call: the call that it computes: of the layer itself, not of a wrapper around it.
+        inputs: what it reads, in the order of the call's arguments.
+        outputs: what it gives.
+        weights: of a weighted operator: its weights as kernels hold them.
+        maximum: where a ReLU that is merged into it ends, infinity for nowhere; None without one.
+        reason: of a node in float: why.
+        layer: the quantization-aware model's layer: that of the call, or the wrapper around it.
+    """
+
+    name: str
+    op: Op | None
+    attributes: Attributes
+    call: Call
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Tensor, ...]
+    weights: Weights | None = None
+    maximum: float | None = None
+    reason: str = ""
+    layer: Any = None
+
+    @property
+    def output(self) -> Tensor:
+        """The only output, or the first one."""
+        return self.outputs[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ResolvedGraph:
+    """A quantization-aware model as nodes in the order in which they compute.
+
+    Args:
+        name: the model's.
+        inputs, outputs: by name, in the model's order.
+        nodes: the nodes.
+        tensors: value of the quantization-aware model's graph -> the tensor that holds it.
+    """
+
+    name: str
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    nodes: tuple[Node, ...]
+    tensors: dict[Value, Tensor]
+
+    def __str__(self) -> str:
+        """A line for each node: operator, quantization parameters in and out, weights, clip."""
+        lines = [f"inputs: {', '.join(map(_described, self.inputs.values()))}"]
+        for node in self.nodes:
+            name = node.op.name if node.op else f"float ({node.reason})"
+            parts = [f"{node.name}: {name}"]
+            if node.attributes:
+                parts.append(" ".join(f"{key}={each}" for key, each in node.attributes.items()))
+            parts.append("reads " + ", ".join(map(_described, node.inputs)))
+            if node.weights is not None:
+                parts.append(str(node.weights))
+            if node.maximum is not None:
+                parts.append(f"merged ReLU up to {node.maximum:g}")
+            parts.append("gives " + ", ".join(map(_described, node.outputs)))
+            lines.append("; ".join(parts))
+        return "\n".join([*lines, f"outputs: {', '.join(map(_described, self.outputs.values()))}"])
+
+
+def _described(operand: Operand) -> str:
+    if isinstance(operand, Constant):
+        return f"constant {operand.q.shape} ({operand.params})"
+    kind = operand.dtype if operand.params is None else str(operand.params)
+    return f"{operand.name} {list(operand.shape)} ({kind})"

@@ -1,0 +1,114 @@
+"""Computing a resolved graph in integers, in the rounding of a family of kernels.
+
+Quantized tensors are held as their quantized values less the zero point: whole numbers in float32,
+or in float64 where they have 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import Family
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away
+from keras_qat.ops.op import Arguments, FixedRange
+from keras_qat.ops.quantize import requantized
+from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
+
+__all__ = ["compute_node", "dequantized", "quantized_input", "run"]
+
+ComputeInFloat = Callable[[Node, list[Any]], Any]
+
+
+def held_in(params: QuantParams) -> tf.DType:
+    """What holds quantized values less the zero point."""
+    return tf.float64 if params.bits == 16 else tf.float32
+
+
+def quantized_input(x: Any, params: QuantParams) -> Any:
+    """Real inputs of a model as a caller of its file quantizes them: half up."""
+    dtype = held_in(params)
+    scaled = tf.cast(x, dtype) / tf.cast(params.as_tensors().scale, dtype)
+    return clipped(tf.floor(scaled + 0.5), params)
+
+
+def dequantized(q: Any, params: QuantParams) -> Any:
+    """Real values, in float32."""
+    return tf.cast(q * tf.cast(params.as_tensors().scale, q.dtype), tf.float32)
+
+
+def clipped(q: Any, params: QuantParams, maximum: float | None = None) -> Any:
+    """Values inside the range; with a `maximum` those of a ReLU that ends there."""
+    tensors = params.as_tensors()
+    low, high = (each - tensors.zero_point for each in (params.lowest, params.highest))
+    if maximum is not None:
+        low = tf.maximum(low, 0.0)
+        if maximum == 6:
+            high = tf.minimum(high, round_half_away(maximum / tensors.scale))
+    low, high = (tf.cast(each, q.dtype) for each in (low, high))
+    return tf.raw_ops.ClipByValue(t=q, clip_value_min=low, clip_value_max=high)
+
+
+def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
+    """The outputs of a node with an operator, from its inputs."""
+    op, output = node.op, node.output.params
+    assert op is not None
+    given = [_operand(each, number) for each, number in zip(node.inputs, numbers, strict=True)]
+    params = [each.params.as_tensors() if each.params else each.params for each in node.inputs]
+    native = output
+    if isinstance(op.output, FixedRange) and output is not None:
+        native = op.output.params(output.bits)
+    arguments = Arguments(
+        family=family,
+        attributes=node.attributes,
+        q=given,
+        params=params,  # type: ignore[arg-type]
+        output=native.as_tensors() if native else native,  # type: ignore[arg-type]
+        call=node.call,
+        weights=node.weights,
+    )
+    results = tf.nest.flatten(op.compute(arguments))
+    if output is None or native is None:
+        return results
+    results = [clipped(each, native, node.maximum) for each in results]
+    if native != output:
+        results = [clipped(requantized(family, each, native, output), output) for each in results]
+    return results
+
+
+def _operand(operand: Operand, number: Any) -> Any:
+    if not isinstance(operand, Constant):
+        return number
+    dtype = held_in(operand.params).as_numpy_dtype
+    return tf.constant(operand.q.astype(dtype) - dtype(operand.params.zero_point))
+
+
+def run(
+    graph: ResolvedGraph, inputs: list[Any], family: Family, in_float: ComputeInFloat
+) -> dict[Tensor, Any]:
+    """Computes all tensors of a graph.
+
+    Args:
+        graph: the graph.
+        inputs: what each input is given: real numbers, or what is said above of quantized ones.
+        family: whose rounding.
+        in_float: computes the nodes that have no operator, from real numbers.
+
+    Returns:
+        Each tensor's values: real numbers where it is not quantized.
+    """
+    tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
+    for node in graph.nodes:
+        numbers = [None if isinstance(each, Constant) else tensors[each] for each in node.inputs]
+        if node.op is None:
+            real = [
+                number if each.params is None else dequantized(number, each.params)
+                for each, number in zip(node.inputs, numbers, strict=True)
+            ]
+            results = tf.nest.flatten(in_float(node, real))
+        else:
+            results = compute_node(node, numbers, family)
+        tensors.update(zip(node.outputs, results, strict=True))
+    return tensors

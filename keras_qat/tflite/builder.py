@@ -1,0 +1,238 @@
+"""A TFLite file in the making: tensors, constants and operators are added one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.arithmetic.qparams import QuantParams
+
+__all__ = ["TYPES", "Builder", "new"]
+
+SIGNATURE = b"serving_default"
+
+TYPES: dict[str, int] = {
+    name: getattr(schema.TensorType, name.upper())
+    for name in (
+        *("int8", "int16", "int32", "int64", "uint8", "uint32"),
+        *("float16", "float32", "float64", "bool"),
+    )
+} | {"int4": schema.TensorType.INT4}
+"""Name of a type, as numpy has it -> its number in a file."""
+
+
+def new(kind: str, **fields: Any) -> Any:
+    """An object of the schema, e.g. a `TensorT`; older TensorFlows set no fields at once."""
+    made = getattr(schema, kind)()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+class _Buffer(schema.BufferT):
+    """A buffer whose data begins at a multiple of 16 bytes, as the schema asks."""
+
+    def Pack(self, builder: Any) -> Any:
+        if self.data is None:
+            return super().Pack(builder)
+        builder.StartVector(1, self.data.size, 16)
+        # What `CreateNumpyVector` does, but for the alignment.
+        builder.head -= self.data.size
+        start = builder.Head()
+        builder.Bytes[start : start + self.data.size] = self.data.tobytes()
+        data = builder.EndVector()
+        schema.BufferStart(builder)
+        schema.BufferAddData(builder, data)
+        return schema.BufferEnd(builder)
+
+
+class Builder:
+    """Collects the parts of a file with one main graph.
+
+    Tensors are numbered as they are added. An open batch is a size of None: files hold 1 there,
+    and -1 in the shape's signature.
+    """
+
+    def __init__(self) -> None:
+        self.model = new("ModelT", version=3, description=b"keras_qat")
+        self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
+        self.model.operatorCodes, self.model.metadata = [], []
+        self.graph = new("SubGraphT", tensors=[], operators=[], name=b"main")
+        self.model.subgraphs = [self.graph]
+        self._opcodes: dict[tuple[int, str, int], int] = {}
+        self._constants: dict[tuple[Any, ...], int] = {}
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int | None, ...],
+        dtype: str,
+        params: QuantParams | None = None,
+        *,
+        scales: np.ndarray | None = None,
+        axis: int = 0,
+        buffer: int = 0,
+    ) -> int:
+        """Adds a tensor, with quantization parameters or with one scale for each channel.
+
+        Args:
+            name: as files show it.
+            shape: None for open sizes.
+            dtype: a key of `TYPES`.
+            params: of a tensor with one scale.
+            scales: one for each entry of `axis`; zero points are 0.
+            axis: that of the channels.
+            buffer: number of its data.
+
+        Returns:
+            Its index.
+        """
+        tensor = new(
+            "TensorT",
+            name=name.encode(),
+            shape=np.array([1 if size is None else size for size in shape], np.int32),
+            type=TYPES[dtype],
+            buffer=buffer,
+            hasRank=True,
+        )
+        if None in shape:
+            sizes = [-1 if size is None else size for size in shape]
+            tensor.shapeSignature = np.array(sizes, np.int32)
+        if params is not None:
+            scales, zero_points = np.array([params.scale], np.float32), [int(params.zero_point)]
+        elif scales is not None:
+            scales = np.asarray(scales, np.float32).reshape(-1)
+            zero_points = [0] * scales.size
+        if scales is not None:
+            tensor.quantization = new(
+                "QuantizationParametersT",
+                scale=scales,
+                zeroPoint=np.array(zero_points, np.int64),
+                quantizedDimension=axis if len(scales) > 1 else 0,
+            )
+        self.graph.tensors.append(tensor)
+        return len(self.graph.tensors) - 1
+
+    def constant(
+        self,
+        name: str,
+        values: np.ndarray,
+        params: QuantParams | None = None,
+        *,
+        dtype: str = "",
+        shape: tuple[int, ...] | None = None,
+        scales: np.ndarray | None = None,
+        axis: int = 0,
+    ) -> int:
+        """Adds a tensor with data; one that is there already, data and all, is used again.
+
+        Args:
+            name, params, scales, axis: as for `tensor`.
+            values: the data, already in the file's form.
+            dtype: that of `values` by default; "int4" for packed ones.
+            shape: that of `values` by default.
+        """
+        values = np.ascontiguousarray(values)
+        dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
+        data = (
+            values.view(np.uint8).reshape(-1) if values.ndim else values.reshape(1).view(np.uint8)
+        )
+        given = None if scales is None else np.asarray(scales, np.float32).tobytes()
+        key = (dtype, shape, params, given, axis, hash(data.tobytes()), data.size)
+        if key not in self._constants:
+            self._constants[key] = self.tensor(
+                name, shape, dtype, params, scales=scales, axis=axis, buffer=self.buffer(data)
+            )
+        return self._constants[key]
+
+    def buffer(self, data: np.ndarray) -> int:
+        """Adds data; returns the number of its buffer."""
+        made = _Buffer()
+        made.data = data.reshape(-1).view(np.uint8)
+        self.model.buffers.append(made)
+        return len(self.model.buffers) - 1
+
+    def operator(
+        self,
+        code: str,
+        inputs: list[int],
+        outputs: list[int],
+        options: tuple[str, dict[str, Any]] | None = None,
+        version: int = 1,
+    ) -> None:
+        """Adds an operator.
+
+        Args:
+            code: its name, as in TFLite's `BuiltinOperator`.
+            inputs, outputs: indices of tensors, -1 for an optional one that is not there.
+            options: name of the options' table, as in the schema, and its fields.
+            version: the lowest one that does what is asked for.
+        """
+        operator = new(
+            "OperatorT",
+            opcodeIndex=self.opcode(getattr(schema.BuiltinOperator, code), version),
+            inputs=np.array(inputs, np.int32),
+            outputs=np.array(outputs, np.int32),
+        )
+        if options is not None:
+            table, fields = options
+            operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
+            operator.builtinOptions = new(f"{table}T", **fields)
+        self.graph.operators.append(operator)
+
+    def opcode(self, number: int, version: int, custom: str = "") -> int:
+        """The index of an operator's code in the file, added where it is missing."""
+        key = (number, custom, version)
+        if key not in self._opcodes:
+            # Small numbers are noted in a field of their own, for old runtimes.
+            code = new(
+                "OperatorCodeT",
+                builtinCode=number,
+                deprecatedBuiltinCode=min(number, 127),
+                version=version,
+            )
+            code.customCode = custom.encode() or None
+            self.model.operatorCodes.append(code)
+            self._opcodes[key] = len(self.model.operatorCodes) - 1
+        return self._opcodes[key]
+
+    def metadata(self, name: str, data: bytes) -> None:
+        """Notes data in the file under a name. Interpreters pass over it."""
+        buffer = self.buffer(np.frombuffer(data, np.uint8))
+        self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
+
+    def finish(self, inputs: dict[str, int], outputs: dict[str, int], **metadata: Any) -> bytes:
+        """The file's contents.
+
+        Args:
+            inputs, outputs: name -> tensor, in the file's order; also those of its signature.
+            metadata: entries, noted as JSON.
+        """
+        self.graph.inputs = np.array(list(inputs.values()), np.int32)
+        self.graph.outputs = np.array(list(outputs.values()), np.int32)
+        maps = [
+            [
+                new("TensorMapT", name=name.encode(), tensorIndex=index)
+                for name, index in end.items()
+            ]
+            for end in (inputs, outputs)
+        ]
+        self.model.signatureDefs = [
+            new(
+                "SignatureDefT",
+                inputs=maps[0],
+                outputs=maps[1],
+                signatureKey=SIGNATURE,
+                subgraphIndex=0,
+            )
+        ]
+        for name, entry in metadata.items():
+            self.metadata(name, json.dumps(entry, sort_keys=True).encode())
+        size = sum(each.data.size + 64 for each in self.model.buffers if each.data is not None)
+        packer = flatbuffers.Builder(size + 2**16)
+        packer.Finish(self.model.Pack(packer), b"TFL3")
+        return bytes(packer.Output())

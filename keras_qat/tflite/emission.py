@@ -1,0 +1,131 @@
+"""What an operator is given to write itself into a TFLite file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.ops.op import Attributes
+from keras_qat.resolved.graph import Node
+from keras_qat.tflite.builder import TYPES, Builder
+
+__all__ = ["Emission"]
+
+_Activation = schema.ActivationFunctionType
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """One operator on its way into a file.
+
+    Args:
+        builder: the file.
+        node: the operator at work.
+        inputs: index of each input's tensor; constants of the call are tensors already.
+        outputs: indices of the tensors to write to. They have the quantization parameters that the
+            operator's kernels give.
+    """
+
+    builder: Builder
+    node: Node
+    inputs: list[int]
+    outputs: list[int]
+
+    @property
+    def attributes(self) -> Attributes:
+        """The operator's, of this call."""
+        return self.node.attributes
+
+    @property
+    def wide(self) -> bool:
+        """Whether activations have 16 bits."""
+        return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
+
+    @property
+    def inputs_are_float(self) -> bool:
+        """Whether it reads real numbers."""
+        return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.FLOAT32
+
+    @property
+    def activation(self) -> int:
+        """The merged ReLU, for the options of operators that take one.
+
+        One that ends elsewhere than at 6 is an ordinary ReLU: the output's range ends there too.
+        """
+        if self.node.maximum is None:
+            return _Activation.NONE
+        return _Activation.RELU6 if self.node.maximum == 6 else _Activation.RELU
+
+    def add(
+        self,
+        code: str,
+        inputs: list[int] | None = None,
+        outputs: list[int] | None = None,
+        options: str = "",
+        version: int = 1,
+        **fields: Any,
+    ) -> None:
+        """Adds an operator: by default one that reads all inputs and writes all outputs.
+
+        Args:
+            code: its name in TFLite, e.g. "ADD".
+            inputs, outputs: indices of tensors.
+            options: name of the table of its options, e.g. "AddOptions".
+            version: the lowest one that does what is asked for.
+            fields: the options.
+        """
+        self.builder.operator(
+            code,
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            (options, fields) if options else None,
+            version,
+        )
+
+    def constant(
+        self, name: str, values: Any, params: QuantParams | None = None, **how: Any
+    ) -> int:
+        """Adds a constant named after the node; `how` as for `Builder.constant`."""
+        return self.builder.constant(f"{self.node.name}/{name}", np.asarray(values), params, **how)
+
+    def temporary(
+        self, name: str, shape: tuple[int | None, ...], like: int, params: QuantParams | None = None
+    ) -> int:
+        """Adds a tensor between two operators of the node.
+
+        Args:
+            name: what it is called, behind the node's name.
+            shape: None for open sizes.
+            like: index of a tensor whose type it has, and whose quantization without `params`.
+            params: what its quantized values stand for.
+        """
+        other = self.builder.graph.tensors[like]
+        dtype = {number: name for name, number in TYPES.items()}[other.type]
+        index = self.builder.tensor(f"{self.node.name}/{name}", shape, dtype, params)
+        if params is None:
+            self.builder.graph.tensors[index].quantization = other.quantization
+        return index
+
+    def shape(self, index: int) -> tuple[int | None, ...]:
+        """The shape of a tensor, None for open sizes."""
+        tensor = self.builder.graph.tensors[index]
+        sizes = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
+        return tuple(None if size < 0 else int(size) for size in sizes)
+
+    def reshape(self, source: int, target: int) -> None:
+        """Adds a RESHAPE of one tensor to the shape of another. At most one size may be open."""
+        sizes = [-1 if size is None else size for size in self.shape(target)]
+        if sizes.count(-1) > 1:
+            raise NotImplementedError(f"{self.node.name}: more than one open size in {sizes}")
+        new_shape = np.array(sizes, np.int32)
+        self.add(
+            "RESHAPE",
+            [source, self.constant("shape", new_shape)],
+            [target],
+            "ReshapeOptions",
+            newShape=new_shape,
+        )

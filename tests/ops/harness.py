@@ -1,0 +1,197 @@
+"""One operator by itself: its integer implementation against the interpreter's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import Family
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value
+from keras_qat.operations import number
+from keras_qat.ops.op import FixedRange, Op, SharedRange
+from keras_qat.ops.registry import match
+from keras_qat.resolved.constants import constant_of
+from keras_qat.resolved.graph import Node, Tensor
+from keras_qat.resolved.run import compute_node
+from keras_qat.resolved.weights import Weights
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.write import tensor_index, write_node
+
+BATCH = 3
+
+
+def random_params(numbers: np.random.Generator, bits: int) -> QuantParams:
+    """A range that holds zero: one-sided or not, from small to large."""
+    size = 10.0 ** numbers.uniform(-2, 1.5)
+    if bits == 16:
+        return QuantParams.of_range(-size * 32768 / 32767, size, 16)
+    low = -size * numbers.choice([0.0, 1.0, numbers.uniform(0, 1)])
+    high = size * numbers.choice([1.0, numbers.uniform(0.05, 1)])
+    return QuantParams.of_range(low, high, bits)
+
+
+def random_weights(call: Call, op: Op, params: QuantParams, numbers: Any) -> Weights:
+    """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
+    ((name, axes),) = op.weights.items()
+    shape = tuple(getattr(call.layer, name).shape)
+    channels = [shape[axis] if axis in axes else 1 for axis in range(-len(shape), 0)]
+    scale = np.float32(10.0 ** numbers.uniform(-3, -1, channels)).astype(np.float64)
+    q = numbers.integers(-127, 128, shape).astype(np.float64)
+    bias = None
+    if getattr(call.layer, "use_bias", False):
+        size = tuple(call.layer.bias.shape)
+        bias = np.round(numbers.normal(size=size) * 2000).astype(np.float64)
+    return Weights(name, q, scale, bias)
+
+
+def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple[Node, Any]:
+    """A node of a random example of an operator, and the random numbers to go on with."""
+    numbers = np.random.default_rng(seed)
+    keras.utils.set_random_seed(seed)
+    example = op.example(numbers)
+    inputs = [keras.Input(shape) for shape in example.shapes]
+    model = keras.Model(inputs, example.build(*inputs))
+    graph = graph_lib.read(model)
+    (call,) = [each for each in graph.calls if match(each).op is op]
+    return make_node(call, bits, numbers, maximum), numbers
+
+
+def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None) -> Node:
+    """A call as a node with random quantization parameters."""
+    op, attributes, reason = match(call)
+    assert op is not None, reason
+    shared = random_params(numbers, bits)
+    is_shared = isinstance(op.output, SharedRange)
+    made: dict[Value, Tensor] = {}
+
+    def tensor(value: Value) -> Tensor:
+        if value not in made:
+            params = None
+            if value.is_float:
+                params = shared if is_shared else random_params(numbers, bits)
+            made[value] = Tensor(value.name, value.shape, value.dtype, params)
+        return made[value]
+
+    operands: list[Any] = []
+    for leaf in tf.nest.flatten((call.args, call.kwargs)):
+        if isinstance(leaf, Value):
+            operands.append(tensor(leaf))
+        elif op.takes_constants and (isinstance(leaf, np.ndarray) or number(leaf) is not None):
+            operands.append(constant_of(np.asarray(leaf), bits, shared if is_shared else None))
+    weights = None
+    if op.is_weighted:
+        weights = random_weights(call, op, operands[0].params, numbers)
+    outputs = []
+    for value in graph_lib.values_in(call.outputs):
+        params = None
+        if not value.is_float:
+            pass
+        elif is_shared:
+            params = shared
+        elif isinstance(op.output, FixedRange):
+            low, high = op.output.wide if bits == 16 else (op.output.minimum, op.output.maximum)
+            params = QuantParams.of_range(low, high, bits)
+        else:
+            params = output_params(call, op, operands, weights, bits, numbers)
+        outputs.append(Tensor(f"{value.name}_output", value.shape, value.dtype, params))
+    return Node(call.name, op, attributes, call, tuple(operands), tuple(outputs), weights, maximum)
+
+
+def output_params(
+    call: Call, op: Op, operands: list[Any], weights: Any, bits: int, numbers: Any
+) -> QuantParams:
+    """A range like that of the real results, somewhat too small or too large."""
+    real = []
+    for each in operands:
+        if isinstance(each, Tensor):
+            sizes = [BATCH if size is None else size for size in each.shape]
+            q = numbers.integers(each.params.lowest, each.params.highest + 1, sizes)
+            real.append(tf.constant(each.params.dequantize(q)))
+    given = iter(real)
+    args, kwargs = graph_lib.map_values(lambda value: next(given), (call.args, call.kwargs))
+    layer = call.layer
+    if weights is not None:
+        before = layer.get_weights()
+        kernel = (weights.q * weights.scale).astype(np.float32)
+        layer.set_weights([kernel, *before[1:]])
+    result = np.asarray(layer(*args, **kwargs)) * numbers.choice([0.7, 1.0, 1.3])
+    low, high = min(float(result.min()), 0.0), max(float(result.max()), 0.0)
+    if op.output.non_negative:  # type: ignore[union-attr]
+        low = 0.0
+    if bits == 16:
+        high = max(-low, high) or 1.0
+        return QuantParams.of_range(-high * 32768 / 32767, high, 16)
+    return QuantParams.of_range(low, high if high > low else low + 1.0, bits)
+
+
+def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
+    """Quantized values for each input, all of them if there is room."""
+    found = {}
+    for each in node.inputs:
+        if isinstance(each, Tensor) and each.name not in found:
+            sizes = [BATCH if size is None else size for size in each.shape]
+            low, high = each.params.lowest, each.params.highest
+            q = numbers.integers(low, high + 1, sizes).astype(each.params.dtype)
+            if high - low < 256:
+                every = np.arange(low, high + 1)[: q.size]
+                q.reshape(-1)[: every.size] = numbers.permutation(every)
+            found[each.name] = q
+    return found
+
+
+def file_of(node: Node) -> bytes:
+    """A file with this node alone."""
+    builder, indices = Builder(), {}
+    tensors = {each.name: each for each in node.inputs if isinstance(each, Tensor)}
+    ends = {name: tensor_index(builder, indices, each) for name, each in tensors.items()}
+    write_node(builder, node, indices)
+    outputs = {f"output_{place}": indices[each] for place, each in enumerate(node.outputs)}
+    return builder.finish(ends, outputs)
+
+
+def in_the_interpreter(
+    contents: bytes, inputs: dict[str, np.ndarray], family: Family
+) -> list[np.ndarray]:
+    """The outputs of a file of one node, in order."""
+    found = TFLiteModel(contents, family).run_once(inputs)
+    return [found[name] for name in sorted(found, key=lambda name: int(name.split("_")[1]))]
+
+
+def in_integers(node: Node, inputs: dict[str, np.ndarray], family: Family) -> list[np.ndarray]:
+    """What the operator's own implementation computes, as quantized values."""
+
+    def centred(tensor: Tensor) -> Any:
+        q = inputs[tensor.name].astype(np.float64) - tensor.params.zero_point
+        return tf.constant(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
+
+    given = [centred(each) if isinstance(each, Tensor) else None for each in node.inputs]
+    results = compute_node(node, given, family)
+    return [
+        np.asarray(each)
+        if tensor.params is None
+        else (np.asarray(each) + tensor.params.zero_point).astype(tensor.params.dtype)
+        for each, tensor in zip(results, node.outputs, strict=True)
+    ]
+
+
+def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = None) -> None:
+    """Asserts that file and implementation give the same values, all of them."""
+    node, numbers = node_of(op, bits, seed, maximum)
+    inputs = random_inputs(node, numbers)
+    expected = in_the_interpreter(file_of(node), inputs, family)
+    found = in_integers(node, inputs, family)
+    for there, here in zip(expected, found, strict=True):
+        assert there.shape == here.shape, (there.shape, here.shape, node.attributes)
+        differing = np.count_nonzero(there != here)
+        largest = np.abs(there.astype(np.int64) - here.astype(np.int64)).max(initial=0)
+        assert not differing, (
+            f"{op.name}, {bits} bits, {family}, seed {seed}: {differing} of {here.size} values "
+            f"differ, by up to {largest}; {dict(node.attributes)}, in "
+            f"{[str(each.params) for each in node.inputs]}, out {node.output.params}"
+        )

@@ -1,0 +1,31 @@
+"""Every operator x bits x family of kernels, on random examples that its row makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.ops.registry import ROWS
+from tests.ops.harness import assert_exact
+
+BITS = (8, 16, 5)
+CASES = [
+    pytest.param(op, bits, family, id=f"{op.name}-{bits}-{family}")
+    for op in ROWS
+    for bits in BITS
+    for family in FAMILIES
+    if op.has_kernel_for(bits)
+]
+
+
+@pytest.mark.parametrize(("op", "bits", "family"), CASES)
+def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
+    for seed in range(8):
+        assert_exact(op, bits, family, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "bits", "family"), CASES)
+def test_many_more(op, bits, family):
+    for seed in range(8, 200):
+        assert_exact(op, bits, family, seed)
