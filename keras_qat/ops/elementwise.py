@@ -64,7 +64,6 @@ def _emit_add(e: Emission) -> None:
     e.add(
         code,
         options=f"{code.title()}Options",
-        version=2,
         fusedActivationFunction=e.activation,
         potScaleInt16=False,
     )

@@ -172,6 +172,7 @@ class Op:
         takes_clip: whether kernels compute a ReLU behind it.
         clips: whether it is such a ReLU.
         elementwise: whether it treats all axes alike, wherever the channels are.
+        alias: whether the output is the input itself at run time, so that nothing is computed.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
@@ -197,6 +198,7 @@ class Op:
     clips: bool = False
     elementwise: bool = False
     takes_constants: bool = False
+    alias: bool = False
     example: Callable[[np.random.Generator], Example] = _no_examples
 
     @property
