@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+
 import numpy as np
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
-from keras_qat.resolved.names import SCOPE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.islands import write_island
+from keras_qat.tflite.names import SCOPE
 
 __all__ = ["tensor_index", "write_graph", "write_node"]
 
@@ -175,9 +176,7 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if params.bits < 8 and node.op.output != SharedRange():
         steps.append(("MINIMUM", params))
     places = [
-        builder.tensor(
-            f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each
-        )
+        builder.tensor(f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each)
         for _, each in steps
     ]
     chain = [*places, target]
@@ -189,4 +188,3 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
             rest.add(code, [source, highest], options="MaximumMinimumOptions")
         else:
             rest.add(code, options="QuantizeOptions")
-
