@@ -81,8 +81,8 @@ def _quantized(weights: Any, quantizer: Any) -> Any:
     if quantizer.observer is None:
         limits = fake_quant.channel_limits(weights, quantizer.channel_axes)
         return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
-    limits = quantizer.observer.range(weights)
-    return fake_quant.fake_quantize(weights, *limits, spec.bits, spec.narrow_range)
+    minimum, maximum = quantizer.observer.range(weights)
+    return fake_quant.fake_quantize(weights, minimum, maximum, spec.bits, spec.narrow_range)
 
 
 def _inner_weights(wrapper: Any) -> dict[str, Any]:

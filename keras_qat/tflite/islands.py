@@ -53,6 +53,7 @@ def write_island(
         model = edit.unpack(_converted(graph, nodes, entering, ends))
     except ConverterError as error:
         raise ValueError(_explained(error, graph)) from error
+    _rename(model, nodes[0])
     pack_weights(model, [scale for node in nodes for scale in weight_scales(node)])
     main = model.subgraphs[0]
     starts, results = (list(map(int, each)) for each in (main.inputs, main.outputs))
@@ -69,11 +70,21 @@ def write_island(
         indices[tensor] = places[result]
     main.inputs = np.array([each for each in starts if each in places], np.int32)
     main.outputs = np.array([each for each in dict.fromkeys(results) if each not in starts])
-    for number, subgraph in enumerate(model.subgraphs[1:]):
-        subgraph.name = f"{SCOPE}/{nodes[0].name}/{number}".encode()  # The converter's count up.
     model.signatureDefs = None
     inputs, outputs = ([places[int(i)] for i in each] for each in (main.inputs, main.outputs))
     splice(builder, edit.pack(model), inputs, outputs)
+
+
+def _rename(model: Any, node: Node) -> None:
+    """Takes out of names what counts up in a process: the same model gives the same file."""
+    for number, graph in enumerate(model.subgraphs):
+        name = f"{SCOPE}/{node.name}/{number}"
+        graph.name = name.encode()
+        for place, index in enumerate(graph.inputs if number else ()):
+            graph.tensors[index].name = f"{name}/input_{place}".encode()
+        for tensor in graph.tensors:
+            if model.buffers[tensor.buffer].data is not None:  # A captured variable or tensor.
+                tensor.name = re.sub(rb"/\d+(?=;|$)", b"", tensor.name)
 
 
 def real_index(
@@ -99,11 +110,15 @@ def _entering(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
 
 def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:
     """What a node reads, or in float needs for the masks of what it reads."""
-    found = [each for each in node.inputs if isinstance(each, Tensor)]
+    found = _tensors(node)
     if node.op is None:
         needed = map(graph.tensors.get, read_for_masks(node.call))
         found += [each for each in needed if each is not None]
     return list(dict.fromkeys(found))
+
+
+def _tensors(node: Node) -> list[Tensor]:
+    return [each for each in node.inputs if isinstance(each, Tensor)]
 
 
 class _Converter(tf.lite.TFLiteConverter):
@@ -152,7 +167,7 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
         with tf.name_scope(f"{SCOPE}/{node.name}/"):
             given = [
                 masks.attached(value, _of_type(numbers[tensor], value.dtype))
-                for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
+                for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
             ]
             results = tf.nest.flatten(compute_in_float(node, given, for_file=True))
         numbers.update(zip(node.outputs, results, strict=True))

@@ -173,9 +173,7 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if params.bits < 8 and node.op.output != SharedRange():
         steps.append(("MINIMUM", params))
     places = [
-        builder.tensor(
-            f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each
-        )
+        builder.tensor(f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each)
         for _, each in steps
     ]
     chain = [*places, target]
@@ -187,4 +185,3 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
             rest.add(code, [source, highest], options="MaximumMinimumOptions")
         else:
             rest.add(code, options="QuantizeOptions")
-
