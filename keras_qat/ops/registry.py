@@ -14,6 +14,9 @@ __all__ = ["ROWS", "Match", "match", "op_of"]
 ROWS: list[Op] = [
     elementwise.ADD,
     elementwise.SUBTRACT,
+    elementwise.MULTIPLY,
+    elementwise.MAXIMUM,
+    elementwise.MINIMUM,
 ]
 """Where several rows list a layer, the first that accepts a call has it."""
 

@@ -82,7 +82,7 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
     for leaf in tf.nest.flatten((call.args, call.kwargs)):
         if isinstance(leaf, Value):
             operands.append(tensor(leaf))
-        elif op.takes_constants and (isinstance(leaf, np.ndarray) or number(leaf) is not None):
+        elif op.takes_constants and is_constant(leaf):
             operands.append(constant_of(np.asarray(leaf), bits, shared if is_shared else None))
     weights = None
     if op.is_weighted:
@@ -101,6 +101,11 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
             params = output_params(call, op, operands, weights, bits, numbers)
         outputs.append(Tensor(f"{value.name}_output", value.shape, value.dtype, params))
     return Node(call.name, op, attributes, call, tuple(operands), tuple(outputs), weights, maximum)
+
+
+def is_constant(leaf: Any) -> bool:
+    """Whether an argument is a number or an array."""
+    return isinstance(leaf, np.ndarray) or tf.is_tensor(leaf) or number(leaf) is not None
 
 
 def output_params(
