@@ -15,7 +15,6 @@ from keras_qat.arithmetic.fixed_point import (
     multiply,
     power_of_two,
     shift,
-    shift_back,
 )
 from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import traced_once
@@ -79,7 +78,9 @@ def _add_twice(a: Arguments) -> Any:
     result = total([multiply(shift(q, bits), n) for q, n in zip((x, y), numbers, strict=True)])
     is_add = a.attributes["sign"] > 0
     if a.wide and is_add and a.family == "xnnpack" and x.shape.is_compatible_with(y.shape):
-        fast = total([multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), numbers, strict=True)])
+        fast = total(
+            [multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), numbers, strict=True)]
+        )
         of_one_shape = tf.reduce_all(tf.equal(tf.shape(x), tf.shape(y)))
         count = tf.where(of_one_shape, tf.size(result) // 16 * 16, 0)
         places = tf.reshape(tf.range(tf.size(result)), tf.shape(result))

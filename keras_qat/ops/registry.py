@@ -7,7 +7,11 @@ from typing import NamedTuple
 from keras_qat.keras2.graph import Call, class_path
 from keras_qat.operations import is_operation
 from keras_qat.ops import elementwise
+from keras_qat.ops.activations import ACTIVATIONS
+from keras_qat.ops.lookup import LOOKUPS
+from keras_qat.ops.normalize import UNIT_NORM
 from keras_qat.ops.op import Attributes, Op
+from keras_qat.ops.softmax import SOFTMAX
 
 __all__ = ["ROWS", "Match", "match", "op_of"]
 
@@ -17,6 +21,10 @@ ROWS: list[Op] = [
     elementwise.MULTIPLY,
     elementwise.MAXIMUM,
     elementwise.MINIMUM,
+    *ACTIVATIONS,
+    *LOOKUPS,
+    SOFTMAX,
+    UNIT_NORM,
 ]
 """Where several rows list a layer, the first that accepts a call has it."""
 
