@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
+from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalize import UNIT_NORM
 from keras_qat.ops.op import Op
@@ -12,6 +13,9 @@ from keras_qat.ops.softmax import SOFTMAX
 __all__ = ["ROWS"]
 
 ROWS: list[Op] = [
+    CONV,
+    DEPTHWISE_CONV,
+    TRANSPOSE_CONV,
     elementwise.ADD,
     elementwise.SUBTRACT,
     elementwise.MULTIPLY,
