@@ -73,12 +73,7 @@ class Inference:
             exact = self.traced
         if applies is not True:
             exact = _if(applies, self._infer, again)
-        outputs = exact(*flat) if self._is_known() else with_gradient_of(exact, again, flat)
-        return tf.nest.pack_sequence_as(structure, outputs)
-
-    def _is_known(self) -> bool:
-        """Whether this is traced for `predict` or `evaluate`, where nobody asks for gradients."""
-        return self.layers[0].assumed is not None
+        return tf.nest.pack_sequence_as(structure, with_gradient_of(exact, again, flat))
 
     def _applies(self, training: Any) -> Any:
         """Whether all layers quantize, to ranges that they have: a bool, or a scalar tensor."""
