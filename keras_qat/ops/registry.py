@@ -6,7 +6,19 @@ from typing import NamedTuple
 
 from keras_qat.keras2.graph import Call, class_path
 from keras_qat.operations import is_operation
-from keras_qat.ops import elementwise
+from keras_qat.ops import (
+    concatenate,
+    elementwise,
+    index,
+    matmul,
+    movement,
+    padding,
+    pooling,
+    reshaping,
+    resize,
+    slicing,
+    tiling,
+)
 from keras_qat.ops.op import Attributes, Op
 
 __all__ = ["ROWS", "Match", "match", "op_of"]
@@ -14,6 +26,38 @@ __all__ = ["ROWS", "Match", "match", "op_of"]
 ROWS: list[Op] = [
     elementwise.ADD,
     elementwise.SUBTRACT,
+    movement.IDENTITY,
+    reshaping.RESHAPE,
+    reshaping.TRANSPOSE,
+    reshaping.DEPTH_TO_SPACE,
+    reshaping.SPACE_TO_DEPTH,
+    padding.PAD,
+    padding.MIRROR_PAD,
+    slicing.SLICE,
+    slicing.SPLIT,
+    slicing.UNSTACK,
+    slicing.GATHER,
+    tiling.TILE,
+    tiling.BROADCAST,
+    tiling.REPEAT,
+    tiling.REVERSE,
+    tiling.ROLL,
+    resize.RESIZE_NEAREST,
+    resize.RESIZE_BILINEAR,
+    pooling.MAX_POOLING,
+    pooling.AVERAGE_POOLING,
+    pooling.REDUCE_MAX,
+    pooling.REDUCE_MIN,
+    reshaping.MEAN_OF_ONE,
+    pooling.MEAN,
+    concatenate.CONCATENATE,
+    concatenate.STACK,
+    matmul.MATMUL,
+    matmul.CONTRACT,
+    index.SHAPE,
+    index.ARGMAX,
+    index.ARGMIN,
+    movement.MOVE,
 ]
 """Where several rows list a layer, the first that accepts a call has it."""
 

@@ -137,7 +137,7 @@ class Builder:
             dtype: that of `values` by default; "int4" for packed ones.
             shape: that of `values` by default.
         """
-        values = np.ascontiguousarray(values)
+        values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
         data = (
             values.view(np.uint8).reshape(-1) if values.ndim else values.reshape(1).view(np.uint8)
