@@ -72,7 +72,7 @@ def export_tflite(
     _warn_of_rounding(graph)
     builder = Builder(pack_int4=pack_int4)
     inputs, outputs = write_graph(graph, builder, *types)
-    if pack_int4 and not builder.packed:
+    if pack_int4 and not builder.packed_int4:
         raise ValueError(
             f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."

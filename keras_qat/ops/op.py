@@ -131,10 +131,12 @@ class Example:
     Args:
         build: from a Keras tensor for each input to the result.
         shapes: of the inputs, without the batch.
+        dtypes: of the inputs, float32 by default. Integers are small ones.
     """
 
     build: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...] = ((4, 5, 6),)
+    dtypes: tuple[str, ...] = ()
 
 
 def _no_attributes(call: Call) -> Attributes:
@@ -174,9 +176,9 @@ class Op:
         clips: whether it is such a ReLU.
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
-        symmetric_inputs: places of inputs whose zero point has to be 0.
         reads_indices: whether its input holds whole numbers, of whatever type.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
+        symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
         example: makes a random example, for the generated tests.
@@ -202,8 +204,8 @@ class Op:
     clips: bool = False
     elementwise: bool = False
     takes_constants: bool = False
+    symmetric: tuple[int, ...] = ()
     alias: bool = False
-    symmetric_inputs: tuple[int, ...] = ()
     reads_indices: bool = False
     example: Callable[[np.random.Generator], Example] = _no_examples
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from keras_qat.ops import elementwise
+from keras_qat.ops import (
+    concatenate,
+    elementwise,
+    index,
+    matmul,
+    movement,
+    padding,
+    pooling,
+    reshaping,
+    resize,
+    slicing,
+    tiling,
+)
 from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.conv import CONV, DEPTHWISE_CONV
+from keras_qat.ops.dense import DENSE
+from keras_qat.ops.transpose_conv import TRANSPOSE_CONV
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalize import UNIT_NORM
 from keras_qat.ops.op import Op
@@ -16,6 +31,8 @@ ROWS: list[Op] = [
     CONV,
     DEPTHWISE_CONV,
     TRANSPOSE_CONV,
+    DENSE,
+    AFFINE,
     elementwise.ADD,
     elementwise.SUBTRACT,
     elementwise.MULTIPLY,
@@ -25,4 +42,36 @@ ROWS: list[Op] = [
     *LOOKUPS,
     SOFTMAX,
     UNIT_NORM,
+    matmul.MATMUL,
+    matmul.CONTRACT,
+    pooling.MAX_POOLING,
+    pooling.AVERAGE_POOLING,
+    pooling.REDUCE_MAX,
+    pooling.REDUCE_MIN,
+    reshaping.MEAN_OF_ONE,
+    pooling.MEAN,
+    resize.RESIZE_NEAREST,
+    resize.RESIZE_BILINEAR,
+    concatenate.CONCATENATE,
+    concatenate.STACK,
+    reshaping.RESHAPE,
+    reshaping.TRANSPOSE,
+    reshaping.DEPTH_TO_SPACE,
+    reshaping.SPACE_TO_DEPTH,
+    padding.PAD,
+    padding.MIRROR_PAD,
+    slicing.SLICE,
+    slicing.SPLIT,
+    slicing.UNSTACK,
+    slicing.GATHER,
+    tiling.TILE,
+    tiling.BROADCAST,
+    tiling.REPEAT,
+    tiling.REVERSE,
+    tiling.ROLL,
+    index.SHAPE,
+    index.ARGMAX,
+    index.ARGMIN,
+    movement.IDENTITY,
+    movement.MOVE,
 ]

@@ -219,7 +219,7 @@ def _symmetric(graph: Graph) -> set[Value]:
     found = set()
     for call in graph.calls:
         op = op_of(call)
-        found.update(call.inputs[place] for place in (op.symmetric_inputs if op else ()))
+        found.update(call.inputs[place] for place in (op.symmetric if op else ()))
     for call in reversed(graph.calls):
         op = op_of(call)
         keeps_range = op is not None and isinstance(op.output, SharedRange)

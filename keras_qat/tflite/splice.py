@@ -10,7 +10,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.tflite.builder import TYPES, Builder, new
 
-__all__ = ["splice"]
+__all__ = ["read", "splice", "splice_model"]
 
 NAMES = {number: name for name, number in TYPES.items()}
 
@@ -39,7 +39,23 @@ def splice(
     Raises:
         ValueError: if number or types of inputs or outputs differ.
     """
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(contents, 0))
+    splice_model(builder, read(contents), inputs, outputs, params, prefix)
+
+
+def read(contents: bytes) -> Any:
+    """A file as an object of the schema, a `ModelT`."""
+    return schema.ModelT.InitFromObj(schema.Model.GetRootAs(contents, 0))
+
+
+def splice_model(
+    builder: Builder,
+    model: Any,
+    inputs: list[int],
+    outputs: list[int],
+    params: QuantParams | None = None,
+    prefix: str = "",
+) -> None:
+    """As `splice`, from a file that was read: its parts become those of the other one."""
     main = model.subgraphs[0]
     starts, ends = ([int(each) for each in given] for given in (main.inputs, main.outputs))
     _check(builder, main, [*starts, *ends], [*inputs, *outputs])
@@ -55,7 +71,7 @@ def splice(
             places[place] = source.add_tensor(tensor)
     builder.graph.operators += [source.operator(each, places) for each in main.operators]
     for end, index in copies:
-        _copy(builder, places[end], index)
+        builder.copy(places[end], index)
 
 
 def _check(builder: Builder, main: Any, theirs: list[int], ours: list[int]) -> None:
@@ -158,13 +174,3 @@ class _Source:
                 elif field == "sharedName":  # A variable, which nodes of one name share.
                     setattr(options, field, self.named(value))
         return operator
-
-
-def _copy(builder: Builder, source: int, target: int) -> None:
-    """What gives one tensor the values of another."""
-    tensor = builder.graph.tensors[target]
-    known = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
-    sizes = np.array(known, np.int32)
-    shape = builder.constant(f"{tensor.name.decode()}/shape", sizes)
-    options = ("ReshapeOptions", {"newShape": sizes})
-    builder.operator("RESHAPE", [source, shape], [target], options)

@@ -25,14 +25,21 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
 
 BATCH = 3
+SMALL = 3
+"""What integers stay below that are no quantized values."""
 
 LACKING = {("elu", "reference")}
 """What the interpreter has no reference kernel of, though its own kernel is the only one."""
 
 
-def random_params(numbers: np.random.Generator, bits: int) -> QuantParams:
+def random_params(
+    numbers: np.random.Generator, bits: int, symmetric: bool = False
+) -> QuantParams:
     """A range that holds zero: one-sided or not, from small to large."""
     size = 10.0 ** numbers.uniform(-2, 1.5)
+    if symmetric:
+        half = 2 ** (bits - 1)
+        return QuantParams.of_range(-size * half / (half - 1), size, bits)
     if bits == 16:
         return QuantParams.of_range(-size * 32768 / 32767, size, 16)
     low = -size * numbers.choice([0.0, 1.0, numbers.uniform(0, 1)])
@@ -59,7 +66,11 @@ def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple
     numbers = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
     example = op.example(numbers)
-    inputs = [keras.Input(shape) for shape in example.shapes]
+    dtypes = example.dtypes or ("float32",) * len(example.shapes)
+    inputs = [
+        keras.Input(shape, dtype=dtype)
+        for shape, dtype in zip(example.shapes, dtypes, strict=True)
+    ]
     model = keras.Model(inputs, example.build(*inputs))
     graph = graph_lib.read(model)
     (call,) = [each for each in graph.calls if match(each).op is op]
@@ -73,12 +84,14 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
     shared = random_params(numbers, bits)
     is_shared = isinstance(op.output, SharedRange)
     made: dict[Value, Tensor] = {}
+    symmetric = [call.inputs[place] for place in op.symmetric]
 
     def tensor(value: Value) -> Tensor:
         if value not in made:
             params = None
             if value.is_float:
-                params = shared if is_shared else random_params(numbers, bits)
+                is_symmetric = value in symmetric and numbers.random() < 0.7
+                params = shared if is_shared else random_params(numbers, bits, is_symmetric)
             made[value] = Tensor(value.name, value.shape, value.dtype, params)
         return made[value]
 
@@ -146,6 +159,9 @@ def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
     for each in node.inputs:
         if isinstance(each, Tensor) and each.name not in found:
             sizes = [BATCH if size is None else size for size in each.shape]
+            if each.params is None:
+                found[each.name] = numbers.integers(0, SMALL, sizes).astype(each.dtype)
+                continue
             low, high = each.params.lowest, each.params.highest
             q = numbers.integers(low, high + 1, sizes).astype(each.params.dtype)
             if high - low < 256:
@@ -178,6 +194,8 @@ def in_integers(node: Node, inputs: dict[str, np.ndarray], family: Family) -> li
 
     @functools.cache  # A tensor that is read twice is one.
     def centred(tensor: Tensor) -> Any:
+        if tensor.params is None:
+            return tf.constant(inputs[tensor.name])
         q = inputs[tensor.name].astype(np.float64) - tensor.params.zero_point
         return tf.constant(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
 
