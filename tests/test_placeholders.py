@@ -10,7 +10,7 @@ import pytest
 import keras_qat
 from keras_qat.export import placeholders
 from keras_qat.export.inference import inference_module
-from keras_qat.flatbuffer import edit
+from keras_qat.tflite import edit
 from tests.models import functional, images, layers, observe, scramble
 
 pytestmark = pytest.mark.legacy

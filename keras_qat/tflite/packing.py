@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.flatbuffer.edit import add_buffer, new
+from keras_qat.tflite.edit import add_buffer, new
 
 __all__ = ["pack_weights"]
 

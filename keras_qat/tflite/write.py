@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+
 import numpy as np
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
-from keras_qat.resolved.names import SCOPE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.islands import reads, write_island
+from keras_qat.tflite.names import SCOPE
 
 __all__ = ["tensor_index", "write_graph", "write_node"]
 

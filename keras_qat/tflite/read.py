@@ -11,8 +11,6 @@ import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.tools import flatbuffer_utils
 
-from keras_qat.flatbuffer import edit
-
 __all__ = ["FileGraph", "Operation", "Tensor"]
 
 
@@ -89,7 +87,7 @@ class FileGraph:
     def _operation(self, operator: Any) -> Operation:
         code = self._model.operatorCodes[operator.opcodeIndex]
         kernel = code.customCode
-        kernel = kernel.decode() if kernel else KERNELS[edit.code_of(self._model, operator)]
+        kernel = kernel.decode() if kernel else KERNELS[_code(code)]
         inputs = () if operator.inputs is None else operator.inputs
         return Operation(
             kernel, tuple(int(each) for each in inputs), tuple(int(i) for i in operator.outputs)
@@ -161,6 +159,11 @@ class FileGraph:
         for index, there in [*ends.items(), *((index, index) for index in outputs)]:
             graph.tensors[there].name = str(index).encode()
         return model
+
+
+def _code(entry: Any) -> int:
+    """Which operator it is; small numbers are in a field of their own for old runtimes."""
+    return max(entry.builtinCode, entry.deprecatedBuiltinCode)
 
 
 def _bytes(model: Any) -> bytes:
