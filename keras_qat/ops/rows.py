@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from keras_qat.ops import elementwise
+from keras_qat.ops.activations import ACTIVATIONS
+from keras_qat.ops.lookup import LOOKUPS
+from keras_qat.ops.normalize import UNIT_NORM
 from keras_qat.ops.op import Op
+from keras_qat.ops.softmax import SOFTMAX
 
 __all__ = ["ROWS"]
 
 ROWS: list[Op] = [
     elementwise.ADD,
     elementwise.SUBTRACT,
+    elementwise.MULTIPLY,
+    elementwise.MAXIMUM,
+    elementwise.MINIMUM,
+    *ACTIVATIONS,
+    *LOOKUPS,
+    SOFTMAX,
+    UNIT_NORM,
 ]
