@@ -11,15 +11,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
-from keras_qat.tflite import edit
 from keras_qat.keras2.graph import Value
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float, weight_scales
 from keras_qat.resolved.masks import Masks, read_for_masks
 from keras_qat.resolved.names import PREFIX
-from keras_qat.tflite.names import SCOPE
+from keras_qat.tflite import edit
 from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.names import SCOPE
 from keras_qat.tflite.packing import pack_weights
 from keras_qat.tflite.splice import splice
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.flatbuffer import edit
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras, set_mask
@@ -27,6 +26,7 @@ from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.names import as_scope, scope_of
 from keras_qat.resolved.run import quantized_input, run
 from keras_qat.specs import QuantSpec
+from keras_qat.tflite import edit
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import write_graph
 
@@ -69,7 +69,8 @@ def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
         nodes.append(Node(scope_of(call), op, attributes, call, read, made, layer=call.layer))
     outputs = [tensors[value] for value in values_in(graph.outputs)]
     names = dict(zip(graph.output_names, outputs, strict=True))
-    return ResolvedGraph(graph.name, inputs, names, tuple(nodes), tensors)
+    values = {tensor: value for value, tensor in tensors.items()}
+    return ResolvedGraph(graph.name, inputs, names, tuple(nodes), tensors, values)
 
 
 def file_of(graph: ResolvedGraph) -> bytes:
