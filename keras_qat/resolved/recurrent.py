@@ -39,7 +39,8 @@ def rnn(
 
     def step(position: Any, states: Any, before: Any) -> tuple[Any, Any]:
         """Output and states of one step; `before` is the output of the one before."""
-        x = tf.nest.map_structure(lambda each: each[position], inputs)
+        # Not a slice, of which older converters know five axes at most.
+        x = tf.nest.map_structure(lambda each: tf.gather(each, position), inputs)
         output, new_states = step_function(x, (*states, *(constants or ())))
         new_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(new_states))
         if mask is None:
