@@ -152,11 +152,19 @@ class _Resolver:
 
     # Tensors.
 
-    def _tensor(self, value: Value, params: QuantParams | None, suffix: str = "") -> Tensor:
+    def _tensor(
+        self,
+        value: Value,
+        params: QuantParams | None,
+        suffix: str = "",
+        behind: list[Call] | None = None,
+    ) -> Tensor:
+        """A tensor for a value: what the calls `behind` it, which are taken in, make of it."""
         call = value.producer
         name = as_scope(value.name) if call is None else scope_of(call, value)
         dtype = "float32" if value.is_float else value.dtype
-        tensor = Tensor(name + suffix, value.shape, dtype, params, label_of(value))
+        label = label_of(behind[-1].output if behind else value)
+        tensor = Tensor(name + suffix, value.shape, dtype, params, label)
         self.values[tensor] = value
         return tensor
 
@@ -309,7 +317,7 @@ class _Resolver:
                 for each in taken:
                     self._take(each, converted)
                 return
-        outputs = tuple(self._tensor(value, params) for value in values)
+        outputs = tuple(self._tensor(value, params, behind=taken) for value in values)
         self.tensors.update(zip(values, outputs, strict=True))
         for each in taken:
             self._take(each, outputs[0])
@@ -386,10 +394,15 @@ class _Resolver:
 
     def _in_float(self, call: Call, inner: Call, reason: str) -> None:
         operands = tuple(self.tensors[value] for value in _read(call))
-        values = values_in(call.outputs)
-        outputs = tuple(self._tensor(value, None) for value in values)
+        values, layer = values_in(call.outputs), call.layer
+        quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
+        suffix = "" if quantizer is None else "/real"
+        outputs = tuple(self._tensor(value, None, suffix) for value in values)
+        self._add(call, None, {}, call, operands, outputs, None, None, layer, reason)
+        if quantizer is not None:
+            params = self.params_of(quantizer)
+            outputs = (self._convert(outputs[0], params, QUANTIZE, call),)
         self.tensors.update(zip(values, outputs, strict=True))
-        self._add(call, None, {}, call, operands, outputs, None, None, call.layer, reason)
 
 
 def _read(call: Call) -> list[Value]:

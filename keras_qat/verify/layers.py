@@ -45,7 +45,7 @@ def compare_layers(
         ValueError: if the file does not name its layers, or has layers that the model has not.
     """
     graph, file = graph_lib.read(model), FileGraph(contents)
-    resolved = resolve(model, input_range=_input_range(graph, file))
+    resolved = resolve(model, input_range=_input_range(graph, file), graph=graph)
     found = pair(resolved, file)
     indices = [each.tensor.index for each in found.pairs]
     whole = TFLiteModel(file.with_outputs(indices), kernels)
