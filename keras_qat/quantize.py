@@ -11,7 +11,7 @@ from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
 from keras_qat.keras2.precision import float32_policy, in_float32
-from keras_qat.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.lower import lower
 from keras_qat.placement import RULES, place
 from keras_qat.plan import Plan
@@ -142,24 +142,38 @@ def quantizers(model: Any) -> list[Quantizer]:
     """
     found = []
     for layer in scheduled_layers(model):
-        if isinstance(layer, QuantizeWeights):
-            for name, weight in layer.weight_quantizers.items():
-                limits = weight.current_range(layer.weight(name))
-                label = f"{layer.name.removeprefix('quant_')}/{name}"
-                found.append(Quantizer(f"{layer.name}/{name}", (label,), weight.spec, *limits))
-            continue
-        if isinstance(layer, QuantizeWrapper):
-            for name, weight in layer.weight_quantizers.items():
-                limits = weight.current_range(getattr(layer.layer, name))
-                label = f"{layer.name.removeprefix('quant_')}/{name}"
-                found.append(Quantizer(f"{layer.name}/{name}", (label,), weight.spec, *limits))
-            quantizer, tensors = layer.output_quantizer, (layer.tensor,)
-        else:
-            quantizer, tensors = layer.quantizer, layer.tensors
-        if quantizer is not None:
-            limits = quantizer.current_range()
-            found.append(Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits))
+        found += [*_weight_quantizers(layer), *_activation_quantizers(layer)]
     return found
+
+
+def activation_quantizers(model: Any) -> list[Quantizer]:
+    """Those of `quantizers` that quantize activations: they are quick to list."""
+    return [each for layer in scheduled_layers(model) for each in _activation_quantizers(layer)]
+
+
+def _weight_quantizers(layer: Any) -> list[Quantizer]:
+    owner = layer.weight if isinstance(layer, QuantizeWeights) else None
+    if owner is None and not isinstance(layer, QuantizeWrapper):
+        return []
+    found = []
+    for name, quantizer in layer.weight_quantizers.items():
+        limits = quantizer.current_range(owner(name) if owner else getattr(layer.layer, name))
+        label = f"{layer.name.removeprefix('quant_')}/{name}"
+        found.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
+    return found
+
+
+def _activation_quantizers(layer: Any) -> list[Quantizer]:
+    if isinstance(layer, QuantizeWrapper):
+        quantizer, tensors = layer.output_quantizer, (layer.tensor,)
+    elif isinstance(layer, Quantize):
+        quantizer, tensors = layer.quantizer, layer.tensors
+    else:
+        return []
+    if quantizer is None:
+        return []
+    limits = quantizer.current_range()
+    return [Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits)]
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

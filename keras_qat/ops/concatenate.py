@@ -76,7 +76,9 @@ def _example(numbers: np.random.Generator) -> Example:
         shapes.append(tuple(shape))
     build = chosen(
         numbers,
-        lambda *x: _layers.Concatenate(axis or -1)(list(x)) if axis in (0, 3) else tf.concat(x, axis),
+        lambda *x: (
+            _layers.Concatenate(axis or -1)(list(x)) if axis in (0, 3) else tf.concat(x, axis)
+        ),
         lambda *x: tf.concat(list(x), axis),
         lambda *x: _layers.Concatenate(axis - 4)(list(x)) if axis else tf.concat(x, 0),
     )

@@ -205,7 +205,9 @@ def _reduce_example(function: Any, kind: str) -> Any:
     def example(numbers: np.random.Generator) -> Example:
         rank = int(numbers.integers(1, 5))
         shape = tuple(int(each) for each in numbers.integers(2, 7, rank))
-        axes = [int(each) for each in numbers.permutation(rank + 1)[: numbers.integers(1, rank + 2)]]
+        axes = [
+            int(each) for each in numbers.permutation(rank + 1)[: numbers.integers(1, rank + 2)]
+        ]
         keep = bool(numbers.integers(2))
         size = int(numbers.integers(1, 4))
         of_layer = (3, 4, 5)[:size]

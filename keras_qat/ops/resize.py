@@ -58,7 +58,9 @@ def _emit(code: str, options: str) -> Any:
             emit_by_converter(e)
             return
         size = e.constant("size", np.array([height, width], np.int32))
-        e.add(code, [source_of(e), size], options=options, alignCorners=False, halfPixelCenters=True)
+        e.add(
+            code, [source_of(e), size], options=options, alignCorners=False, halfPixelCenters=True
+        )
 
     return emit
 

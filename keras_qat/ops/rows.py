@@ -18,7 +18,12 @@ from keras_qat.ops import (
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.affine import AFFINE
 from keras_qat.ops.conv import CONV, DEPTHWISE_CONV
-from keras_qat.ops.dense import DENSE
+from keras_qat.ops.dense import (
+    DENSE,
+    EINSUM_DENSE,
+    EINSUM_DENSE_HEADS,
+    EINSUM_DENSE_PER_TENSOR,
+)
 from keras_qat.ops.transpose_conv import TRANSPOSE_CONV
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalize import UNIT_NORM
@@ -32,6 +37,9 @@ ROWS: list[Op] = [
     DEPTHWISE_CONV,
     TRANSPOSE_CONV,
     DENSE,
+    EINSUM_DENSE,
+    EINSUM_DENSE_HEADS,
+    EINSUM_DENSE_PER_TENSOR,
     AFFINE,
     elementwise.ADD,
     elementwise.SUBTRACT,

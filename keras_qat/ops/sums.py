@@ -103,13 +103,11 @@ def _sums_of_8_bits(
         sums = linear(tf.cast(x, dtype), tf.cast(kernel, dtype))
         return sums if bias is None else tf.nn.bias_add(sums, tf.cast(bias, dtype))
 
-    fits = _fits(weights, 2**a.params[0].bits - 1, channels)
+    fits = _fits(weights, 2 ** a.params[0].bits - 1, channels)
     if isinstance(fits, bool):
         return tf.cast(computed(tf.float32 if fits else tf.float64), dtype)
     quickly = tf.cast(computed(tf.float32), dtype)
-    return cond(
-        fits, lambda: tf.identity(quickly), lambda: tf.cast(computed(tf.float64), dtype)
-    )
+    return cond(fits, lambda: tf.identity(quickly), lambda: tf.cast(computed(tf.float64), dtype))
 
 
 def _held_in(q: Any, dtype: tf.DType) -> Any:
@@ -177,4 +175,3 @@ def weight_constants(
         e.constant("weights", data, scales=scales, axis=axis, shape=shape, **how),
         e.constant("bias", whole, scales=input_scale * scales),
     ]
-
