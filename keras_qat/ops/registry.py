@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from keras_qat.keras2.graph import Call, class_path
 from keras_qat.operations import is_operation
-from keras_qat.ops import elementwise
+from keras_qat.ops import affine, conv, dense, elementwise, embedding, transpose_conv
 from keras_qat.ops.op import Attributes, Op
 
 __all__ = ["ROWS", "Match", "match", "op_of"]
@@ -14,6 +14,15 @@ __all__ = ["ROWS", "Match", "match", "op_of"]
 ROWS: list[Op] = [
     elementwise.ADD,
     elementwise.SUBTRACT,
+    conv.CONV,
+    conv.DEPTHWISE_CONV,
+    transpose_conv.TRANSPOSE_CONV,
+    dense.DENSE,
+    dense.EINSUM_DENSE,
+    dense.EINSUM_DENSE_HEADS,
+    dense.EINSUM_DENSE_PER_TENSOR,
+    embedding.EMBEDDING,
+    affine.AFFINE,
 ]
 """Where several rows list a layer, the first that accepts a call has it."""
 

@@ -59,6 +59,10 @@ class Builder:
     """
 
     def __init__(self) -> None:
+        self.pack_int4 = False
+        """Whether weights that fit into 4 bits are held in them."""
+        self.packed_int4 = 0
+        """How many weights are."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
         self.model.operatorCodes, self.model.metadata = [], []
