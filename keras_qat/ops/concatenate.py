@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -11,7 +9,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.operations import operands
 from keras_qat.ops.movement import chosen, first, integers, moved, symbol_of
-from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
+from keras_qat.ops.op import Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["CONCATENATE", "STACK"]

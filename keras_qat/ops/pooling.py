@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.qparams import round_half_away, single
+from keras_qat.arithmetic.qparams import single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
@@ -53,7 +53,8 @@ def _pool_attributes(call: Call) -> Attributes:
 
 def _window(given: Any, axes: int) -> tuple[int, ...] | None:
     """Sizes along `axes` axes, of one for all, of one for each, or of one for batch and channels
-    too; the latter have to be 1."""
+    too; the latter have to be 1.
+    """
     sizes = integers(given)
     if sizes is None or len(sizes) == axes:
         return sizes

@@ -22,7 +22,8 @@ _layers = keras.layers
 
 def _attributes(call: Call) -> Attributes:
     """`height` and `width`, 0 if they are not known; `interpolation`; `crops`: whether what does
-    not fit the new shape is cut off before."""
+    not fit the new shape is cut off before.
+    """
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     return {

@@ -24,11 +24,12 @@ from keras_qat.ops.dense import (
     EINSUM_DENSE_HEADS,
     EINSUM_DENSE_PER_TENSOR,
 )
-from keras_qat.ops.transpose_conv import TRANSPOSE_CONV
+from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalize import UNIT_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.softmax import SOFTMAX
+from keras_qat.ops.transpose_conv import TRANSPOSE_CONV
 
 __all__ = ["ROWS"]
 
@@ -40,6 +41,7 @@ ROWS: list[Op] = [
     EINSUM_DENSE,
     EINSUM_DENSE_HEADS,
     EINSUM_DENSE_PER_TENSOR,
+    EMBEDDING,
     AFFINE,
     elementwise.ADD,
     elementwise.SUBTRACT,

@@ -29,7 +29,8 @@ Part = tuple[int | None, int | None, int]
 
 def _slice_attributes(call: Call) -> Attributes:
     """`parts`: one for each axis, `dropped`: axes of the input that the output has not, `added`:
-    axes of the output that the input has not."""
+    axes of the output that the input has not.
+    """
     x = first(call)
     rank = len(getattr(x, "shape", ()))
     if not symbol_of(call):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.inner_layers import Roll
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value
+from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.movement import (
