@@ -20,6 +20,7 @@ from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
+from keras_qat.ops.lookup import by_table, in_float32, nearest_even_with_zero_point, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
@@ -27,8 +28,8 @@ __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
 
 _layers = keras.layers
 
-LARGEST_RANK = 9
-"""Of tensors that kernels broadcast."""
+LARGEST_RANK = 6
+"""Of tensors that kernels are known to broadcast."""
 
 
 def _add(a: Arguments) -> Any:
@@ -88,8 +89,14 @@ def _add_twice(a: Arguments) -> Any:
     return tf.cast(result, a.q[0].dtype)
 
 
+_square_of_xnnpack = by_table(in_float32(lambda x: single(x * x), nearest_even_with_zero_point))
+
+
 def _multiply(a: Arguments) -> Any:
-    """a * b. XNNPACK: times a ratio in float32, where that is from 2^-16 to below 2^8."""
+    """a * b. XNNPACK: times a ratio in float32, where that is from 2^-16 to below 2^8.
+
+    It makes a square of a tensor times itself, which it looks up.
+    """
     x, y = a.q
     ratio = single(single(a.params[0].scale * a.params[1].scale) / a.output.scale)
 
@@ -98,6 +105,8 @@ def _multiply(a: Arguments) -> Any:
         return tf.cast(multiply(product, fixed_point(ratio)), x.dtype)
 
     def in_float() -> Any:
+        if x is y:
+            return _square_of_xnnpack(dataclasses.replace(a, q=[x], params=a.params[:1]))
         product = x * y
         if any(tf.get_static_value(each) is not None for each in (x, y)):
             # Else graph optimization would multiply the constant by the ratio.
@@ -121,22 +130,28 @@ def _operands(call: Call) -> list[Any]:
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     operands = _operands(call)
-    if not call.output.is_float:
-        return f"computes {call.output.dtype}"
     if len(operands) != 2:
         return "not two inputs"
     shapes = {tuple(getattr(each, "shape", ())) for each in operands}
     if len(shapes) > 1 and max(map(len, shapes)) > LARGEST_RANK:
         return f"broadcast with more than {LARGEST_RANK} axes"
-    return None
+    return of_reals(call)
+
+
+def _broadcasts_much(e: Emission) -> bool:
+    """Whether inputs of different shapes have more than 4 axes, which asks for newer kernels."""
+    shapes = {e.shape(each) for each in e.inputs}
+    return len(shapes) > 1 and max(map(len, shapes)) > 4
 
 
 def _emit_sum(e: Emission) -> None:
-    code, of_int16 = ("ADD", 3) if e.attributes["sign"] > 0 else ("SUB", 5)
+    code, version = "ADD", 3 if e.wide else 2
+    if e.attributes["sign"] < 0:
+        code, version = "SUB", 5 if e.wide else 3 if _broadcasts_much(e) else 2
     e.add(
         code,
         options=f"{code.title()}Options",
-        version=of_int16 if e.wide else 2,
+        version=version,
         fusedActivationFunction=e.activation,
         potScaleInt16=False,
     )
@@ -151,7 +166,8 @@ def _emit_product(e: Emission) -> None:
 
 def _emit_extremum(code: str) -> Callable[[Emission], None]:
     def emit(e: Emission) -> None:
-        e.add(code, options="MaximumMinimumOptions", version=4 if e.wide else 2)
+        version = 4 if e.wide else 3 if _broadcasts_much(e) else 2
+        e.add(code, options="MaximumMinimumOptions", version=version)
 
     return emit
 

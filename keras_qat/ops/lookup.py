@@ -35,6 +35,7 @@ __all__ = [
     "Kernel",
     "by_table",
     "entries_of",
+    "example_of",
     "in_float32",
     "lookup_row",
     "nearest",
@@ -168,9 +169,21 @@ def emit_entries(e: Emission, entries: np.ndarray) -> None:
     e.add("GATHER", [table, places], options="GatherOptions", version=4 if e.wide else 2, axis=0)
 
 
-def of_reals(call: Call) -> str | None:
-    """Why a call has no kernel: it computes something else than real numbers."""
+def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
+    """Why a call has no kernel: it computes something else than real numbers. An `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
+
+
+def example_of(
+    *builds: Callable[[np.random.Generator], Callable[[Any], Any]],
+) -> Callable[[np.random.Generator], Example]:
+    """An `Op.example`: one of several functions, of a random shape; `builds` choose its options."""
+
+    def example(numbers: np.random.Generator) -> Example:
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
+        return Example(builds[int(numbers.integers(len(builds)))](numbers), (shape,))
+
+    return example
 
 
 def _no_attributes(call: Call) -> Attributes:
@@ -219,13 +232,10 @@ def lookup_row(
             e.add(kernel.code, options=kernel.options, version=kernel.version, **fields)
             return
         (x,), output = e.node.inputs, e.node.output.params
-        assert x.params is not None and output is not None
+        assert x.params is not None
+        assert output is not None
         found = entries(x.params, output, e.attributes).numpy() + output.zero_point
         emit_entries(e, found.astype(output.dtype))
-
-    def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
-        return Example(examples[numbers.integers(len(examples))], (shape,))
 
     return Op(
         name,
@@ -236,10 +246,10 @@ def lookup_row(
         symbols=symbols,
         functions=functions,
         attributes=attributes,
-        accepts=lambda call, attributes: of_reals(call),
+        accepts=of_reals,
         output=output or OwnRange(),
         elementwise=True,
-        example=example,
+        example=example_of(*[lambda numbers, build=each: build for each in examples]),
     )
 
 

@@ -60,7 +60,7 @@ def _example(numbers: np.random.Generator) -> Example:
         lambda x: tf.math.l2_normalize(x, -1),
         lambda x: tf.nn.l2_normalize(x, axis=[len(shape)], epsilon=1e-9),
     ]
-    return Example(builds[numbers.integers(len(builds))], (shape,))
+    return Example(builds[int(numbers.integers(len(builds)))], (shape,))
 
 
 UNIT_NORM = Op(

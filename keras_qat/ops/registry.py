@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from keras_qat.keras2.graph import Call, class_path
 from keras_qat.operations import is_operation
-from keras_qat.ops import elementwise
+from keras_qat.ops import elementwise, relu
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalize import UNIT_NORM
@@ -21,6 +21,9 @@ ROWS: list[Op] = [
     elementwise.MULTIPLY,
     elementwise.MAXIMUM,
     elementwise.MINIMUM,
+    relu.RELU,
+    relu.LEAKY_RELU,
+    relu.PRELU,
     *ACTIVATIONS,
     *LOOKUPS,
     SOFTMAX,

@@ -222,14 +222,14 @@ def _transpose(e: Emission, source: int, target: int, order: list[int]) -> None:
 
 def _example(numbers: np.random.Generator) -> Example:
     shape = tuple(int(each) for each in numbers.integers(1, 20, numbers.integers(1, 4)))
-    axis = int(numbers.choice([-1, numbers.integers(1, len(shape) + 1)]))
-    builds = [
+    axis = -1 if numbers.random() < 0.5 else int(numbers.integers(1, len(shape) + 1))
+    builds: list[Any] = [
         _layers.Softmax(axis),
         _layers.Activation("softmax"),
         lambda x: tf.nn.softmax(x, axis),
         lambda x: keras.activations.softmax(x, axis=axis),
     ]
-    return Example(builds[numbers.integers(len(builds))], (shape,))
+    return Example(builds[int(numbers.integers(len(builds)))], (shape,))
 
 
 SOFTMAX = Op(
