@@ -63,6 +63,7 @@ ELU = lookup_row(
     symbols=("nn.elu",),
     functions=(_activations.elu, tf.nn.elu),
     attributes=_elu_attributes,
+    defaults={"alpha": 1.0},
     kernel=Kernel(
         "ELU",
         "",
@@ -109,11 +110,11 @@ GELU = lookup_row(
     symbols=("nn.gelu",),
     functions=(_activations.gelu, tf.nn.gelu),
     attributes=_gelu_attributes,
+    defaults={"approximate": False},
     kernel=Kernel(
         "GELU",
         "GeluOptions",
         dict.fromkeys(("xnnpack", "reference"), in_float32(_gelu_in_float32)),
-        version=2,
         fields=lambda attributes: dict(attributes),
     ),
     examples=(
@@ -261,7 +262,7 @@ def _bounded(
     return Op(
         name,
         compute,
-        lambda e: e.add(code, version=3 if e.wide else 2),
+        lambda e: e.add(code),
         accepts=of_reals,
         output=output,
         elementwise=True,
@@ -301,6 +302,7 @@ LINEAR = Op(
     accepts=of_reals,
     output=SharedRange(),
     elementwise=True,
+    alias=True,
     example=example_of(lambda numbers: _layers.Activation("linear")),
 )
 

@@ -118,10 +118,6 @@ def _multiply(a: Arguments) -> Any:
     return tf.cond((ratio >= 2.0**-16) & (ratio < 2.0**8), in_float, in_integers)
 
 
-def _of_two(attributes: Attributes) -> Callable[[Call], Attributes]:
-    return lambda call: attributes
-
-
 def _operands(call: Call) -> list[Any]:
     """The tensors and constants among the arguments."""
     leaves = tf.nest.flatten((call.args, call.kwargs))
@@ -138,38 +134,22 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
-def _broadcasts_much(e: Emission) -> bool:
-    """Whether inputs of different shapes have more than 4 axes, which asks for newer kernels."""
-    shapes = {e.shape(each) for each in e.inputs}
-    return len(shapes) > 1 and max(map(len, shapes)) > 4
-
-
 def _emit_sum(e: Emission) -> None:
-    code, version = "ADD", 3 if e.wide else 2
-    if e.attributes["sign"] < 0:
-        code, version = "SUB", 5 if e.wide else 3 if _broadcasts_much(e) else 2
+    code = "ADD" if e.attributes["sign"] > 0 else "SUB"
     e.add(
         code,
         options=f"{code.title()}Options",
-        version=version,
         fusedActivationFunction=e.activation,
         potScaleInt16=False,
     )
 
 
 def _emit_product(e: Emission) -> None:
-    scales = [np.float32(each.params.scale) for each in (*e.node.inputs, e.node.output)]  # type: ignore[union-attr]
-    is_large = scales[0] * scales[1] / scales[2] >= 1
-    version = 4 if e.wide else 3 if is_large else 2
-    e.add("MUL", options="MulOptions", version=version, fusedActivationFunction=e.activation)
+    e.add("MUL", options="MulOptions", fusedActivationFunction=e.activation)
 
 
 def _emit_extremum(code: str) -> Callable[[Emission], None]:
-    def emit(e: Emission) -> None:
-        version = 4 if e.wide else 3 if _broadcasts_much(e) else 2
-        e.add(code, options="MaximumMinimumOptions", version=version)
-
-    return emit
+    return lambda e: e.add(code, options="MaximumMinimumOptions")
 
 
 def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]:
@@ -213,7 +193,8 @@ ADD = Op(
     doc="sums of two tensors, or of one and a constant",
     layers=(_layers.Add,),
     symbols=("__operators__.add", "math.add"),
-    attributes=_of_two({"sign": 1}),
+    attributes=lambda call: {"sign": 1},
+    defaults={"sign": 1},
     accepts=_accepts,
     takes_clip=True,
     elementwise=True,
@@ -227,7 +208,8 @@ SUBTRACT = dataclasses.replace(
     doc="differences of two tensors, or of one and a constant",
     layers=(_layers.Subtract,),
     symbols=("math.subtract",),
-    attributes=_of_two({"sign": -1}),
+    attributes=lambda call: {"sign": -1},
+    defaults={"sign": -1},
     example=_example_of(_layers.Subtract, tf.subtract),
 )
 
@@ -239,7 +221,8 @@ MULTIPLY = dataclasses.replace(
     doc="products of two tensors, or of one and a constant",
     layers=(_layers.Multiply,),
     symbols=("math.multiply",),
-    attributes=_of_two({}),
+    attributes=lambda call: {},
+    defaults={},
     example=_example_of(_layers.Multiply, tf.multiply),
 )
 
@@ -251,7 +234,8 @@ MAXIMUM = dataclasses.replace(
     doc="the larger one of two tensors, or of one and a constant, value by value",
     layers=(_layers.Maximum,),
     symbols=("math.maximum",),
-    attributes=_of_two({}),
+    attributes=lambda call: {},
+    defaults={},
     output=SharedRange(),
     takes_clip=False,
     example=_example_of(_layers.Maximum, tf.maximum),

@@ -29,7 +29,7 @@ def _unit_norm(a: Arguments) -> Any:
 
 
 def _emit(e: Emission) -> None:
-    e.add("L2_NORMALIZATION", options="L2NormOptions", version=2)
+    e.add("L2_NORMALIZATION", options="L2NormOptions")
 
 
 def _attributes(call: Call) -> Attributes:
@@ -71,6 +71,7 @@ UNIT_NORM = Op(
     layers=(keras.layers.UnitNormalization,),
     symbols=("math.l2_normalize",),
     attributes=_attributes,
+    defaults={"axes": (-1,), "epsilon": 0.0},
     accepts=_accepts,
     bits=(8,),
     output=FixedRange(-1.0, 127 / 128),

@@ -48,7 +48,7 @@ def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams
 
 
 def _emit(e: Emission) -> None:
-    e.add("QUANTIZE", options="QuantizeOptions", version=1 if e.inputs_are_float else 2)
+    e.add("QUANTIZE", options="QuantizeOptions")
 
 
 QUANTIZE = Op("quantize", _quantize, _emit, doc="real numbers to quantized values")

@@ -66,7 +66,7 @@ def _relu(a: Arguments) -> Any:
 
 
 def _emit_relu(e: Emission) -> None:
-    e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU", version=3 if e.wide else 2)
+    e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU")
 
 
 RELU = Op(
@@ -78,6 +78,7 @@ RELU = Op(
     symbols=("nn.relu", "nn.relu6"),
     functions=(_activations.relu, tf.nn.relu, tf.nn.relu6),
     attributes=_relu_attributes,
+    defaults={"maximum": math.inf},
     accepts=_relu_accepts,
     output=OwnRange(non_negative=True),
     clips=True,
@@ -154,8 +155,7 @@ def _leaky_relu(a: Arguments) -> Any:
 
 
 def _emit_leaky_relu(e: Emission) -> None:
-    version = 2 if e.wide else 1
-    e.add("LEAKY_RELU", options="LeakyReluOptions", version=version, alpha=e.attributes["slope"])
+    e.add("LEAKY_RELU", options="LeakyReluOptions", alpha=e.attributes["slope"])
 
 
 LEAKY_RELU = Op(
@@ -167,6 +167,7 @@ LEAKY_RELU = Op(
     symbols=("nn.leaky_relu",),
     functions=(tf.nn.leaky_relu,),
     attributes=_leaky_attributes,
+    needs=("slope",),
     accepts=_leaky_accepts,
     elementwise=True,
     example=example_of(

@@ -10,6 +10,7 @@ import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.tflite.versions import min_runtime_version, version_of
 
 __all__ = ["TYPES", "Builder", "new"]
 
@@ -162,7 +163,6 @@ class Builder:
         inputs: list[int],
         outputs: list[int],
         options: tuple[str, dict[str, Any]] | None = None,
-        version: int = 1,
     ) -> None:
         """Adds an operator.
 
@@ -170,11 +170,10 @@ class Builder:
             code: its name, as in TFLite's `BuiltinOperator`.
             inputs, outputs: indices of tensors, -1 for an optional one that is not there.
             options: name of the options' table, as in the schema, and its fields.
-            version: the lowest one that does what is asked for.
         """
+        number = getattr(schema.BuiltinOperator, code)
         operator = new(
             "OperatorT",
-            opcodeIndex=self.opcode(getattr(schema.BuiltinOperator, code), version),
             inputs=np.array(inputs, np.int32),
             outputs=np.array(outputs, np.int32),
         )
@@ -182,7 +181,25 @@ class Builder:
             table, fields = options
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
             operator.builtinOptions = new(f"{table}T", **fields)
+        operator.opcodeIndex = self.opcode(number, version_of(number, operator, self.graph.tensors))
         self.graph.operators.append(operator)
+
+    def rename(self, index: int, name: str) -> None:
+        """Gives a tensor another name."""
+        self.graph.tensors[index].name = name.encode()
+
+    def copy(self, source: int, target: int) -> None:
+        """Adds an operator that copies a tensor: a RESHAPE to the shape it has."""
+        tensor = self.graph.tensors[source]
+        sizes = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
+        if list(sizes).count(-1) > 1:  # Which RESHAPE cannot say.
+            where = self.constant("begin", np.zeros(len(sizes), np.int32))
+            whole = self.constant("size", np.full(len(sizes), -1, np.int32))
+            self.operator("SLICE", [source, where, whole], [target], ("SliceOptions", {}))
+            return
+        shape = np.array(sizes, np.int32)
+        inputs = [source, self.constant("shape", shape)]
+        self.operator("RESHAPE", inputs, [target], ("ReshapeOptions", {"newShape": shape}))
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
         """The index of an operator's code in the file, added where it is missing."""
@@ -230,6 +247,8 @@ class Builder:
                 subgraphIndex=0,
             )
         ]
+        oldest = min_runtime_version(self.model.operatorCodes).encode()
+        self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():
             self.metadata(name, json.dumps(entry, sort_keys=True).encode())
         size = sum(each.data.size + 64 for each in self.model.buffers if each.data is not None)

@@ -11,6 +11,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Attributes
 from keras_qat.resolved.graph import Node
+from keras_qat.resolved.names import SCOPE
 from keras_qat.tflite.builder import TYPES, Builder
 
 __all__ = ["Emission"]
@@ -66,7 +67,7 @@ class Emission:
         inputs: list[int] | None = None,
         outputs: list[int] | None = None,
         options: str = "",
-        version: int = 1,
+        version: int = 0,
         **fields: Any,
     ) -> None:
         """Adds an operator: by default one that reads all inputs and writes all outputs.
@@ -75,7 +76,6 @@ class Emission:
             code: its name in TFLite, e.g. "ADD".
             inputs, outputs: indices of tensors.
             options: name of the table of its options, e.g. "AddOptions".
-            version: the lowest one that does what is asked for.
             fields: the options.
         """
         self.builder.operator(
@@ -83,14 +83,13 @@ class Emission:
             self.inputs if inputs is None else inputs,
             self.outputs if outputs is None else outputs,
             (options, fields) if options else None,
-            version,
         )
 
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **how: Any
     ) -> int:
         """Adds a constant named after the node; `how` as for `Builder.constant`."""
-        return self.builder.constant(f"{self.node.name}/{name}", np.asarray(values), params, **how)
+        return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", np.asarray(values), params, **how)
 
     def temporary(
         self, name: str, shape: tuple[int | None, ...], like: int, params: QuantParams | None = None
@@ -105,7 +104,7 @@ class Emission:
         """
         other = self.builder.graph.tensors[like]
         dtype = {number: name for name, number in TYPES.items()}[other.type]
-        index = self.builder.tensor(f"{self.node.name}/{name}", shape, dtype, params)
+        index = self.builder.tensor(f"{SCOPE}/{self.node.name}/{name}", shape, dtype, params)
         if params is None:
             self.builder.graph.tensors[index].quantization = other.quantization
         return index

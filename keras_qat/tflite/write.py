@@ -1,23 +1,150 @@
-"""Writing the nodes of a resolved graph into a TFLite file."""
+"""Writing a resolved graph into a TFLite file."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 import numpy as np
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import FixedRange, SharedRange
-from keras_qat.resolved.graph import Constant, Node, Tensor
+from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
+from keras_qat.resolved.names import SCOPE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.islands import write_island
 
-__all__ = ["tensor_index", "write_node"]
+__all__ = ["tensor_index", "write_graph", "write_node"]
+
+ZERO_OF_UINT8 = 128
+"""What a quantized value of uint8 has more than one of int8 with the same meaning."""
+
+
+def write_graph(
+    graph: ResolvedGraph,
+    builder: Builder,
+    input_dtype: str | None = None,
+    output_dtype: str | None = None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Writes all nodes, and the file's ends.
+
+    Nodes in float that follow on each other are one island, which TFLite's converter writes.
+
+    Args:
+        graph: the graph.
+        builder: the file.
+        input_dtype, output_dtype: of quantized inputs and outputs: "uint8", "float32", or None for
+            the type of their quantized values.
+
+    Returns:
+        The tensors of inputs and of outputs, by name in the model's order.
+    """
+    indices: dict[Tensor, int] = {}
+    in_float: dict[Tensor, int] = {}
+    """Quantized tensor -> that of its real values."""
+    inputs = {
+        name: _write_input(builder, indices, name, tensor, input_dtype)
+        for name, tensor in graph.inputs.items()
+    }
+    island: list[Node] = []
+    made: set[Tensor] = set()
+    wanted = set(graph.outputs.values())
+    readers = _readers(graph.nodes)
+
+    def flush() -> None:
+        if island:
+            ends = [
+                tensor
+                for node in island
+                for tensor in node.outputs
+                if tensor in wanted or any(each not in island for each in readers.get(tensor, ()))
+            ]
+            write_island(builder, island, ends, indices, in_float)
+            island.clear()
+            made.clear()
+
+    for node in graph.nodes:
+        if node.op is None:
+            island.append(node)
+            made.update(node.outputs)
+            continue
+        if made.intersection(each for each in node.inputs if isinstance(each, Tensor)):
+            flush()
+        write_node(builder, node, indices)
+    flush()
+    outputs: dict[str, int] = {}
+    for name, tensor in graph.outputs.items():
+        taken = [*inputs.values(), *outputs.values()]
+        outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, taken)
+    return inputs, outputs
+
+
+def _readers(nodes: Iterable[Node]) -> dict[Tensor, list[Node]]:
+    found: dict[Tensor, list[Node]] = {}
+    for node in nodes:
+        for each in node.inputs:
+            if isinstance(each, Tensor):
+                found.setdefault(each, []).append(node)
+    return found
+
+
+def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
+    """Type and quantization parameters of an end of the file."""
+    if dtype == "float32":
+        return dtype, None
+    if dtype == "uint8":
+        return dtype, dataclasses.replace(params, zero_point=params.zero_point + ZERO_OF_UINT8)
+    return params.dtype.name, params
+
+
+def _write_input(
+    builder: Builder, indices: dict[Tensor, int], name: str, tensor: Tensor, dtype: str | None
+) -> int:
+    if tensor.params is None:
+        indices[tensor] = builder.tensor(name, tensor.shape, tensor.dtype)
+        return indices[tensor]
+    kind, params = _end_params(tensor.params, dtype)
+    end = builder.tensor(name, tensor.shape, kind, params)
+    if params == tensor.params:
+        indices[tensor] = end
+        return end
+    inside = tensor_index(builder, indices, tensor)
+    builder.operator("QUANTIZE", [end], [inside], ("QuantizeOptions", {}))
+    return end
+
+
+def _write_output(
+    builder: Builder,
+    indices: dict[Tensor, int],
+    name: str,
+    tensor: Tensor,
+    dtype: str | None,
+    taken: list[int],
+) -> int:
+    """The tensor of an output: one of its own, as interpreters take none that is an end twice."""
+    inside = indices[tensor]
+    if tensor.params is None:
+        kind, params, code = tensor.dtype, None, ""
+    else:
+        kind, params = _end_params(tensor.params, dtype)
+        code = "" if params == tensor.params else "QUANTIZE" if params else "DEQUANTIZE"
+    if not code and inside not in taken:
+        builder.rename(inside, name)
+        return inside
+    end = builder.tensor(name, tensor.shape, kind, params)
+    if code:
+        builder.operator(code, [inside], [end], (f"{code.title()}Options", {}))
+    else:
+        builder.copy(inside, end)
+    return end
 
 
 def tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -> int:
     """The index of a tensor in the file, added where it is missing."""
     if tensor not in indices:
         dtype = tensor.dtype if tensor.params is None else tensor.params.dtype.name
-        indices[tensor] = builder.tensor(tensor.name, tensor.shape, dtype, tensor.params)
+        name = f"{SCOPE}/{tensor.name}"
+        indices[tensor] = builder.tensor(name, tensor.shape, dtype, tensor.params)
     return indices[tensor]
 
 
@@ -29,7 +156,7 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     """
     assert node.op is not None
     inputs = [
-        builder.constant(f"{node.name}/constant", each.q, each.params)
+        builder.constant(f"{SCOPE}/{node.name}/constant", each.q, each.params)
         if isinstance(each, Constant)
         else tensor_index(builder, indices, each)
         for each in node.inputs
@@ -48,7 +175,9 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if params.bits < 8 and node.op.output != SharedRange():
         steps.append(("MINIMUM", params))
     places = [
-        builder.tensor(f"{node.name}/unclipped", node.output.shape, params.dtype.name, each)
+        builder.tensor(
+            f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each
+        )
         for _, each in steps
     ]
     chain = [*places, target]
@@ -57,6 +186,7 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
         rest = Emission(builder, node, [source], [end])
         if code == "MINIMUM":
             highest = rest.constant("highest", np.int8(params.highest), params)
-            rest.add(code, [source, highest], options="MaximumMinimumOptions", version=2)
+            rest.add(code, [source, highest], options="MaximumMinimumOptions")
         else:
-            rest.add(code, options="QuantizeOptions", version=2)
+            rest.add(code, options="QuantizeOptions")
+

@@ -1,0 +1,189 @@
+"""The weights of wrappers as integer kernels hold them: BatchNormalization folded, quantized."""
+
+from __future__ import annotations
+
+import functools
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat import fake_quant
+from keras_qat.arithmetic.fixed_point import exact_multiplier
+from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.branching import traced_once
+from keras_qat.layers.bias import factor_and_bias
+from keras_qat.resolved.weights import Weights
+
+__all__ = ["INT8_MAX", "has_codes", "weights_of_calls"]
+
+INT8_MAX = 127
+"""Largest quantized value of a weight in TFLite, which leaves out -128."""
+
+BIAS_MAX = 2.0**30
+"""Largest value of a bias: half of what 32 bits hold, the rest is for the sum it is added to."""
+
+LEAST_SCALE = 5e-7 / INT8_MAX
+"""Smallest scale of a weight. Finer ones are of channels that training has switched off, and their
+products with an input's scale leave the numbers of float32."""
+
+LEAST_MULTIPLIER = 2.0**-23
+"""Smallest multiplier of sums in int16 kernels: with it the bias of a switched-off channel fits 32
+bits."""
+
+Ends = tuple[QuantParams, QuantParams]
+"""Quantization parameters of a call's input and output."""
+
+
+def has_codes(wrapper: Any) -> bool:
+    """Whether a wrapper's weights are quantized, or are single factors, which always are exact."""
+    return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
+
+
+def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
+    """The weights for each call of a wrapper: the same values, with a bias in units of its input.
+
+    Args:
+        wrapper: a wrapper that `has_codes`.
+        ends: of each of its calls.
+        in_graph: whether tensors are wanted, instead of arrays.
+    """
+    rounding, spec = 0.0, wrapper.weight_spec
+    if wrapper.fold == "per_channel":
+        q, scale, bias = _folded(wrapper)
+    else:
+        q, scale, bias, rounding = _folded_in_range(wrapper)
+    wide = ends[0][0].bits == 16
+    inputs, outputs = ([each.as_tensors().scale for each in end] for end in zip(*ends, strict=True))
+    alike = all(each == ends[0] for each in ends) if not in_graph else len(ends) == 1
+    if wide and alike:
+        q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
+    else:
+        q, scale = _fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
+    found = []
+    for each in inputs:
+        whole = None if bias is None else _whole(bias, scale, each)
+        parts = [q, scale, whole]
+        if not in_graph:
+            parts = [None if part is None else part.numpy() for part in parts]
+        name = next(iter(wrapper.weight_axes), "")
+        found.append(Weights(name, *parts, bits=spec.bits if spec else 8, rounding=rounding))
+    return found
+
+
+def _whole(bias: Any, scale: Any, input_scale: Any) -> Any:
+    """A bias in units of input scale x weight scale."""
+    products = input_scale * scale
+    products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
+    return tf.round(bias / products)
+
+
+def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
+    """Quantized values, scales and the real bias of symmetric weights, float64.
+
+    Q(a W) = a Q(W): the values are those of the kernel as it is, the scales are multiplied by |a|.
+    With fewer than 8 bits, scales become a whole number of times finer, so that the bias, which is
+    held in units of input scale x weight scale, is rounded less.
+    """
+    factor, bias = factor_and_bias(wrapper, tf.float64)
+    if not wrapper.weight_axes:  # An affine layer: one number for each channel, always exact.
+        return INT8_MAX * tf.sign(factor), single(_size(factor) / INT8_MAX), bias
+    ((name, axes),) = wrapper.weight_axes.items()
+    kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
+    rank = len(kernel.shape)
+    channels = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
+    factor = tf.ones([1], tf.float64) if factor is None else factor
+    columns = tf.reshape(kernel, [-1, math.prod(channels)])
+    q, scale = _quantized(wrapper.weight_spec.bits)(columns, factor)
+    return tf.reshape(q, kernel.shape), tf.reshape(scale, channels), bias
+
+
+_VECTOR = tf.TensorSpec([None], tf.float64)
+
+
+@functools.cache
+def _quantized(bits: int) -> Any:
+    """From a kernel, a column for each channel, and a factor for each to values and scales."""
+    levels = 2 ** (bits - 1) - 1
+    finer = INT8_MAX // levels
+
+    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR])
+    def found(kernel: Any, factor: Any) -> tuple[Any, Any]:
+        limits = fake_quant.channel_limits(kernel, (-1,))
+        values = fake_quant.fake_quantize_channels(kernel, limits, bits)
+        limits, values = (tf.cast(each, tf.float64) for each in (limits, values))
+        q, scale = tf.round(values * levels / limits) * finer, limits / (levels * finer)
+        return q * tf.sign(factor), single(scale * _size(factor))
+
+    return found
+
+
+def _size(factor: Any) -> Any:
+    """Of a channel that BatchNormalization switches off, 1: its values are zero."""
+    return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
+
+
+def _fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tuple[Any, Any]:
+    """Scales with which a bias fits 32 bits.
+
+    Next to nothing is left of a channel's weights where training switched it off, but its bias
+    stays. The wider scales round those weights, which is nothing against the bias.
+    """
+    wider = tf.maximum(scale, LEAST_SCALE)
+    if bias is not None and not wide:
+        largest = tf.abs(tf.reshape(bias, [-1]))
+        if scale.shape.num_elements() == 1:
+            largest = tf.reduce_max(largest, keepdims=True)
+        wider = tf.maximum(wider, tf.reshape(largest / (input_scale * BIAS_MAX), scale.shape))
+    wider = single(wider)
+    return tf.round(q * (scale / wider)), wider
+
+
+def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
+    """Scales by whose ratio int16 kernels multiply without an error.
+
+    They multiply sums by numbers of 15 bits: up to 0.003 % off, half an LSB at the end of 65 536.
+    The scales are made that little larger or smaller with which the multiplier has 15 bits.
+
+    Args:
+        q, scale: the weights.
+        ratio: scale of the output over that of the input.
+    """
+    least = LEAST_MULTIPLIER * ratio
+    q = tf.where(scale < least, tf.round(q * scale / least), q)
+    return q, single(exact_multiplier(tf.maximum(scale, least) / ratio) * ratio)
+
+
+def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
+    """The same in the range that training stored for the folded kernel: `recipes.contrib`.
+
+    TFLite's int8 kernels have no zero point for weights. A channel of an asymmetric 8-bit kernel
+    that reaches past 127 gets a wider scale, and its weights are rounded to it; the last number is
+    by how much.
+    """
+    factor, bias = factor_and_bias(wrapper, tf.float64)
+    if not wrapper.weight_axes:
+        return *_folded(wrapper), 0.0
+    ((name, axes),) = wrapper.weight_axes.items()
+    kernel = getattr(wrapper.layer, name).numpy()
+    if factor is not None:
+        channels = [kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.ndim, 0)]
+        kernel = kernel * tf.cast(factor, tf.float32).numpy().reshape(channels)
+    quantizer = wrapper.weight_quantizers[name]
+    spec = quantizer.spec
+    minimum, maximum = quantizer.current_range(kernel)
+    values = fake_quant.fake_quantize(kernel, minimum, maximum, spec.bits, spec.narrow_range)
+    levels = 2**spec.bits - (2 if spec.narrow_range else 1)
+    scale = (float(maximum) - float(minimum)) / levels
+    q = np.round(values.numpy() / scale)
+    reduced = tuple(axis for axis in range(-q.ndim, 0) if axis not in axes)
+    highest = np.max(np.abs(q), axis=reduced, keepdims=True)
+    widening = np.maximum(highest / INT8_MAX, 1.0)
+    rounded = np.round(q / widening)
+    lost = float(np.max(np.abs(rounded * widening - q), initial=0.0))
+    finer = np.where(widening > 1, 1.0, np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0))
+    found = rounded * finer, scale * widening / finer
+    q, scales = (tf.constant(each, tf.float64) for each in found)
+    return q, single(scales), bias, lost

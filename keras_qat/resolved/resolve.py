@@ -1,0 +1,411 @@
+"""From a quantization-aware model to its resolved graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat import specs
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.graph import Call, Graph, Value, values_in
+from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
+from keras_qat.layers.left_in_float import why_left_in_float
+from keras_qat.operations import number
+from keras_qat.ops.op import FixedRange, Op, SharedRange
+from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
+from keras_qat.ops.registry import Match, match
+from keras_qat.resolved import fold
+from keras_qat.resolved.constants import constant_of
+from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
+from keras_qat.resolved.names import as_scope, label_of, scope_of
+
+__all__ = ["resolve"]
+
+
+def resolve(
+    model: Any,
+    *,
+    input_range: tuple[float, float] | None = None,
+    in_graph: bool = False,
+    graph: Graph | None = None,
+) -> ResolvedGraph:
+    """Says what a quantization-aware model computes in integers: operators, scales, weights.
+
+    Args:
+        model: a model of quantize-aware layers: what `quantize_model` returned, or a model made of
+            parts of such models.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`; without it they are in float, as is what reads them.
+        in_graph: whether ranges and weights are tensors, read whenever the graph runs, instead of
+            numbers.
+        graph: the model, if it was read already.
+
+    Returns:
+        The graph; print it to see every operator with its quantization parameters.
+
+    Raises:
+        ValueError: if the model cannot be read.
+
+    Example:
+        >>> print(keras_qat.resolve(qat))
+    """
+    return _Resolver(graph or graph_lib.read(model), input_range, in_graph).resolved()
+
+
+class _Resolver:
+    """Goes through the calls in order and makes nodes of them."""
+
+    def __init__(self, graph: Graph, input_range: Any, in_graph: bool) -> None:
+        self.graph, self.input_range, self.in_graph = graph, input_range, in_graph
+        self.readers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
+        for call in [*graph.calls, *graph.aside]:
+            for value in dict.fromkeys(_read(call)):
+                self.readers.setdefault(value, []).append(call)
+        self.outputs = set(values_in(graph.outputs))
+        self.params: dict[Any, QuantParams] = {}
+        """Quantizer, or what else says it -> quantization parameters: one object for each."""
+        self.tensors: dict[Value, Tensor] = {}
+        self.nodes: list[Node] = []
+        self.done: set[Call] = set()
+        """Calls that a node in front of them has taken in."""
+
+    def resolved(self) -> ResolvedGraph:
+        inputs = {value.name: self._input(value) for value in values_in(self.graph.inputs)}
+        for call in self.graph.calls:
+            if call not in self.done:
+                self._visit(call)
+        self._fold()
+        names = self.graph.output_names
+        outputs = [self.tensors[value] for value in values_in(self.graph.outputs)]
+        return ResolvedGraph(
+            self.graph.name,
+            inputs,
+            dict(zip(names, outputs, strict=True)),
+            tuple(self.nodes),
+            self.tensors,
+        )
+
+    # Quantization parameters.
+
+    def params_of(self, quantizer: Any) -> QuantParams:
+        """Those of a quantizer's present range."""
+        if quantizer not in self.params:
+            spec = quantizer.spec
+            if self.in_graph and isinstance(spec, specs.QuantSpec):
+                limits = quantizer.observe(None, training=False)
+            else:
+                limits = quantizer.current_range()
+            self.params[quantizer] = QuantParams.of_range(*limits, spec.bits)
+        return self.params[quantizer]
+
+    def _fixed(self, key: Any, make: Callable[[], QuantParams]) -> QuantParams:
+        if key not in self.params:
+            self.params[key] = make()
+        return self.params[key]
+
+    def _joined(self, given: list[QuantParams]) -> QuantParams:
+        """Parameters for tensors that are joined: theirs, or those of the range of all."""
+        if all(self._same(each, given[0]) for each in given):
+            return given[0]
+        low = tf.reduce_min([each.scale * (each.lowest - each.zero_point) for each in given])
+        high = tf.reduce_max([each.scale * (each.highest - each.zero_point) for each in given])
+        bits = max(8, *(each.bits for each in given))
+        return self._fixed(("joined", *map(id, given)), lambda: QuantParams.of_range(low, high, bits))
+
+    def _same(self, one: QuantParams, other: QuantParams) -> bool:
+        return one is other or (not self.in_graph and one == other)
+
+    # What follows on a value.
+
+    def _quantize_behind(self, value: Value) -> Call | None:
+        """The only reader of a value, if that is a `Quantize` layer."""
+        readers = self.readers[value]
+        if len(readers) == 1 and isinstance(readers[0].layer, Quantize):
+            return readers[0] if value not in self.outputs else None
+        return None
+
+    def _clip_behind(self, value: Value) -> tuple[Call, float] | None:
+        """The only reader of a value and where it ends, if that is a ReLU a kernel takes in."""
+        readers = self.readers[value]
+        if len(readers) != 1 or value in self.outputs:
+            return None
+        if isinstance(readers[0].layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
+            return None
+        op, attributes, _ = self._match(readers[0])
+        if op is None or not op.clips or self._quantize_behind(readers[0].output) is None:
+            return None
+        return readers[0], attributes["maximum"]
+
+    def _match(self, call: Call) -> Match:
+        reason = why_left_in_float(call.layer)
+        return match(call) if reason is None else Match(None, {}, reason)
+
+    # Tensors.
+
+    def _tensor(self, value: Value, params: QuantParams | None, suffix: str = "") -> Tensor:
+        call = value.producer
+        name = as_scope(value.name) if call is None else scope_of(call, value)
+        dtype = "float32" if value.is_float else value.dtype
+        return Tensor(name + suffix, value.shape, dtype, params, label_of(value))
+
+    def _input(self, value: Value) -> Tensor:
+        quantize, params = self._quantize_behind(value), None
+        if quantize is not None:
+            params = self.params_of(quantize.layer.quantizer)
+        elif self.input_range is not None and value.is_float:
+            limits = self.input_range
+            params = self._fixed(("input", *limits), lambda: QuantParams.of_range(*limits, 8))
+        self.tensors[value] = tensor = self._tensor(value, params)
+        if quantize is not None:
+            self._take(quantize, tensor)
+        return tensor
+
+    def _take(self, call: Call, tensor: Tensor) -> None:
+        """Notes that a tensor holds what a call gives."""
+        self.done.add(call)
+        self.tensors[call.output] = tensor
+
+    # Weights.
+
+    def _fold(self) -> None:
+        """Gives weighted nodes their weights: those of all calls of a layer at once."""
+        places: dict[Any, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            if node.op is not None and node.op.is_weighted:
+                places.setdefault(node.layer, []).append(place)
+        for wrapper, found in places.items():
+            ends = [
+                (node.inputs[0].params, node.output.params)
+                for node in map(self.nodes.__getitem__, found)
+            ]
+            weights = fold.weights_of_calls(wrapper, ends, self.in_graph)
+            for place, each in zip(found, weights, strict=True):
+                self.nodes[place] = dataclasses.replace(self.nodes[place], weights=each)
+
+    # Calls.
+
+    def _visit(self, call: Call) -> None:
+        layer = call.layer
+        if isinstance(layer, Quantize):
+            self._quantize(call)
+        elif isinstance(layer, QuantizeWrapper):
+            self._wrapper(call)
+        elif isinstance(layer, QuantizeWeights):
+            self._in_float(call, call, "computes in float; its weights are int8")
+        else:
+            self._plain(call)
+
+    def _quantize(self, call: Call) -> None:
+        """A quantizer that no node in front of it has taken in."""
+        source = self.tensors[call.args[0]]
+        params = self.params_of(call.layer.quantizer)
+        if source.params is params:
+            self._take(call, source)
+            return
+        op = QUANTIZE if source.params is None else REQUANTIZE
+        self._convert(source, params, op, call)
+
+    def _convert(self, source: Tensor, params: QuantParams, op: Op, call: Call) -> Tensor:
+        value = call.output
+        tensor = self._tensor(value, params)
+        if isinstance(call.layer, Quantize):
+            self._take(call, tensor)
+        self.nodes.append(Node(tensor.name, op, {}, call, (source,), (tensor,), layer=call.layer))
+        return tensor
+
+    def _plain(self, call: Call) -> None:
+        op, attributes, reason = self._match(call)
+        if op is None:
+            self._in_float(call, call, reason or "no integer kernel")
+        elif op.alias:
+            self._alias(call)
+        elif not op.is_weighted:
+            self._emit(call, call, Match(op, attributes), None, None, call.layer)
+        else:  # A weighted layer that the plan has not wrapped.
+            self._in_float(call, call, "its weights are not quantized")
+
+    def _alias(self, call: Call) -> None:
+        """A call that computes nothing."""
+        source, value = self.tensors[call.inputs[0]], call.output
+        quantize = self._quantize_behind(value)
+        self.tensors[value] = source
+        if quantize is not None and source.params is not None:
+            self._quantize(quantize)
+
+    def _wrapper(self, call: Call) -> None:
+        wrapper = call.layer
+        inner = _inner_call(call)
+        found = match(inner)
+        clip = None if wrapper.activation is None else _maximum(wrapper.activation)
+        quantizer = wrapper.output_quantizer
+        source = self.tensors[call.args[0]]
+        known = found.op is not None and (wrapper.activation is None or clip is not None)
+        if not known or not fold.has_codes(wrapper):
+            self._in_float(call, call, found.reason or "its weights are not quantized")
+            return
+        if source.params is None and source.dtype == "float32":
+            self._in_float(call, call, "its input has no quantizer")
+            return
+        params = None if quantizer is None else self.params_of(quantizer)
+        self._emit(call, inner, found, params, clip, wrapper)
+
+    def _emit(
+        self,
+        call: Call,
+        inner: Call,
+        found: Match,
+        params: QuantParams | None,
+        maximum: float | None,
+        layer: Any,
+    ) -> None:
+        """A node of an operator, or of a computation in float where something has no range."""
+        op, attributes, _ = found
+        assert op is not None
+        operands = self._operands(call, op)
+        quantized = [each.params for each in operands if each.params is not None]
+        tensors = [each for each in operands if isinstance(each, Tensor) and _is_real(each)]
+        bits = {each.bits == 16 for each in quantized}
+        if any(each.params is None for each in tensors) or len(bits) > 1:
+            self._in_float(call, inner, "its input has no quantizer")
+            return
+        if quantized and not op.has_kernel_for(quantized[0].bits):
+            self._in_float(call, inner, f"no int16 kernel for {op.name}")
+            return
+        values = values_in(call.outputs)
+        if not values[0].is_float:
+            outputs = tuple(self._tensor(value, None) for value in values)
+            self.tensors.update(zip(values, outputs, strict=True))
+            self._add(call, op, attributes, inner, operands, outputs, None, None, layer)
+            return
+        taken: list[Call] = []
+        if params is None:
+            params, maximum, taken = self._output(call, op, quantized, maximum)
+        if params is None:
+            self._in_float(call, inner, "no quantizer behind it")
+            return
+        if isinstance(op.output, SharedRange):
+            native = params if len(quantized) > 1 else quantized[0]
+            operands = tuple(
+                self._brought_to(each, native, call, at) for at, each in enumerate(operands)
+            )
+            if not self._same(native, params):
+                middle = self._tensor(values[0], native, "/kept")
+                self._add(call, op, attributes, inner, operands, (middle,), None, maximum, layer)
+                converted = self._convert(middle, params, REQUANTIZE, call)
+                self.tensors[values[0]] = converted
+                for each in taken:
+                    self._take(each, converted)
+                return
+        outputs = tuple(self._tensor(value, params) for value in values)
+        self.tensors.update(zip(values, outputs, strict=True))
+        for each in taken:
+            self._take(each, outputs[0])
+        self._add(call, op, attributes, inner, operands, outputs, None, maximum, layer)
+
+    def _add(
+        self,
+        call: Call,
+        op: Op | None,
+        attributes: Any,
+        inner: Call,
+        operands: tuple[Operand, ...],
+        outputs: tuple[Tensor, ...],
+        weights: Any,
+        maximum: float | None,
+        layer: Any,
+        reason: str = "",
+    ) -> None:
+        name = scope_of(call)
+        self.nodes.append(
+            Node(name, op, attributes, inner, operands, outputs, weights, maximum, reason, layer)
+        )
+
+    def _output(
+        self, call: Call, op: Op, given: list[QuantParams], maximum: float | None
+    ) -> tuple[QuantParams | None, float | None, list[Call]]:
+        """Parameters of an output, the ReLU merged into it, and the calls that are taken in."""
+        value = call.output
+        quantize = self._quantize_behind(value)
+        if quantize is not None:
+            return self.params_of(quantize.layer.quantizer), maximum, [quantize]
+        clip = self._clip_behind(value) if op.takes_clip and maximum is None else None
+        if clip is not None:
+            relu, end = clip
+            quantize = self._quantize_behind(relu.output)
+            assert quantize is not None
+            return self.params_of(quantize.layer.quantizer), end, [relu, quantize]
+        if isinstance(op.output, FixedRange):
+            output = op.output
+            bits = 16 if given[0].bits == 16 else 8
+            return self._fixed((op.name, bits), lambda: output.params(bits)), maximum, []
+        if isinstance(op.output, SharedRange) or op.name == "mean":  # contrib leaves means bare.
+            return self._joined(given), maximum, []
+        return None, maximum, []
+
+    def _operands(self, call: Call, op: Op) -> tuple[Operand, ...]:
+        """What an operator reads: tensors, and the numbers among its arguments if it takes them."""
+        known = [self.tensors[value] for value in _read(call)]
+        shared = None
+        if isinstance(op.output, SharedRange) and known:
+            shared = known[0].params
+        bits = next((each.params.bits for each in known if each.params is not None), 8)
+        found: list[Operand] = []
+        given = (
+            call.args[:1] if isinstance(call.layer, QuantizeWrapper) else (call.args, call.kwargs)
+        )
+        for leaf in tf.nest.flatten(given):
+            if isinstance(leaf, Value):
+                found.append(self.tensors[leaf])
+            elif op.takes_constants and _is_number(leaf):
+                found.append(constant_of(np.asarray(leaf), bits, shared))
+        return tuple(found)
+
+    def _brought_to(self, operand: Operand, params: QuantParams, call: Call, place: int) -> Operand:
+        """An operand with the parameters that an operator's inputs share."""
+        if isinstance(operand, Constant) or operand.params is None:
+            return operand
+        if self._same(operand.params, params):
+            return operand
+        name = f"{scope_of(call)}/input_{place}"
+        tensor = dataclasses.replace(operand, name=name, params=params)
+        self.nodes.append(Node(name, REQUANTIZE, {}, call, (operand,), (tensor,), layer=call.layer))
+        return tensor
+
+    def _in_float(self, call: Call, inner: Call, reason: str) -> None:
+        operands = tuple(self.tensors[value] for value in _read(call))
+        values = values_in(call.outputs)
+        outputs = tuple(self._tensor(value, None) for value in values)
+        self.tensors.update(zip(values, outputs, strict=True))
+        self._add(call, None, {}, call, operands, outputs, None, None, call.layer, reason)
+
+
+def _read(call: Call) -> list[Value]:
+    """What a call computes with. Quantizers of the first version also name other tensors."""
+    return values_in(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tf.as_dtype(tensor.dtype).is_floating
+
+
+def _is_number(leaf: Any) -> bool:
+    return (isinstance(leaf, np.ndarray) and leaf.ndim > 0) or number(leaf) is not None
+
+
+def _inner_call(call: Call) -> Call:
+    """The call of the layer inside a wrapper, on the wrapper's own input."""
+    wrapper, value = call.layer, call.output
+    output = Value(value.name, value.shape, value.dtype)
+    return Call(wrapper.layer, call.args[:1], {}, output, call.name, call.origin)
+
+
+def _maximum(activation: Any) -> float | None:
+    """Where the activation in a wrapper ends, None if it is no ReLU."""
+    value = Value("x", (None,), "float32")
+    op, attributes, _ = match(Call(activation, (value,), {}, Value("y", (None,), "float32"), "y"))
+    return attributes["maximum"] if op is not None and op.clips else None

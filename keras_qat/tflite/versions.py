@@ -1,0 +1,160 @@
+"""Versions of operators: the lowest that has what a file asks for, and the runtimes that know it.
+
+Source: TensorFlow Lite's `op_version.cc` and `runtime_version.cc`, for what this library writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.lite.python import schema_py_generated as schema
+
+__all__ = ["min_runtime_version", "version_of"]
+
+_Op, _Type = schema.BuiltinOperator, schema.TensorType
+_Names = {number: name for name, number in vars(_Op).items() if name.isupper()}
+
+BY_TYPE: dict[str, tuple[int, int, int]] = {
+    **dict.fromkeys(
+        (
+            *("ADD", "SOFTMAX", "MEAN", "MIRROR_PAD", "REDUCE_MAX", "REDUCE_MIN", "RELU6", "RSQRT"),
+            *("RELU", "CONCATENATION", "TANH", "LOGISTIC", "MAX_POOL_2D", "AVERAGE_POOL_2D"),
+            *("PACK", "PAD", "PADV2", "BATCH_MATMUL", "DEQUANTIZE"),
+        ),
+        (1, 2, 3),
+    ),
+    **dict.fromkeys(("MUL", "SPLIT", "SLICE", "MAXIMUM", "MINIMUM", "UNPACK", "GATHER"), (1, 2, 4)),
+    "SUB": (1, 2, 5),
+    "TRANSPOSE": (1, 2, 5),
+    "CONV_2D": (1, 3, 4),
+    "DEPTHWISE_CONV_2D": (1, 3, 5),
+    "FULLY_CONNECTED": (1, 4, 7),
+    "TRANSPOSE_CONV": (1, 3, 3),
+    "QUANTIZE": (1, 1, 2),
+    "LEAKY_RELU": (1, 1, 2),
+    "L2_NORMALIZATION": (1, 2, 2),
+    "STRIDED_SLICE": (1, 2, 2),
+    "REVERSE_V2": (1, 3, 3),
+    "RESIZE_BILINEAR": (1, 2, 4),
+    "RESIZE_NEAREST_NEIGHBOR": (1, 2, 4),
+    "TILE": (1, 3, 3),
+    "ARG_MAX": (1, 2, 2),
+    "ARG_MIN": (1, 2, 2),
+    "SPACE_TO_BATCH_ND": (1, 2, 4),
+    "BATCH_TO_SPACE_ND": (1, 2, 4),
+    "BROADCAST_TO": (2, 3, 3),
+    "EXP": (1, 2, 2),
+    "LOG": (1, 2, 2),
+    "SQUARED_DIFFERENCE": (1, 2, 2),
+    "SUM": (1, 2, 2),
+    "ABS": (1, 2, 3),
+    "CAST": (1, 3, 1),
+    "GELU": (1, 2, 1),
+}
+"""Operator -> version for activations in float, int8, int16; others have one version."""
+
+RUNTIMES: dict[str, dict[int, str]] = {
+    "DEPTHWISE_CONV_2D": {5: "2.3.0"},
+    "CONV_2D": {4: "2.3.0", 6: "2.9.0", 7: "2.13.0"},
+    "FULLY_CONNECTED": {5: "2.0.0", 6: "2.1.0", 7: "2.3.0", 10: "2.14.0"},
+    "ADD": {3: "2.4.0"},
+    "SUB": {2: "1.14.0", 5: "2.4.0"},
+    "MUL": {4: "2.3.0"},
+    "BATCH_MATMUL": {2: "2.3.0", 3: "2.4.0"},
+    "GATHER": {4: "2.4.0"},
+    "TRANSPOSE": {4: "2.3.0", 5: "2.4.0", 6: "2.12.0"},
+    "TRANSPOSE_CONV": {3: "2.3.0", 4: "2.13.0"},
+    "RESIZE_BILINEAR": {3: "2.2.0", 4: "2.5.0"},
+    "RESIZE_NEAREST_NEIGHBOR": {3: "2.3.0", 4: "2.4.0"},
+    "PAD": {3: "2.4.0", 4: "2.6.0"},
+    "PADV2": {3: "2.4.0", 4: "2.6.0"},
+    "LEAKY_RELU": {1: "1.13.1", 2: "2.3.0"},
+    "HARD_SWISH": {1: "2.0.0"},
+    "GELU": {1: "2.9.0"},
+    "ELU": {1: "1.14.0"},
+    "TILE": {2: "2.2.0", 3: "2.8.0"},
+    "STRIDED_SLICE": {4: "2.2.0", 6: "2.6.0"},
+    "SLICE": {4: "2.4.0", 5: "2.5.0"},
+    "MEAN": {3: "2.4.0"},
+    "REDUCE_MAX": {3: "2.5.0"},
+    "REDUCE_MIN": {3: "2.5.0"},
+    "RELU6": {3: "2.5.0"},
+    "RELU": {3: "2.5.0"},
+    "QUANTIZE": {2: "2.2.0"},
+    "BROADCAST_TO": {2: "2.5.0", 3: "2.5.0"},
+    "DEPTH_TO_SPACE": {1: "2.1.0", 2: "2.5.0"},
+    "REVERSE_V2": {3: "2.5.0"},
+    "EXP": {2: "2.12.0"},
+    "LOG": {2: "2.15.0"},
+    "CAST": {3: "2.8.0"},
+    "RSQRT": {2: "2.5.0"},
+    "SQUARED_DIFFERENCE": {2: "2.5.0"},
+    **{
+        name: {3: "2.3.0", 4: "2.3.0"}
+        for name in (
+            *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "TANH", "LOGISTIC"),
+            *("PACK", "SPLIT", "UNPACK", "MAXIMUM", "MINIMUM", "MIRROR_PAD"),
+        )
+    },
+}
+"""Operator -> version -> the first runtime that has it; for others 1.14.0, the first
+with int8."""
+
+
+def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
+    """The lowest version of an operator that does what it is asked for.
+
+    Args:
+        code: its number.
+        operator: the operator, with its options.
+        tensors: those of its graph.
+    """
+    name, options = _Names[code], operator.builtinOptions
+    inputs = [tensors[index] for index in operator.inputs if index >= 0]
+    outputs = [tensors[index] for index in operator.outputs]
+    data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
+    deciding = outputs[0] if name == "QUANTIZE" else data
+    by_type = BY_TYPE.get(name, (1, 1, 1))
+    place = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
+    version, rank = by_type[place], len(data.shape)
+    special = 1
+    if name == "CONV_2D":
+        grouped = inputs[1].shape[3] != data.shape[3]
+        special = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
+    elif name == "DEPTHWISE_CONV_2D":
+        special = 7 if inputs[1].type == _Type.INT4 else 1
+    elif name == "FULLY_CONNECTED":
+        special = 5 if options.keepNumDims else 1
+        special = 6 if len(inputs) == 2 else special
+        special = 10 if inputs[1].type == _Type.INT4 else special
+    elif name == "TRANSPOSE_CONV":
+        special = 4 if getattr(options, "fusedActivationFunction", 0) else 1
+    elif name == "MUL" and place == 1:
+        scales = [float(each.quantization.scale[0]) for each in [*inputs, outputs[0]]]
+        special = 3 if scales[0] * scales[1] / scales[2] >= 1 else 1
+    elif name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
+        corners = name == "RESIZE_NEAREST_NEIGHBOR" and options.alignCorners
+        special = 3 if options.halfPixelCenters or corners else 1
+    elif name == "TRANSPOSE":
+        special = 6 if rank > 5 else 4 if rank > 4 else 1
+    elif name in ("PAD", "PADV2"):
+        special = 4 if rank > 4 else 1
+    elif name == "SLICE":
+        special = 5 if rank > 4 else 1
+    elif name == "STRIDED_SLICE":
+        masks = options.ellipsisMask or options.newAxisMask
+        special = 6 if masks else 4 if rank > 4 else 1
+    elif name in ("SUB", "MAXIMUM", "MINIMUM") and place < 2:
+        ranks = [len(each.shape) for each in inputs]
+        differ = len({tuple(each.shape) for each in inputs}) > 1
+        special = 3 if differ and max(ranks) > 4 else 1
+    return max(version, special)
+
+
+def min_runtime_version(codes: list[Any]) -> str:
+    """The oldest TensorFlow Lite that has all operators of a file: its operator codes."""
+    found = ["1.14.0"]
+    for code in codes:
+        name = _Names.get(max(code.builtinCode, code.deprecatedBuiltinCode), "")
+        found += [at for version, at in RUNTIMES.get(name, {}).items() if version <= code.version]
+    return max(found, key=lambda each: [int(part) for part in each.split(".")])
