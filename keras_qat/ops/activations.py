@@ -166,15 +166,19 @@ HARD_SWISH = lookup_row(
 )
 
 
-def _directly(function: Callable[[Any], Any]) -> Compute:
+def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -> Compute:
     """A real function with a fixed output range, as `in_float32`, in a third of the time.
 
     Computed for each number instead of looked up, if no entry of the table lies so near a half
     that the last bits of float32 count.
+
+    Args:
+        function: the function.
+        of_tflite: the same in the operations of TFLite's table.
     """
     tables = {
         "xnnpack": by_table(in_float32(function, nearest_even_with_zero_point)),
-        "reference": by_table(in_float32(function, nearest)),
+        "reference": by_table(in_float32(of_tflite, nearest)),
     }
 
     @traced_once
@@ -250,11 +254,9 @@ def _sigmoid_table() -> np.ndarray:
     return values
 
 
-def _bounded(
-    name: str, code: str, function: Any, of_int16: Any, output: FixedRange, **names: Any
-) -> Op:
+def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any, **how: Any) -> Op:
     """The row of a function with a fixed output range."""
-    direct = _directly(function)
+    direct = _directly(function, of_tflite)
 
     def compute(a: Arguments) -> Any:
         return tf.cast(of_int16(a.q[0], a.params[0]), a.q[0].dtype) if a.wide else direct(a)
@@ -264,10 +266,9 @@ def _bounded(
         compute,
         lambda e: e.add(code),
         accepts=of_reals,
-        output=output,
         elementwise=True,
         example=example_of(lambda numbers: _layers.Activation(function), lambda numbers: function),
-        **names,
+        **how,
     )
 
 
@@ -275,8 +276,9 @@ SIGMOID = _bounded(
     "sigmoid",
     "LOGISTIC",
     tf.sigmoid,
+    lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
     _sigmoid_of_int16,
-    FixedRange(0.0, 255 / 256),
+    output=FixedRange(0.0, 255 / 256),
     doc="sigmoid; its output has 256 steps from 0 to 1",
     symbols=("math.sigmoid",),
     functions=(_activations.sigmoid, tf.nn.sigmoid),
@@ -286,8 +288,9 @@ TANH = _bounded(
     "tanh",
     "TANH",
     tf.tanh,
+    tf.tanh,
     _tanh_of_int16,
-    FixedRange(-1.0, 127 / 128),
+    output=FixedRange(-1.0, 127 / 128),
     doc="tanh; its output has 256 steps from -1 to 1",
     symbols=("math.tanh",),
     functions=(_activations.tanh, tf.nn.tanh),

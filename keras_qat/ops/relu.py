@@ -113,13 +113,17 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 
 def _leaky_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
     """TFLite's: two products; one below zero with the slope in its scale."""
-    slope = attributes["slope"]
-    below = fixed_point(single(single(x.scale * abs(slope)) / output.scale))
+    sign = -1 if attributes["slope"] < 0 else 1
+    return _leaky_products(q, x, output, attributes, lambda q, number: sign * multiply(q, number))
+
+
+def _leaky_products(
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, product: Any
+) -> Any:
+    below = fixed_point(single(single(x.scale * abs(attributes["slope"])) / output.scale))
     whole = tf.cast(q, tf.int64)
-    # A negative slope makes the multiplier negative, but not what it rounds halves to.
-    below = multiply(-whole if slope < 0 else whole, below)
     above = multiply(whole, fixed_point(single(x.scale / output.scale)))
-    return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
+    return tf.cast(tf.where(whole >= 0, above, product(whole, below)), tf.float64)
 
 
 def _leaky_table_of_xnnpack(
@@ -149,6 +153,11 @@ _leaky_by_table = {
 
 def _leaky_relu(a: Arguments) -> Any:
     """x above zero, slope * x below."""
+    if a.wide and a.family == "xnnpack":
+        # The optimized kernel has a negative multiplier, and halves go up after that.
+        sign = -1 if a.attributes["slope"] < 0 else 1
+        product = lambda q, number: multiply(sign * q, number)  # noqa: E731
+        return _leaky_products(a.q[0], a.params[0], a.output, a.attributes, product)
     if a.wide:
         return _leaky_table(a.q[0], a.params[0], a.output, a.attributes)
     return _leaky_by_table[a.family](a)
