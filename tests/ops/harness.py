@@ -195,20 +195,25 @@ def in_the_interpreter(
 
 def in_integers(node: Node, inputs: dict[str, np.ndarray], family: Family) -> list[np.ndarray]:
     """What the operator's own implementation computes, as quantized values."""
+    return [np.asarray(each) for each in in_integers_as_tensors(node, inputs, family)]
+
+
+def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: Family) -> list[Any]:
+    """The same, also in graphs."""
 
     @functools.cache  # A tensor that is read twice is one.
     def centred(tensor: Tensor) -> Any:
         if tensor.params is None:
-            return tf.constant(inputs[tensor.name])
-        q = inputs[tensor.name].astype(np.float64) - tensor.params.zero_point
-        return tf.constant(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
+            return tf.convert_to_tensor(inputs[tensor.name])
+        q = tf.cast(inputs[tensor.name], tf.float64) - tensor.params.zero_point
+        return tf.cast(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
 
     given = [centred(each) if isinstance(each, Tensor) else None for each in node.inputs]
     results = compute_node(node, given, family)
     return [
-        np.asarray(each)
+        each
         if tensor.params is None
-        else (np.asarray(each) + tensor.params.zero_point).astype(tensor.params.dtype)
+        else tf.cast(each + tensor.params.zero_point, tensor.params.dtype)
         for each, tensor in zip(results, node.outputs, strict=True)
     ]
 
