@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -11,7 +9,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.operations import operands
 from keras_qat.ops.movement import chosen, first, integers, moved, symbol_of
-from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
+from keras_qat.ops.op import Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["CONCATENATE", "STACK"]
@@ -21,10 +19,7 @@ _layers = keras.layers
 
 def _attributes(call: Call) -> Attributes:
     """`axis`, and of integers the `numbers` among the tensors, by place."""
-    if symbol_of(call):
-        axis = operands(call, "values", "axis")[1] or 0
-    else:
-        axis = call.layer.axis
+    axis = operands(call, "values", "axis")[1] or 0 if symbol_of(call) else call.layer.axis
     axes, rank = integers(axis), len(call.output.shape)
     parts = first(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
@@ -74,14 +69,16 @@ def _example(numbers: np.random.Generator) -> Example:
         if axis:
             shape[axis - 1] = int(numbers.integers(1, 7))
         shapes.append(tuple(shape))
-    build = chosen(
-        numbers,
-        lambda *x: _layers.Concatenate(axis or -1)(list(x)) if axis in (0, 3) else tf.concat(x, axis),
-        lambda *x: tf.concat(list(x), axis),
-        lambda *x: _layers.Concatenate(axis - 4)(list(x)) if axis else tf.concat(x, 0),
-    )
     if axis == 0:
         build = lambda *x: tf.concat(list(x), 0)  # noqa: E731
+    else:
+        build = chosen(
+            numbers,
+            lambda *x: _layers.Concatenate(axis)(list(x)),
+            lambda *x: _layers.Concatenate(axis - 4)(list(x)),
+            lambda *x: tf.concat(list(x), axis),
+            lambda *x: tf.concat(list(x), axis=axis - 4),
+        )
     return Example(build, tuple(shapes))
 
 

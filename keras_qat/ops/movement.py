@@ -26,6 +26,7 @@ __all__ = [
     "move",
     "moved",
     "open_sizes",
+    "rank_of",
     "source_of",
     "symbol_of",
 ]
@@ -79,6 +80,11 @@ def integers(given: Any) -> tuple[int, ...] | None:
     return tuple(int(each) for part in known for each in np.ravel(part))
 
 
+def rank_of(call: Call) -> int:
+    """How many axes the tensor has that a call is about; 1 if it is no single tensor."""
+    return len(getattr(first(call), "shape", ())) or 1
+
+
 def axes_of(given: Any, rank: int) -> tuple[int, ...] | None:
     """Axes among `rank`, all of them by default; None if they are not known."""
     if given is None:
@@ -96,10 +102,6 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _no_attributes(call: Call) -> Attributes:
-    return {}
-
-
 def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
     """An operator that only moves values. It has a kernel if none of its attributes is None."""
     more: Callable[..., str | None] | None = fields.pop("accepts", None)
@@ -112,9 +114,9 @@ def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
     return Op(name, emit=emit, doc=doc, accepts=accepts, **fields)
 
 
-def chosen(numbers: np.random.Generator, *builds: Callable[..., Any]) -> Callable[..., Any]:
+def chosen(numbers: np.random.Generator, *given: Any) -> Any:
     """One of several."""
-    return builds[numbers.integers(len(builds))]
+    return given[numbers.integers(len(given))]
 
 
 def example_of(

@@ -165,7 +165,8 @@ class Op:
         functions: activation functions.
         attributes: reads the options of a call, once; everything else uses what it returns.
         defaults: attributes that `register_op` need not be given.
-        accepts: why a call has no integer kernel (a few words that `plan` prints), or None.
+        accepts: why a call has no integer kernel (a few words that `plan` prints; "" where another
+            row is to say that), or None.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted

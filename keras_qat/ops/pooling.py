@@ -8,17 +8,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.qparams import round_half_away, single
+from keras_qat.arithmetic.qparams import single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.movement import (
     axes_of,
     chosen,
-    first,
     integers,
     move,
     open_sizes,
+    rank_of,
     source_of,
     symbol_of,
 )
@@ -35,7 +35,7 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 
 def _pool_attributes(call: Call) -> Attributes:
     """`pool` and `strides` along the axes between batch and channels, `padding`."""
-    layer, axes = call.layer, len(getattr(first(call), "shape", ())) - 2
+    layer, axes = call.layer, rank_of(call) - 2
     if not symbol_of(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
         last = layer.data_format == "channels_last"
@@ -52,8 +52,7 @@ def _pool_attributes(call: Call) -> Attributes:
 
 
 def _window(given: Any, axes: int) -> tuple[int, ...] | None:
-    """Sizes along `axes` axes, of one for all, of one for each, or of one for batch and channels
-    too; the latter have to be 1."""
+    """Sizes along `axes` axes; those of batch and channels, where they are given too, are 1."""
     sizes = integers(given)
     if sizes is None or len(sizes) == axes:
         return sizes
@@ -118,13 +117,13 @@ def _drop_axis(e: Emission, source: int, target: int) -> None:
 
 def _pool_example(kind: str) -> Any:
     make = {name: getattr(_layers, f"{kind}Pooling{name}") for name in ("1D", "2D")}
-    of_nn = {"Max": (tf.nn.max_pool2d, tf.nn.max_pool1d), "Average": (tf.nn.avg_pool2d, None)}
+    in_nn = {"Max": tf.nn.max_pool2d, "Average": tf.nn.avg_pool2d}[kind]
+    in_nn_1d = {"Max": tf.nn.max_pool1d, "Average": tf.nn.avg_pool1d}[kind]
 
     def example(numbers: np.random.Generator) -> Example:
         padding = str(numbers.choice(["same", "valid"]))
         pool = tuple(int(each) for each in numbers.integers(1, 5, 2))
         strides = tuple(int(each) for each in numbers.integers(1, 4, 2))
-        in_nn, _ = of_nn[kind]
         return chosen(
             numbers,
             Example(make["2D"](pool, strides, padding), ((7, 9, 3),)),
@@ -132,6 +131,7 @@ def _pool_example(kind: str) -> Any:
             Example(make["1D"](pool[0], strides[0], padding), ((9, 5),)),
             Example(lambda x: in_nn(x, pool, strides, padding.upper()), ((7, 9, 3),)),
             Example(lambda x: in_nn(x, [1, 2, 3, 1], 2, padding.upper()), ((7, 9, 3),)),
+            Example(lambda x: in_nn_1d(x, 3, 2, padding.upper()), ((9, 3),)),
         )
 
     return example
@@ -176,7 +176,7 @@ AVERAGE_POOLING = move(
 
 def _reduce_attributes(call: Call) -> Attributes:
     """`axes` and whether they stay, with the size 1: `keepdims`."""
-    layer, rank = call.layer, len(getattr(first(call), "shape", ()))
+    layer, rank = call.layer, rank_of(call)
     if not symbol_of(call):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
@@ -205,7 +205,8 @@ def _reduce_example(function: Any, kind: str) -> Any:
     def example(numbers: np.random.Generator) -> Example:
         rank = int(numbers.integers(1, 5))
         shape = tuple(int(each) for each in numbers.integers(2, 7, rank))
-        axes = [int(each) for each in numbers.permutation(rank + 1)[: numbers.integers(1, rank + 2)]]
+        count = int(numbers.integers(1, rank + 2))
+        axes = [int(each) for each in numbers.permutation(rank + 1)[:count]]
         keep = bool(numbers.integers(2))
         size = int(numbers.integers(1, 4))
         of_layer = (3, 4, 5)[:size]

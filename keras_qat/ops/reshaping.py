@@ -20,6 +20,7 @@ from keras_qat.ops.movement import (
     integers,
     move,
     open_sizes,
+    rank_of,
     source_of,
     symbol_of,
 )
@@ -47,7 +48,8 @@ def _accepts_reshape(call: Call, attributes: Attributes) -> str | None:
 def _reshape_example(numbers: np.random.Generator) -> Example:
     axis = int(numbers.integers(-4, 5))
     if numbers.random() < 0.2:
-        return Example(lambda x: tf.squeeze(x, chosen(numbers, 2, [-2], None)), ((4, 1, 30),))
+        axis = chosen(numbers, 2, [-2])
+        return Example(lambda x: tf.squeeze(x, axis), ((4, 1, 30),))
     return Example(
         chosen(
             numbers,
@@ -95,7 +97,7 @@ MEAN_OF_ONE = move(
         _layers.GlobalAveragePooling3D,
     ),
     symbols=("math.reduce_mean",),
-    accepts=lambda call, attributes: None if is_of_one(call) else "axes of other sizes than 1",
+    accepts=lambda call, attributes: None if is_of_one(call) else "",
     example=example_of(
         ((1, 1, 6),),
         lambda numbers: (
@@ -109,7 +111,7 @@ MEAN_OF_ONE = move(
 
 
 def _transpose_attributes(call: Call) -> Attributes:
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     if isinstance(call.layer, _layers.Permute):
         return {"permutation": (0, *call.layer.dims)}
     if symbol_of(call) == "linalg.matrix_transpose":

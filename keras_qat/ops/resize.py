@@ -21,8 +21,7 @@ _layers = keras.layers
 
 
 def _attributes(call: Call) -> Attributes:
-    """`height` and `width`, 0 if they are not known; `interpolation`; `crops`: whether what does
-    not fit the new shape is cut off before."""
+    """`height` and `width`, 0 if they are not known; `crops`: whether it keeps the aspect ratio."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     return {
@@ -37,7 +36,7 @@ def _attributes(call: Call) -> Attributes:
 def _accepts(interpolation: str) -> Any:
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if attributes["interpolation"] != interpolation:
-            return f"interpolation={attributes['interpolation']!r}"
+            return "" if interpolation == "nearest" else _named(attributes)
         if len(first(call).shape) != 4:
             return "not of images"
         if not attributes["channels_last"]:
@@ -51,14 +50,18 @@ def _accepts(interpolation: str) -> Any:
     return accepts
 
 
+def _named(attributes: Attributes) -> str:
+    return f"interpolation={attributes['interpolation']!r}"
+
+
 def _emit(code: str, options: str) -> Any:
     def emit(e: Emission) -> None:
         height, width = e.attributes["height"], e.attributes["width"]
         if not height * width:
             emit_by_converter(e)
             return
-        size = e.constant("size", np.array([height, width], np.int32))
-        e.add(code, [source_of(e), size], options=options, alignCorners=False, halfPixelCenters=True)
+        inputs = [source_of(e), e.constant("size", np.array([height, width], np.int32))]
+        e.add(code, inputs, options=options, alignCorners=False, halfPixelCenters=True)
 
     return emit
 
@@ -103,10 +106,7 @@ def _bilinear(a: Arguments) -> Any:
         share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
         first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)
         x = first * (2**bits - share) + second * share
-    if bits == 11:
-        x = shift_back(x + 2**21, 22)
-    else:
-        x = divide(x, tf.constant(20, tf.int64))
+    x = shift_back(x + 2**21, 22) if bits == 11 else divide(x, tf.constant(20, tf.int64))
     return tf.cast(x - zero_point, a.q[0].dtype)
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.operations import operands
-from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.movement import chosen, first, integers, move, open_sizes, source_of, symbol_of
 from keras_qat.ops.op import Attributes, Example
 from keras_qat.ops.padding import pairs
@@ -28,8 +27,7 @@ Part = tuple[int | None, int | None, int]
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """`parts`: one for each axis, `dropped`: axes of the input that the output has not, `added`:
-    axes of the output that the input has not."""
+    """`parts`: one for each axis; `dropped` axes of the input and `added` ones of the output."""
     x = first(call)
     rank = len(getattr(x, "shape", ()))
     if not symbol_of(call):
@@ -97,17 +95,14 @@ def _mask(flags: Any) -> int:
 
 
 def _emit_slice(e: Emission) -> None:
-    """STRIDED_SLICE, and RESHAPE for new axes."""
+    """STRIDED_SLICE, and RESHAPE for new axes, or EXPAND_DIMS for each."""
     parts, added = e.attributes["parts"], e.attributes["added"]
     (target,) = e.outputs
     shape = e.shape(target)
-    if added and open_sizes(shape) > 1:
-        emit_by_converter(e)
-        return
     if added:
         kept = tuple(size for place, size in enumerate(shape) if place not in added)
         target = e.temporary("part", kept, target)
-    begins, ends, steps = zip(*parts, strict=True)
+    begins, _, steps = zip(*parts, strict=True)
     dropped = e.attributes["dropped"]
     last = [begin + 1 if axis in dropped else end for axis, (begin, end, _) in enumerate(parts)]
     constants = {
@@ -130,8 +125,21 @@ def _emit_slice(e: Emission) -> None:
         shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
         offset=False,
     )
-    if added:
+    if added and open_sizes(shape) <= 1:
         e.reshape(target, e.outputs[0])
+    elif added:
+        _add_axes(e, target, shape, added)
+
+
+def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> None:
+    for place in added:
+        target, others = e.outputs[0], [each for each in added if each > place]
+        if others:
+            now = tuple(size for axis, size in enumerate(shape) if axis not in others)
+            target = e.temporary(f"axis{place}", now, target)
+        axis = e.constant("axis", np.int32(place))
+        e.add("EXPAND_DIMS", [source, axis], [target], "ExpandDimsOptions")
+        source = target
 
 
 def _random_part(numbers: np.random.Generator, size: int) -> Any:

@@ -9,18 +9,10 @@ import tensorflow as tf
 
 from keras_qat.inner_layers import Roll
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value
+from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import (
-    axes_of,
-    chosen,
-    first,
-    integers,
-    move,
-    open_sizes,
-    source_of,
-)
+from keras_qat.ops.movement import axes_of, chosen, integers, move, open_sizes, rank_of, source_of
 from keras_qat.ops.op import Attributes, Example
 from keras_qat.tflite.emission import Emission
 
@@ -29,28 +21,33 @@ __all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
 _layers = keras.layers
 
 
-Entries = list[tuple[int, np.ndarray]]
-"""An axis, and the numbers of its entries."""
+Entries = list[tuple[int, Any]]
+"""An axis, and the numbers of its entries; or how many copies of it there are, side by side, if
+its size is open."""
 
 
 def _take(e: Emission, source: int, entries: Entries) -> None:
-    """Entries of axes, one axis after the other: the only copying that all runtimes have."""
+    """Entries of axes, one axis after the other, by GATHER: runtimes have no TILE everywhere."""
     shape = list(e.shape(source))
     for place, (axis, indices) in enumerate(entries):
-        shape[axis], target = len(indices), e.outputs[0]
+        is_open, target = isinstance(indices, int), e.outputs[0]
+        shape[axis] = None if is_open else len(indices)
         if place < len(entries) - 1:
             target = e.temporary(f"axis{axis}", tuple(shape), target)
-        e.add(
-            "GATHER",
-            [source, e.constant("indices", indices.astype(np.int32))],
-            [target],
-            "GatherOptions",
-            axis=axis,
-            batchDims=0,
-        )
+        if is_open:
+            options = {"axis": axis, "fusedActivationFunction": 0}
+            e.add("CONCATENATION", [source] * indices, [target], "ConcatenationOptions", **options)
+        else:
+            constant = e.constant("indices", indices.astype(np.int32))
+            options = {"axis": axis, "batchDims": 0}
+            e.add("GATHER", [source, constant], [target], "GatherOptions", **options)
         source = target
     if not entries:
         e.builder.copy(source, e.outputs[0])
+
+
+def _copies(size: int | None, count: int) -> Any:
+    return count if size is None else np.tile(np.arange(size), count)
 
 
 def _tile_attributes(call: Call) -> Attributes:
@@ -59,26 +56,8 @@ def _tile_attributes(call: Call) -> Attributes:
 
 def _emit_tile(e: Emission) -> None:
     source = source_of(e)
-    shape, multiples = e.shape(source), e.attributes["multiples"]
-    repeated = [axis for axis, count in enumerate(multiples) if count != 1]
-    for axis in repeated:
-        if shape[axis] is None:  # Copies side by side.
-            _tile_open(e, source, axis)
-            return
-    _take(e, source, [(axis, _copies(shape[axis], multiples[axis])) for axis in repeated])
-
-
-def _copies(size: Any, count: int) -> np.ndarray:
-    return np.tile(np.arange(size), count)
-
-
-def _tile_open(e: Emission, source: int, axis: int) -> None:
-    if sum(count != 1 for count in e.attributes["multiples"]) > 1:
-        emit_by_converter(e)
-        return
-    count = e.attributes["multiples"][axis]
-    options = {"axis": axis, "fusedActivationFunction": 0}
-    e.add("CONCATENATION", [source] * count, options="ConcatenationOptions", **options)
+    sizes = enumerate(zip(e.shape(source), e.attributes["multiples"], strict=True))
+    _take(e, source, [(axis, _copies(*each)) for axis, each in sizes if each[1] != 1])
 
 
 TILE = move(
@@ -138,7 +117,7 @@ BATCH = 3
 
 def _repeat_attributes(call: Call) -> Attributes:
     """`times`: an axis, and how often all of its entries are repeated, or each of them."""
-    layer, rank = call.layer, len(getattr(first(call), "shape", ()))
+    layer, rank = call.layer, rank_of(call)
     if isinstance(layer, _layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
     if isinstance(layer, _layers.UpSampling3D):
@@ -187,7 +166,7 @@ REPEAT = move(
 
 def _reverse_attributes(call: Call) -> Attributes:
     axis = operands(call, "tensor", "axis")[1]
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     return {"axes": None if axis is None else axes_of(axis, rank)}
 
 
@@ -218,13 +197,13 @@ REVERSE = move(
 
 def _roll_attributes(call: Call) -> Attributes:
     """`shifts`: an axis, and by how many places."""
+    given = operands(call, "input", "shift", "axis")[1:]
     if isinstance(call.layer, Roll):
-        shifts, axes = tuple(call.layer.shifts), tuple(call.layer.axes)
-    else:
-        shifts, axes = map(integers, operands(call, "input", "shift", "axis")[1:])
+        given = [call.layer.shifts, call.layer.axes]
+    shifts, axes = map(integers, given)
     if shifts is None or axes is None or len(shifts) != len(axes):
         return {"shifts": None}
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     return {"shifts": tuple(zip((axis % rank for axis in axes), shifts, strict=True))}
 
 

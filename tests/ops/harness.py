@@ -28,9 +28,7 @@ SMALL = 3
 """What integers stay below that are no quantized values."""
 
 
-def random_params(
-    numbers: np.random.Generator, bits: int, symmetric: bool = False
-) -> QuantParams:
+def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = False) -> QuantParams:
     """A range that holds zero: one-sided or not, from small to large."""
     size = 10.0 ** numbers.uniform(-2, 1.5)
     if symmetric:
@@ -64,8 +62,7 @@ def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple
     example = op.example(numbers)
     dtypes = example.dtypes or ("float32",) * len(example.shapes)
     inputs = [
-        keras.Input(shape, dtype=dtype)
-        for shape, dtype in zip(example.shapes, dtypes, strict=True)
+        keras.Input(shape, dtype=dtype) for shape, dtype in zip(example.shapes, dtypes, strict=True)
     ]
     model = keras.Model(inputs, example.build(*inputs))
     graph = graph_lib.read(model)
@@ -201,7 +198,12 @@ def in_integers(node: Node, inputs: dict[str, np.ndarray], family: Family) -> li
 def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = None) -> None:
     """Asserts that file and implementation give the same values, all of them."""
     node, numbers = node_of(op, bits, seed, maximum)
-    inputs = random_inputs(node, numbers)
+    assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
+
+
+def assert_same(node: Node, inputs: dict[str, np.ndarray], family: Family, label: str = "") -> None:
+    """Asserts that the file of a node and its implementation give the same values."""
+    op = node.op
     expected = in_the_interpreter(file_of(node), inputs, family)
     found = in_integers(node, inputs, family)
     for there, here in zip(expected, found, strict=True):
@@ -209,7 +211,7 @@ def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = No
         differing = np.count_nonzero(there != here)
         largest = np.abs(there.astype(np.int64) - here.astype(np.int64)).max(initial=0)
         assert not differing, (
-            f"{op.name}, {bits} bits, {family}, seed {seed}: {differing} of {here.size} values "
-            f"differ, by up to {largest}; {dict(node.attributes)}, in "
-            f"{[str(each.params) for each in node.inputs]}, out {node.output.params}"
+            f"{op.name}, {family}, {label}: {differing} of {here.size} values differ, by up to "
+            f"{largest}; {dict(node.attributes)}, in {[str(each.params) for each in node.inputs]}, "
+            f"out {node.output.params}"
         )
