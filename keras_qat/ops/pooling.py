@@ -199,9 +199,7 @@ def _emit_reduce(code: str) -> Any:
     return emit
 
 
-def _reduce_example(function: Any, kind: str) -> Any:
-    make = {rank: getattr(_layers, f"Global{kind}Pooling{rank}D") for rank in (1, 2, 3)}
-
+def _reduce_example(function: Any, kind: str = "") -> Any:
     def example(numbers: np.random.Generator) -> Example:
         rank = int(numbers.integers(1, 5))
         shape = tuple(int(each) for each in numbers.integers(2, 7, rank))
@@ -209,16 +207,21 @@ def _reduce_example(function: Any, kind: str) -> Any:
         axes = [int(each) for each in numbers.permutation(rank + 1)[:count]]
         keep = bool(numbers.integers(2))
         size = int(numbers.integers(1, 4))
-        of_layer = (3, 4, 5)[:size]
-        return chosen(
-            numbers,
+        lengths = (3, 4, 5)[:size]
+        examples = [
             Example(lambda x: function(x, axes, keepdims=keep), (shape,)),
             Example(lambda x: function(x, axes[0], keep), (shape,)),
             Example(lambda x: function(x), (shape,)),
             Example(lambda x: function(x, [1, 2], keep), ((6, 7, 5),)),
-            Example(make[size](keepdims=keep), ((*of_layer, 4),)),
-            Example(make[size]("channels_first", keepdims=keep), ((4, *of_layer),)),
-        )
+        ]
+        if kind:
+            make = getattr(_layers, f"Global{kind}Pooling{size}D")
+            examples += [
+                Example(make(keepdims=keep), ((*lengths, 4),)),
+                Example(make("channels_first", keepdims=keep), ((4, *lengths),)),
+            ]
+        found: Example = chosen(numbers, *examples)
+        return found
 
     return example
 
@@ -245,7 +248,7 @@ REDUCE_MIN = move(
     symbols=("math.reduce_min",),
     attributes=_reduce_attributes,
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
-    example=lambda numbers: _reduce_example(tf.reduce_min, "Max")(numbers),
+    example=_reduce_example(tf.reduce_min),
 )
 
 

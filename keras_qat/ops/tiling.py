@@ -78,7 +78,7 @@ TILE = move(
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """RESHAPE for new axes, and copies."""
+    """RESHAPE for new axes, and copies; BROADCAST_TO for a batch that becomes another one."""
     source, (target,) = source_of(e), e.outputs
     before, after = e.shape(source), e.shape(target)
     new = len(after) - len(before)
@@ -88,6 +88,10 @@ def _emit_broadcast(e: Emission) -> None:
         before = (*[1] * new, *before)
     repeated = [axis for axis, size in enumerate(before) if size != after[axis]]
     known = all(before[axis] == 1 and after[axis] is not None for axis in repeated)
+    if not known and None not in after:
+        shape = e.constant("shape", np.array(after, np.int32))
+        e.add("BROADCAST_TO", [source, shape], options="BroadcastToOptions")
+        return
     if not known or (new and open_sizes(before) > 1):
         emit_by_converter(e)
         return
@@ -170,16 +174,38 @@ def _reverse_attributes(call: Call) -> Attributes:
     return {"axes": None if axis is None else axes_of(axis, rank)}
 
 
+MAX_REVERSED = 5
+"""Axes that kernels take every n-th entry of."""
+
+
+def _accepts_reverse(call: Call, attributes: Attributes) -> str | None:
+    if not attributes["axes"]:
+        return "along no axis"
+    return None if len(call.output.shape) <= MAX_REVERSED else f"more than {MAX_REVERSED} axes"
+
+
 def _emit_reverse(e: Emission) -> None:
-    """A REVERSE_V2 for each axis: one takes neighbours only."""
-    source, (last, *others) = source_of(e), e.attributes["axes"][::-1]
-    for axis in [*others[::-1], last]:
-        target = e.outputs[0]
-        if axis != last:
-            target = e.temporary(f"axis{axis}", e.shape(source), target)
-        axes = e.constant("axis", np.array([axis], np.int32))
-        e.add("REVERSE_V2", [source, axes], [target], "ReverseV2Options")
-        source = target
+    """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes."""
+    source, axes = source_of(e), e.attributes["axes"]
+    rank = len(e.shape(source))
+    steps = [-1 if axis in axes else 1 for axis in range(rank)]
+    nothing, every = np.zeros(rank, np.int32), 2**rank - 1
+    e.add(
+        "STRIDED_SLICE",
+        [
+            source,
+            e.constant("begin", nothing),
+            e.constant("end", nothing),
+            e.constant("strides", np.array(steps, np.int32)),
+        ],
+        options="StridedSliceOptions",
+        beginMask=every,
+        endMask=every,
+        ellipsisMask=0,
+        newAxisMask=0,
+        shrinkAxisMask=0,
+        offset=False,
+    )
 
 
 REVERSE = move(
@@ -188,7 +214,7 @@ REVERSE = move(
     _emit_reverse,
     symbols=("reverse",),
     attributes=_reverse_attributes,
-    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    accepts=_accepts_reverse,
     example=lambda numbers: Example(
         chosen(numbers, *(lambda x, a=a: tf.reverse(x, a) for a in ([1], [-1, 1], [2], [1, 2, 3])))
     ),

@@ -84,7 +84,7 @@ OPEN = {
         ["CONCATENATION"] * 2 + ["GATHER"],
     ),
     "stack": (lambda x: tf.stack([x, x], 1), (None, None, 4), ["PACK"]),
-    "reverse": (lambda x: tf.reverse(x, [2, 1]), (None, None, 4), ["REVERSE_V2", "REVERSE_V2"]),
+    "reverse": (lambda x: tf.reverse(x, [2, 1]), (None, None, 4), ["STRIDED_SLICE"]),
 }
 """Sizes that are not known before run time: what is called, on what, as which operators."""
 
@@ -101,7 +101,6 @@ BY_CONVERTER = {
     "roll": (Roll([2, -1], [1, 2]), (None, None, 4)),
     "flatten": (layers.Flatten(), (None, None, 4)),
     "expand": (lambda x: tf.expand_dims(x, 1), (None, 5)),
-    "broadcast": (lambda x: tf.broadcast_to(x, [3, 3, 4, 5]), (1, 4, 5)),
 }
 """Open sizes that files ask for at run time."""
 
