@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from keras_qat.tflite.emission import Emission
 
 __all__ = [
     "IDENTITY",
+    "MAX_SLICED",
     "MOVE",
+    "Part",
     "axes_of",
     "chosen",
     "example_of",
@@ -29,9 +31,16 @@ __all__ = [
     "rank_of",
     "source_of",
     "symbol_of",
+    "take_parts",
 ]
 
 _layers = keras.layers
+
+Part = tuple[int | None, int | None, int]
+"""Begin, end and step along an axis, None for its ends."""
+
+MAX_SLICED = 5
+"""Axes that kernels take parts of."""
 
 
 def moved(a: Arguments) -> Any:
@@ -114,6 +123,35 @@ def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
     return Op(name, emit=emit, doc=doc, accepts=accepts, **fields)
 
 
+def take_parts(
+    e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
+) -> None:
+    """Adds a STRIDED_SLICE: a part for each axis of a tensor; of the `dropped` one entry."""
+    begins, ends, steps = ([each[place] for each in parts] for place in range(3))
+    for axis in dropped:
+        ends[axis] = (begins[axis] or 0) + 1
+    constants = [
+        e.constant(name, np.array([each or 0 for each in given], np.int32))
+        for name, given in {"begin": begins, "end": ends, "strides": steps}.items()
+    ]
+    e.add(
+        "STRIDED_SLICE",
+        [source, *constants],
+        [target],
+        "StridedSliceOptions",
+        beginMask=_mask(each is None for each in begins),
+        endMask=_mask(each is None for each in ends),
+        ellipsisMask=0,
+        newAxisMask=0,
+        shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
+        offset=False,
+    )
+
+
+def _mask(flags: Iterable[bool]) -> int:
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
+
+
 def chosen(numbers: np.random.Generator, *given: Any) -> Any:
     """One of several."""
     return given[numbers.integers(len(given))]
@@ -154,6 +192,7 @@ IDENTITY = move(
         *(_layers.RandomHeight, _layers.RandomWidth),
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
+    functions=(keras.activations.linear,),
     example=example_of(
         ((4, 5, 6),),
         lambda numbers: (

@@ -144,6 +144,7 @@ MAX_POOLING = move(
     layers=(_layers.MaxPooling1D, _layers.MaxPooling2D),
     symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
     attributes=_pool_attributes,
+    defaults={"padding": "VALID", "channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
     example=_pool_example("Max"),
@@ -168,6 +169,7 @@ AVERAGE_POOLING = move(
     layers=(_layers.AveragePooling1D, _layers.AveragePooling2D),
     symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
     attributes=_pool_attributes,
+    defaults={"padding": "VALID", "channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
     example=_pool_example("Average"),
@@ -237,6 +239,7 @@ REDUCE_MAX = move(
     ),
     symbols=("math.reduce_max",),
     attributes=_reduce_attributes,
+    defaults={"keepdims": False},
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
     example=_reduce_example(tf.reduce_max, "Max"),
 )
@@ -247,6 +250,7 @@ REDUCE_MIN = move(
     _emit_reduce("REDUCE_MIN"),
     symbols=("math.reduce_min",),
     attributes=_reduce_attributes,
+    defaults={"keepdims": False},
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
     example=_reduce_example(tf.reduce_min),
 )
@@ -259,21 +263,21 @@ def _mean(a: Arguments) -> Any:
     """
     (x,), (params,), output = a.q, a.params, a.output
     axes, keep = list(a.attributes["axes"]), a.attributes["keepdims"]
-    sums = tf.reduce_sum(tf.cast(x, tf.int64), axes, keep)
+    sums = tf.reduce_sum(tf.cast(x, tf.float64), axes, keep)
     sizes = tf.gather(tf.shape(x, tf.int64), axes)
     count = tf.reduce_prod(sizes)
     if a.family == "reference" or a.wide:
         multiplier, exponent = fixed_point(params.scale / output.scale)
         bits = exponent_of(tf.cast(count, tf.float64))
         bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)
-        scaled = multiply(sums, (shift(multiplier, bits) // count, exponent - bits))
+        whole = tf.cast(sums, tf.int64)
+        scaled = multiply(whole, (shift(multiplier, bits) // count, exponent - bits))
         return tf.cast(scaled, x.dtype)
     of_all = tf.cast(count, tf.float64)
     factor = single(single(params.scale / output.scale) * single(1.0 / of_all))
     of_zero = of_all * params.zero_point
     offset = single(output.zero_point - single(of_zero * factor))
-    raw = tf.cast(sums, tf.float64) + of_zero
-    scaled = tf.round(single(single(raw * factor) + offset))
+    scaled = tf.round(single(single((sums + of_zero) * factor) + offset))
     return tf.cast(scaled - output.zero_point, x.dtype)
 
 
@@ -290,6 +294,7 @@ MEAN = move(
     ),
     symbols=("math.reduce_mean",),
     attributes=_reduce_attributes,
+    defaults={"keepdims": False},
     accepts=_accepts_axes,
     example=_reduce_example(tf.reduce_mean, "Average"),
 )

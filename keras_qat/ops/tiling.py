@@ -12,7 +12,17 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import axes_of, chosen, integers, move, open_sizes, rank_of, source_of
+from keras_qat.ops.movement import (
+    MAX_SLICED,
+    axes_of,
+    chosen,
+    integers,
+    move,
+    open_sizes,
+    rank_of,
+    source_of,
+    take_parts,
+)
 from keras_qat.ops.op import Attributes, Example
 from keras_qat.tflite.emission import Emission
 
@@ -77,25 +87,29 @@ TILE = move(
 )
 
 
+def _broadcast_attributes(call: Call) -> Attributes:
+    """`added`: axes of the output that the input has not."""
+    if isinstance(call.layer, _layers.RepeatVector):
+        return {"added": (1,)}
+    return {"added": tuple(range(len(call.output.shape) - rank_of(call)))}
+
+
 def _emit_broadcast(e: Emission) -> None:
     """RESHAPE for new axes, and copies; BROADCAST_TO for a batch that becomes another one."""
     source, (target,) = source_of(e), e.outputs
     before, after = e.shape(source), e.shape(target)
-    new = len(after) - len(before)
-    if isinstance(e.node.call.layer, _layers.RepeatVector):
-        before = (before[0], 1, before[1])
-    elif new:
-        before = (*[1] * new, *before)
+    for axis in e.attributes["added"]:
+        before = (*before[:axis], 1, *before[axis:])
     repeated = [axis for axis, size in enumerate(before) if size != after[axis]]
     known = all(before[axis] == 1 and after[axis] is not None for axis in repeated)
     if not known and None not in after:
         shape = e.constant("shape", np.array(after, np.int32))
         e.add("BROADCAST_TO", [source, shape], options="BroadcastToOptions")
         return
-    if not known or (new and open_sizes(before) > 1):
+    if not known or (e.attributes["added"] and open_sizes(before) > 1):
         emit_by_converter(e)
         return
-    if new:
+    if e.attributes["added"]:
         raised = e.temporary("raised", before, target)
         e.reshape(source, raised)
         source = raised
@@ -108,6 +122,8 @@ BROADCAST = move(
     _emit_broadcast,
     layers=(_layers.RepeatVector,),
     symbols=("broadcast_to",),
+    attributes=_broadcast_attributes,
+    defaults={"added": ()},
     example=lambda numbers: chosen(
         numbers,
         Example(_layers.RepeatVector(int(numbers.integers(1, 5))), ((6,),)),
@@ -174,38 +190,17 @@ def _reverse_attributes(call: Call) -> Attributes:
     return {"axes": None if axis is None else axes_of(axis, rank)}
 
 
-MAX_REVERSED = 5
-"""Axes that kernels take every n-th entry of."""
-
-
 def _accepts_reverse(call: Call, attributes: Attributes) -> str | None:
     if not attributes["axes"]:
         return "along no axis"
-    return None if len(call.output.shape) <= MAX_REVERSED else f"more than {MAX_REVERSED} axes"
+    return None if len(call.output.shape) <= MAX_SLICED else f"more than {MAX_SLICED} axes"
 
 
 def _emit_reverse(e: Emission) -> None:
     """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes."""
-    source, axes = source_of(e), e.attributes["axes"]
-    rank = len(e.shape(source))
-    steps = [-1 if axis in axes else 1 for axis in range(rank)]
-    nothing, every = np.zeros(rank, np.int32), 2**rank - 1
-    e.add(
-        "STRIDED_SLICE",
-        [
-            source,
-            e.constant("begin", nothing),
-            e.constant("end", nothing),
-            e.constant("strides", np.array(steps, np.int32)),
-        ],
-        options="StridedSliceOptions",
-        beginMask=every,
-        endMask=every,
-        ellipsisMask=0,
-        newAxisMask=0,
-        shrinkAxisMask=0,
-        offset=False,
-    )
+    axes, source = e.attributes["axes"], source_of(e)
+    parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(e.shape(source)))]
+    take_parts(e, source, e.outputs[0], parts)
 
 
 REVERSE = move(

@@ -26,7 +26,9 @@ from tests.ops.harness import (
     assert_exact,
     assert_same,
     file_of,
+    in_integers,
     make_node,
+    node_of,
     random_inputs,
 )
 
@@ -241,7 +243,6 @@ REFUSED = {
         "other numbers",
     ),
     "channels_first": (layers.UpSampling2D(2, data_format="channels_first"), "channels_first"),
-    "crops": (layers.Resizing(3, 5, crop_to_aspect_ratio=True), "crop_to_aspect_ratio"),
     "bicubic": (layers.Resizing(3, 5, "bicubic"), "interpolation='bicubic'"),
     "a trace": (Contract("abbc,abbc->ac"), "no product of matrices"),
     "a diagonal": (lambda x: Contract("abcd,abcd->a")([x, x]), None),
@@ -279,6 +280,38 @@ def test_layers_that_augment_are_nothing_at_run_time():
     for build in (layers.Dropout(0.5), layers.RandomRotation(0.1), layers.GaussianNoise(1.0)):
         (call,) = calls_of(build, (6, 6, 3))
         assert match(call).op.alias
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_compute_the_same(family, compiled):
+    """With quantization parameters that the graph reads when it runs."""
+    rows = [row for row in registry.ROWS if row.compute.__module__ in MODULES]
+    assert len(rows) > 20
+    for row in rows:
+        if not (row.layers or row.symbols):
+            continue
+        node, numbers = node_of(row, 8, 1)
+        inputs = random_inputs(node, numbers)
+        expected = in_integers(node, inputs, family)
+        function = tf.function(compute_with, jit_compile=compiled)
+        found = function(node, inputs, family)
+        for here, there in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(here, there, row.name)
+
+
+MODULES = [f"keras_qat.ops.{name}" for name in ("movement", "pooling", "resize", "matmul", "index")]
+
+
+def compute_with(node, inputs, family):
+    """What `in_integers` computes, in a graph."""
+    given = []
+    for each in node.inputs:
+        q = tf.identity(inputs[each.name])
+        given.append(q if each.params is None else tf.cast(q, tf.float32) - each.params.zero_point)
+    results = compute_node(node, given, family)
+    ends = [each.params.zero_point if each.params else 0 for each in node.outputs]
+    return [each + tf.cast(zero, each.dtype) for each, zero in zip(results, ends, strict=True)]
 
 
 def test_moves_keep_their_range():
