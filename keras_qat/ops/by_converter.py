@@ -11,7 +11,6 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Arguments
-from keras_qat.resolved.constants import constant_of
 from keras_qat.resolved.graph import Node, Tensor
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
@@ -87,14 +86,12 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
         for operator in graph.operators:
             code = model.operatorCodes[operator.opcodeIndex]
             name = _NAMES[max(code.builtinCode, code.deprecatedBuiltinCode)]
-            if held.intersection(map(int, [*operator.inputs, *operator.outputs])):
-                if name not in MOVES:
-                    raise ValueError(
-                        f"{node.name}: {type(node.call.layer).__name__} does more than to move "
-                        f"its values: TFLite's converter makes {name} of it."
-                    )
+            read = held.intersection(map(int, [*operator.inputs, *operator.outputs]))
+            if read and name not in MOVES:
+                raise _no_movement(node, f"TFLite's converter makes {name} of it")
         for place in held:
-            _quantize_tensor(model, graph.tensors[place], params)
+            if not _quantize_constant(model, graph.tensors[place], params):
+                raise _no_movement(node, "it has constants that are not 0")
             graph.tensors[place].type = dtype
         for operator in graph.operators:
             code = model.operatorCodes[operator.opcodeIndex]
@@ -110,13 +107,20 @@ def _code(number: int, version: int) -> Any:
     return code
 
 
-def _quantize_tensor(model: Any, tensor: Any, params: QuantParams) -> None:
-    """Quantizes a constant."""
+def _no_movement(node: Node, why: str) -> ValueError:
+    kind = type(node.call.layer).__name__
+    return ValueError(f"{node.name}: {kind} does more than to move its values: {why}.")
+
+
+def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
+    """Quantizes zeros, the only constants that mean the same in any range."""
     data = model.buffers[tensor.buffer].data
     if data is None or len(data) == 0:
-        return
+        return True
     values = np.asarray(data, np.uint8).view(np.float32)
     buffer = schema.BufferT()
-    buffer.data = constant_of(values, params.bits, params).q.view(np.uint8)
+    zeros = np.full(values.shape, params.zero_point, params.dtype)
+    buffer.data = zeros.view(np.uint8).reshape(-1)
     model.buffers.append(buffer)
     tensor.buffer = len(model.buffers) - 1
+    return not values.any()

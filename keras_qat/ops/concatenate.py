@@ -19,10 +19,7 @@ _layers = keras.layers
 
 def _attributes(call: Call) -> Attributes:
     """`axis`, and of integers the `numbers` among the tensors, by place."""
-    if symbol_of(call):
-        axis = operands(call, "values", "axis")[1] or 0
-    else:
-        axis = call.layer.axis
+    axis = operands(call, "values", "axis")[1] or 0 if symbol_of(call) else call.layer.axis
     axes, rank = integers(axis), len(call.output.shape)
     parts = first(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
@@ -72,16 +69,16 @@ def _example(numbers: np.random.Generator) -> Example:
         if axis:
             shape[axis - 1] = int(numbers.integers(1, 7))
         shapes.append(tuple(shape))
-    build = chosen(
-        numbers,
-        lambda *x: (
-            _layers.Concatenate(axis or -1)(list(x)) if axis in (0, 3) else tf.concat(x, axis)
-        ),
-        lambda *x: tf.concat(list(x), axis),
-        lambda *x: _layers.Concatenate(axis - 4)(list(x)) if axis else tf.concat(x, 0),
-    )
     if axis == 0:
         build = lambda *x: tf.concat(list(x), 0)  # noqa: E731
+    else:
+        build = chosen(
+            numbers,
+            lambda *x: _layers.Concatenate(axis)(list(x)),
+            lambda *x: _layers.Concatenate(axis - 4)(list(x)),
+            lambda *x: tf.concat(list(x), axis),
+            lambda *x: tf.concat(list(x), axis=axis - 4),
+        )
     return Example(build, tuple(shapes))
 
 
@@ -93,6 +90,7 @@ CONCATENATE = Op(
     layers=(_layers.Concatenate,),
     symbols=("concat",),
     attributes=_attributes,
+    defaults={"numbers": ()},
     accepts=_accepts,
     output=SharedRange(),
     example=_example,
@@ -112,6 +110,7 @@ STACK = Op(
     doc="tensors side by side along a new axis",
     symbols=("stack",),
     attributes=_attributes,
+    defaults={"numbers": ()},
     accepts=_accepts,
     output=SharedRange(),
     example=lambda numbers: Example(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
-from keras_qat.ops.movement import axes_of, chosen, first, move, source_of
+from keras_qat.ops.movement import axes_of, chosen, move, rank_of, source_of
 from keras_qat.ops.op import Arguments, Attributes, Example, OwnRange
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
@@ -42,7 +42,7 @@ SHAPE = move(
 def _attributes(call: Call) -> Attributes:
     _, axis = operands(call, "input", "axis")
     axis = call.kwargs.get("dimension", axis)
-    axes = axes_of(axis or 0, len(getattr(first(call), "shape", ())))
+    axes = axes_of(axis or 0, rank_of(call))
     return {"axis": axes[0] if axes else None}
 
 

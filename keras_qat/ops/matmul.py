@@ -132,6 +132,7 @@ MATMUL = Op(
     doc="products of matrices",
     symbols=("linalg.matmul",),
     attributes=_matmul_attributes,
+    defaults={"transposed": (False, False), "depth": None},
     accepts=_accepts_matmul,
     symmetric=(1,),
     example=_matmul_example,
@@ -146,10 +147,10 @@ def _equation(call: Call) -> str:
     ranks = [len(value.shape) for value in call.inputs]
     if isinstance(layer, _layers.Dot):
         axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
-        letters = iter(string.ascii_lowercase[2:])
+        unused = iter(string.ascii_lowercase[2:])
         terms = []
         for axis, rank in zip(axes, ranks, strict=True):
-            inner = "".join(next(letters) for _ in range(rank - 1))
+            inner = "".join(next(unused) for _ in range(rank - 1))
             place = axis % rank - 1
             terms.append("a" + inner[:place] + "b" + inner[place + 1 :])
         output = "a" + "".join(each for term in terms for each in term if each not in "ab")
@@ -220,7 +221,7 @@ def _contract_attributes(call: Call) -> Attributes:
     if equation:
         sizes = _sizes(equation, call.inputs[0].shape, call.inputs[1].shape)
         summed = [sizes[each] for each in _Axes.of(equation).summed]
-        depth = None if None in summed else math.prod(summed)
+        depth = _product_of(summed)
     return {"equation": equation, "depth": depth}
 
 
@@ -291,12 +292,16 @@ def _emit_contract(e: Emission) -> None:
     _transpose(e, product, output, order)
 
 
+def _product_of(sizes: list[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
 def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
     """The shape of matrices: several axes make one."""
 
     def of_all(axes: str) -> int | None:
-        known = [sizes[each] for each in axes]
-        return None if None in known else math.prod(known)  # type: ignore[arg-type]
+        return _product_of([sizes[each] for each in axes])
 
     lead = tuple(sizes[each] for each in batch)
     if len(batch) > MAX_AXES - 2:
@@ -321,16 +326,17 @@ def _contract_example(numbers: np.random.Generator) -> Example:
 
     if numbers.random() < 0.3:
         axes = (int(numbers.integers(1, 4)), int(numbers.integers(1, 3)))
-        first, second = [3, 4, 5], [6, 7]
-        second[axes[1] - 1] = first[axes[0] - 1]
-        return chosen(
+        shapes: list[Any] = [[3, 4, 5], [6, 7]]
+        shapes[1][axes[1] - 1] = shapes[0][axes[0] - 1]
+        of_dot: Example = chosen(
             numbers,
-            Example(lambda x, y: _layers.Dot(axes)([x, y]), (tuple(first), tuple(second))),
+            Example(lambda x, y: _layers.Dot(axes)([x, y]), tuple(map(tuple, shapes))),
             Example(lambda x, y: _layers.Dot(-1)([x, y]), ((5, 4), (3, 4))),
             Example(lambda x, y: _layers.Dot(1)([x, y]), ((5,), (5,))),
             Example(lambda x, y: _layers.Dot((2, 1))([x, y]), ((300, 4), (4, 3))),
             Example(lambda x, y: _layers.Dot(1)([x, y]), ((300, 4), (300, 3))),
         )
+        return of_dot
     equation = EQUATIONS[numbers.integers(len(EQUATIONS))]
     first, second = (shape(term) for term in re.split(",|->", equation)[:2])
     return Example(lambda x, y: Contract(equation)([x, y]), (first, second))
@@ -343,6 +349,7 @@ CONTRACT = Op(
     doc="sums of products of two tensors along shared axes",
     layers=(Contract, _layers.Dot),
     attributes=_contract_attributes,
+    defaults={"depth": None},
     accepts=_accepts_contract,
     symmetric=(1,),
     example=_contract_example,

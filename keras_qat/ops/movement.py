@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from keras_qat.tflite.emission import Emission
 
 __all__ = [
     "IDENTITY",
+    "MAX_SLICED",
     "MOVE",
+    "Part",
     "axes_of",
     "chosen",
     "example_of",
@@ -26,11 +28,19 @@ __all__ = [
     "move",
     "moved",
     "open_sizes",
+    "rank_of",
     "source_of",
     "symbol_of",
+    "take_parts",
 ]
 
 _layers = keras.layers
+
+Part = tuple[int | None, int | None, int]
+"""Begin, end and step along an axis, None for its ends."""
+
+MAX_SLICED = 5
+"""Axes that kernels take parts of."""
 
 
 def moved(a: Arguments) -> Any:
@@ -79,6 +89,11 @@ def integers(given: Any) -> tuple[int, ...] | None:
     return tuple(int(each) for part in known for each in np.ravel(part))
 
 
+def rank_of(call: Call) -> int:
+    """How many axes the tensor has that a call is about; 1 if it is no single tensor."""
+    return len(getattr(first(call), "shape", ())) or 1
+
+
 def axes_of(given: Any, rank: int) -> tuple[int, ...] | None:
     """Axes among `rank`, all of them by default; None if they are not known."""
     if given is None:
@@ -96,10 +111,6 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _no_attributes(call: Call) -> Attributes:
-    return {}
-
-
 def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
     """An operator that only moves values. It has a kernel if none of its attributes is None."""
     more: Callable[..., str | None] | None = fields.pop("accepts", None)
@@ -112,9 +123,38 @@ def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
     return Op(name, emit=emit, doc=doc, accepts=accepts, **fields)
 
 
-def chosen(numbers: np.random.Generator, *builds: Callable[..., Any]) -> Callable[..., Any]:
+def take_parts(
+    e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
+) -> None:
+    """Adds a STRIDED_SLICE: a part for each axis of a tensor; of the `dropped` one entry."""
+    begins, ends, steps = ([each[place] for each in parts] for place in range(3))
+    for axis in dropped:
+        ends[axis] = (begins[axis] or 0) + 1
+    constants = [
+        e.constant(name, np.array([each or 0 for each in given], np.int32))
+        for name, given in {"begin": begins, "end": ends, "strides": steps}.items()
+    ]
+    e.add(
+        "STRIDED_SLICE",
+        [source, *constants],
+        [target],
+        "StridedSliceOptions",
+        beginMask=_mask(each is None for each in begins),
+        endMask=_mask(each is None for each in ends),
+        ellipsisMask=0,
+        newAxisMask=0,
+        shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
+        offset=False,
+    )
+
+
+def _mask(flags: Iterable[bool]) -> int:
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
+
+
+def chosen(numbers: np.random.Generator, *given: Any) -> Any:
     """One of several."""
-    return builds[numbers.integers(len(builds))]
+    return given[numbers.integers(len(given))]
 
 
 def example_of(
@@ -152,6 +192,7 @@ IDENTITY = move(
         *(_layers.RandomHeight, _layers.RandomWidth),
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
+    functions=(keras.activations.linear,),
     example=example_of(
         ((4, 5, 6),),
         lambda numbers: (

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import number, operands
-from keras_qat.ops.movement import chosen, first, integers, move, source_of, symbol_of
+from keras_qat.ops.movement import chosen, integers, move, rank_of, source_of, symbol_of
 from keras_qat.ops.op import Attributes, Example
 from keras_qat.tflite.emission import Emission
 
@@ -45,15 +45,14 @@ def pairs(layer: Any, options: Any, rank: int) -> Pairs:
 
 
 def _attributes(call: Call) -> Attributes:
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     if not symbol_of(call):
         return {"paddings": pairs(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
     names = ("tensor", "paddings", "mode", "name", "constant_values")
     _, paddings, mode, _, value = operands(call, *names)
     known = integers(paddings)
-    if known is not None:
-        known = tuple(zip(known[::2], known[1::2], strict=True))  # type: ignore[assignment]
-    found = {"paddings": known, "mode": (mode or "CONSTANT").upper()}
+    both = None if known is None else tuple(zip(known[::2], known[1::2], strict=True))
+    found: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}
     if found["mode"] == "CONSTANT":
         found["value"] = 0.0 if value is None else number(value)
     return found
@@ -70,7 +69,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 def _accepts_mode(*modes: str) -> Any:
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if attributes["mode"] not in modes:
-            return f"mode={attributes['mode']!r}"
+            return "" if attributes["mode"] in MODES else f"mode={attributes['mode']!r}"
         return _accepts(call, attributes)
 
     return accepts

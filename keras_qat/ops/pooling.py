@@ -15,10 +15,10 @@ from keras_qat.operations import operands
 from keras_qat.ops.movement import (
     axes_of,
     chosen,
-    first,
     integers,
     move,
     open_sizes,
+    rank_of,
     source_of,
     symbol_of,
 )
@@ -35,7 +35,7 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 
 def _pool_attributes(call: Call) -> Attributes:
     """`pool` and `strides` along the axes between batch and channels, `padding`."""
-    layer, axes = call.layer, len(getattr(first(call), "shape", ())) - 2
+    layer, axes = call.layer, rank_of(call) - 2
     if not symbol_of(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
         last = layer.data_format == "channels_last"
@@ -52,9 +52,7 @@ def _pool_attributes(call: Call) -> Attributes:
 
 
 def _window(given: Any, axes: int) -> tuple[int, ...] | None:
-    """Sizes along `axes` axes, of one for all, of one for each, or of one for batch and channels
-    too; the latter have to be 1.
-    """
+    """Sizes along `axes` axes; those of batch and channels, where they are given too, are 1."""
     sizes = integers(given)
     if sizes is None or len(sizes) == axes:
         return sizes
@@ -119,13 +117,13 @@ def _drop_axis(e: Emission, source: int, target: int) -> None:
 
 def _pool_example(kind: str) -> Any:
     make = {name: getattr(_layers, f"{kind}Pooling{name}") for name in ("1D", "2D")}
-    of_nn = {"Max": (tf.nn.max_pool2d, tf.nn.max_pool1d), "Average": (tf.nn.avg_pool2d, None)}
+    in_nn = {"Max": tf.nn.max_pool2d, "Average": tf.nn.avg_pool2d}[kind]
+    in_nn_1d = {"Max": tf.nn.max_pool1d, "Average": tf.nn.avg_pool1d}[kind]
 
     def example(numbers: np.random.Generator) -> Example:
         padding = str(numbers.choice(["same", "valid"]))
         pool = tuple(int(each) for each in numbers.integers(1, 5, 2))
         strides = tuple(int(each) for each in numbers.integers(1, 4, 2))
-        in_nn, _ = of_nn[kind]
         return chosen(
             numbers,
             Example(make["2D"](pool, strides, padding), ((7, 9, 3),)),
@@ -133,6 +131,7 @@ def _pool_example(kind: str) -> Any:
             Example(make["1D"](pool[0], strides[0], padding), ((9, 5),)),
             Example(lambda x: in_nn(x, pool, strides, padding.upper()), ((7, 9, 3),)),
             Example(lambda x: in_nn(x, [1, 2, 3, 1], 2, padding.upper()), ((7, 9, 3),)),
+            Example(lambda x: in_nn_1d(x, 3, 2, padding.upper()), ((9, 3),)),
         )
 
     return example
@@ -145,6 +144,7 @@ MAX_POOLING = move(
     layers=(_layers.MaxPooling1D, _layers.MaxPooling2D),
     symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
     attributes=_pool_attributes,
+    defaults={"padding": "VALID", "channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
     example=_pool_example("Max"),
@@ -169,6 +169,7 @@ AVERAGE_POOLING = move(
     layers=(_layers.AveragePooling1D, _layers.AveragePooling2D),
     symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
     attributes=_pool_attributes,
+    defaults={"padding": "VALID", "channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
     example=_pool_example("Average"),
@@ -177,7 +178,7 @@ AVERAGE_POOLING = move(
 
 def _reduce_attributes(call: Call) -> Attributes:
     """`axes` and whether they stay, with the size 1: `keepdims`."""
-    layer, rank = call.layer, len(getattr(first(call), "shape", ()))
+    layer, rank = call.layer, rank_of(call)
     if not symbol_of(call):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
@@ -200,27 +201,29 @@ def _emit_reduce(code: str) -> Any:
     return emit
 
 
-def _reduce_example(function: Any, kind: str) -> Any:
-    make = {rank: getattr(_layers, f"Global{kind}Pooling{rank}D") for rank in (1, 2, 3)}
-
+def _reduce_example(function: Any, kind: str = "") -> Any:
     def example(numbers: np.random.Generator) -> Example:
         rank = int(numbers.integers(1, 5))
         shape = tuple(int(each) for each in numbers.integers(2, 7, rank))
-        axes = [
-            int(each) for each in numbers.permutation(rank + 1)[: numbers.integers(1, rank + 2)]
-        ]
+        count = int(numbers.integers(1, rank + 2))
+        axes = [int(each) for each in numbers.permutation(rank + 1)[:count]]
         keep = bool(numbers.integers(2))
         size = int(numbers.integers(1, 4))
-        of_layer = (3, 4, 5)[:size]
-        return chosen(
-            numbers,
+        lengths = (3, 4, 5)[:size]
+        examples = [
             Example(lambda x: function(x, axes, keepdims=keep), (shape,)),
             Example(lambda x: function(x, axes[0], keep), (shape,)),
             Example(lambda x: function(x), (shape,)),
             Example(lambda x: function(x, [1, 2], keep), ((6, 7, 5),)),
-            Example(make[size](keepdims=keep), ((*of_layer, 4),)),
-            Example(make[size]("channels_first", keepdims=keep), ((4, *of_layer),)),
-        )
+        ]
+        if kind:
+            make = getattr(_layers, f"Global{kind}Pooling{size}D")
+            examples += [
+                Example(make(keepdims=keep), ((*lengths, 4),)),
+                Example(make("channels_first", keepdims=keep), ((4, *lengths),)),
+            ]
+        found: Example = chosen(numbers, *examples)
+        return found
 
     return example
 
@@ -236,6 +239,7 @@ REDUCE_MAX = move(
     ),
     symbols=("math.reduce_max",),
     attributes=_reduce_attributes,
+    defaults={"keepdims": False},
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
     example=_reduce_example(tf.reduce_max, "Max"),
 )
@@ -246,8 +250,9 @@ REDUCE_MIN = move(
     _emit_reduce("REDUCE_MIN"),
     symbols=("math.reduce_min",),
     attributes=_reduce_attributes,
+    defaults={"keepdims": False},
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
-    example=lambda numbers: _reduce_example(tf.reduce_min, "Max")(numbers),
+    example=_reduce_example(tf.reduce_min),
 )
 
 
@@ -258,21 +263,21 @@ def _mean(a: Arguments) -> Any:
     """
     (x,), (params,), output = a.q, a.params, a.output
     axes, keep = list(a.attributes["axes"]), a.attributes["keepdims"]
-    sums = tf.reduce_sum(tf.cast(x, tf.int64), axes, keep)
+    sums = tf.reduce_sum(tf.cast(x, tf.float64), axes, keep)
     sizes = tf.gather(tf.shape(x, tf.int64), axes)
     count = tf.reduce_prod(sizes)
     if a.family == "reference" or a.wide:
         multiplier, exponent = fixed_point(params.scale / output.scale)
         bits = exponent_of(tf.cast(count, tf.float64))
         bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)
-        scaled = multiply(sums, (shift(multiplier, bits) // count, exponent - bits))
+        whole = tf.cast(sums, tf.int64)
+        scaled = multiply(whole, (shift(multiplier, bits) // count, exponent - bits))
         return tf.cast(scaled, x.dtype)
     of_all = tf.cast(count, tf.float64)
     factor = single(single(params.scale / output.scale) * single(1.0 / of_all))
     of_zero = of_all * params.zero_point
     offset = single(output.zero_point - single(of_zero * factor))
-    raw = tf.cast(sums, tf.float64) + of_zero
-    scaled = tf.round(single(single(raw * factor) + offset))
+    scaled = tf.round(single(single((sums + of_zero) * factor) + offset))
     return tf.cast(scaled - output.zero_point, x.dtype)
 
 
@@ -289,6 +294,7 @@ MEAN = move(
     ),
     symbols=("math.reduce_mean",),
     attributes=_reduce_attributes,
+    defaults={"keepdims": False},
     accepts=_accepts_axes,
     example=_reduce_example(tf.reduce_mean, "Average"),
 )

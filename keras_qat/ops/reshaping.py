@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from keras_qat.ops.movement import (
     integers,
     move,
     open_sizes,
+    rank_of,
     source_of,
     symbol_of,
 )
@@ -47,7 +49,8 @@ def _accepts_reshape(call: Call, attributes: Attributes) -> str | None:
 def _reshape_example(numbers: np.random.Generator) -> Example:
     axis = int(numbers.integers(-4, 5))
     if numbers.random() < 0.2:
-        return Example(lambda x: tf.squeeze(x, chosen(numbers, 2, [-2], None)), ((4, 1, 30),))
+        axis = chosen(numbers, 2, [-2])
+        return Example(lambda x: tf.squeeze(x, axis), ((4, 1, 30),))
     return Example(
         chosen(
             numbers,
@@ -95,7 +98,7 @@ MEAN_OF_ONE = move(
         _layers.GlobalAveragePooling3D,
     ),
     symbols=("math.reduce_mean",),
-    accepts=lambda call, attributes: None if is_of_one(call) else "axes of other sizes than 1",
+    accepts=lambda call, attributes: None if is_of_one(call) else "",
     example=example_of(
         ((1, 1, 6),),
         lambda numbers: (
@@ -109,7 +112,7 @@ MEAN_OF_ONE = move(
 
 
 def _transpose_attributes(call: Call) -> Attributes:
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     if isinstance(call.layer, _layers.Permute):
         return {"permutation": (0, *call.layer.dims)}
     if symbol_of(call) == "linalg.matrix_transpose":
@@ -167,34 +170,37 @@ def _accepts_block(call: Call, attributes: Attributes) -> str | None:
     return None if attributes["data_format"] == "NHWC" else "data_format='NCHW'"
 
 
-def _emit_block(e: Emission) -> None:
-    """In 16 bits, which the kernels do not have, as a transposition."""
-    to_space = e.node.op is DEPTH_TO_SPACE
-    code, options = (
-        ("DEPTH_TO_SPACE", "DepthToSpaceOptions")
-        if to_space
-        else ("SPACE_TO_DEPTH", "SpaceToDepthOptions")
-    )
-    if not e.wide:
-        e.add(code, [source_of(e)], options=options, blockSize=e.attributes["size"])
-        return
-    size, source = e.attributes["size"], source_of(e)
-    (_, height, width, channels), place = e.shape(source), e.outputs[0]
-    if to_space:
-        split = (None, height, width, size, size, channels // size**2)
+ORDER = (0, 1, 3, 2, 4, 5)
+"""Of batch, rows, rows in a block, columns, columns in a block and channels; or the other way."""
+
+
+def _emit_depth_to_space(e: Emission) -> None:
+    source, size = source_of(e), e.attributes["size"]
+    if e.wide:
+        _, height, width, channels = e.shape(source)
+        _emit_blocks(e, (height, width, size, size, channels // size**2))
     else:
-        split = (None, height // size, size, width // size, size, channels)
-    order = (0, 1, 3, 2, 4, 5)
-    parts = e.temporary("split", split, place)
-    moved = e.temporary("moved", tuple(split[each] for each in order), place)
+        e.add("DEPTH_TO_SPACE", [source], options="DepthToSpaceOptions", blockSize=size)
+
+
+def _emit_space_to_depth(e: Emission) -> None:
+    source, size = source_of(e), e.attributes["size"]
+    if e.wide:
+        _, height, width, channels = e.shape(source)
+        _emit_blocks(e, (height // size, size, width // size, size, channels))
+    else:
+        e.add("SPACE_TO_DEPTH", [source], options="SpaceToDepthOptions", blockSize=size)
+
+
+def _emit_blocks(e: Emission, sizes: Sequence[int | None]) -> None:
+    """The same in 16 bits, which the kernels do not have, as a transposition."""
+    source, (target,), split = source_of(e), e.outputs, (None, *sizes)
+    parts = e.temporary("split", split, target)
+    turned = e.temporary("turned", tuple(split[each] for each in ORDER), target)
+    order = e.constant("permutation", np.array(ORDER, np.int32))
     e.reshape(source, parts)
-    e.add(
-        "TRANSPOSE",
-        [parts, e.constant("permutation", np.array(order, np.int32))],
-        [moved],
-        "TransposeOptions",
-    )
-    e.reshape(moved, place)
+    e.add("TRANSPOSE", [parts, order], [turned], "TransposeOptions")
+    e.reshape(turned, target)
 
 
 def _block_example(operation: Any, shape: tuple[int, ...]) -> Any:
@@ -206,9 +212,10 @@ def _block_example(operation: Any, shape: tuple[int, ...]) -> Any:
 DEPTH_TO_SPACE = move(
     "depth_to_space",
     "channels as blocks of pixels",
-    _emit_block,
+    _emit_depth_to_space,
     symbols=("nn.depth_to_space",),
     attributes=_block_attributes,
+    defaults={"data_format": "NHWC"},
     accepts=_accepts_block,
     example=_block_example(tf.nn.depth_to_space, (4, 5, 36)),
 )
@@ -216,9 +223,10 @@ DEPTH_TO_SPACE = move(
 SPACE_TO_DEPTH = move(
     "space_to_depth",
     "blocks of pixels as channels",
-    _emit_block,
+    _emit_space_to_depth,
     symbols=("nn.space_to_depth",),
     attributes=_block_attributes,
+    defaults={"data_format": "NHWC"},
     accepts=_accepts_block,
     example=_block_example(tf.nn.space_to_depth, (6, 12, 3)),
 )

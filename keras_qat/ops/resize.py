@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import chosen, first, move, source_of
+from keras_qat.ops.movement import chosen, first, move, source_of, take_parts
 from keras_qat.ops.op import Arguments, Attributes, Example, SharedRange
 from keras_qat.tflite.emission import Emission
 
@@ -21,30 +22,38 @@ _layers = keras.layers
 
 
 def _attributes(call: Call) -> Attributes:
-    """`height` and `width`, 0 if they are not known; `interpolation`; `crops`: whether what does
-    not fit the new shape is cut off before.
-    """
+    """`height` and `width`, 0 if they are not known; `crop`: parts of rows and columns."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
+    crops = getattr(layer, "crop_to_aspect_ratio", False)
     return {
         "height": shape[1] or 0 if len(shape) == 4 else 0,
         "width": shape[2] or 0 if len(shape) == 4 else 0,
         "interpolation": layer.interpolation,
-        "crops": bool(getattr(layer, "crop_to_aspect_ratio", False)),
+        "crop": _crop(call.inputs[0].shape[1:3], shape[1:3]) if crops else (),
         "channels_last": not is_first,
     }
+
+
+def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
+    """The part of an image that has the new aspect ratio, as Keras computes it; None if unknown."""
+    if None in (*old, *new):
+        return None
+    (height, width), (new_height, new_width) = old, new
+    rows = min(height, int(np.float32(width * new_height) / np.float32(new_width)))
+    columns = min(width, int(np.float32(height * new_width) / np.float32(new_height)))
+    top, left = (int(np.float32(each) / 2) for each in (height - rows, width - columns))
+    return ((top, top + rows, 1), (left, left + columns, 1))
 
 
 def _accepts(interpolation: str) -> Any:
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if attributes["interpolation"] != interpolation:
-            return f"interpolation={attributes['interpolation']!r}"
+            return "" if interpolation == "nearest" else _named(attributes)
         if len(first(call).shape) != 4:
             return "not of images"
         if not attributes["channels_last"]:
             return "data_format='channels_first'"
-        if attributes["crops"]:
-            return "crop_to_aspect_ratio=True"
         if interpolation == "bilinear" and not attributes["height"] * attributes["width"]:
             return "sizes that are not known before run time"
         return None
@@ -52,18 +61,30 @@ def _accepts(interpolation: str) -> Any:
     return accepts
 
 
+def _named(attributes: Attributes) -> str:
+    return f"interpolation={attributes['interpolation']!r}"
+
+
 def _emit(code: str, options: str) -> Any:
     def emit(e: Emission) -> None:
-        height, width = e.attributes["height"], e.attributes["width"]
+        height, width, crop = (e.attributes[name] for name in ("height", "width", "crop"))
         if not height * width:
             emit_by_converter(e)
             return
-        size = e.constant("size", np.array([height, width], np.int32))
-        e.add(
-            code, [source_of(e), size], options=options, alignCorners=False, halfPixelCenters=True
-        )
+        source, every = source_of(e), (None, None, 1)
+        if crop:
+            batch, *_, channels = e.shape(source)
+            sizes = (end - begin for begin, end, _ in crop)
+            part = e.temporary("cropped", (batch, *sizes, channels), source)
+            take_parts(e, source, part, (every, *crop, every))
+            source = part
+        inputs = [source, e.constant("size", np.array([height, width], np.int32))]
+        e.add(code, inputs, options=options, alignCorners=False, halfPixelCenters=True)
 
     return emit
+
+
+DEFAULTS = {"crop": (), "channels_last": True}
 
 
 def _example(interpolation: str) -> Any:
@@ -74,6 +95,7 @@ def _example(interpolation: str) -> Any:
         build = chosen(
             numbers,
             _layers.Resizing(*sizes, interpolation),
+            _layers.Resizing(*sizes, interpolation, crop_to_aspect_ratio=True),
             _layers.UpSampling2D(times, interpolation=interpolation),
         )
         return Example(build, ((height, width, 3),))
@@ -87,6 +109,7 @@ RESIZE_NEAREST = move(
     _emit("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions"),
     layers=(_layers.UpSampling2D, _layers.Resizing),
     attributes=_attributes,
+    defaults={**DEFAULTS, "interpolation": "nearest"},
     accepts=_accepts("nearest"),
     example=_example("nearest"),
 )
@@ -101,15 +124,15 @@ def _bilinear(a: Arguments) -> Any:
     neighbours = _neighbours if bits == 11 else _reference_neighbours
     zero_point = tf.cast(a.params[0].zero_point, tf.int64)
     x = tf.cast(a.q[0], tf.int64) + zero_point
+    if a.attributes["crop"]:
+        (top, bottom, _), (left, right, _) = a.attributes["crop"]
+        x = x[:, top:bottom, left:right]
     for axis, name in ((1, "height"), (2, "width")):
         low, high, share = neighbours(tf.shape(x)[axis], a.attributes[name])
         share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
         first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)
         x = first * (2**bits - share) + second * share
-    if bits == 11:
-        x = shift_back(x + 2**21, 22)
-    else:
-        x = divide(x, tf.constant(20, tf.int64))
+    x = shift_back(x + 2**21, 22) if bits == 11 else divide(x, tf.constant(20, tf.int64))
     return tf.cast(x - zero_point, a.q[0].dtype)
 
 
@@ -142,6 +165,7 @@ RESIZE_BILINEAR = move(
     output=SharedRange(rounds=True),
     layers=(_layers.UpSampling2D, _layers.Resizing),
     attributes=_attributes,
+    defaults={**DEFAULTS, "interpolation": "bilinear"},
     accepts=_accepts("bilinear"),
     example=_example("bilinear"),
 )

@@ -10,8 +10,18 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.operations import operands
-from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import chosen, first, integers, move, open_sizes, source_of, symbol_of
+from keras_qat.ops.movement import (
+    MAX_SLICED,
+    Part,
+    chosen,
+    first,
+    integers,
+    move,
+    open_sizes,
+    source_of,
+    symbol_of,
+    take_parts,
+)
 from keras_qat.ops.op import Attributes, Example
 from keras_qat.ops.padding import pairs
 from keras_qat.tflite.emission import Emission
@@ -20,17 +30,9 @@ __all__ = ["GATHER", "SLICE", "SPLIT", "UNSTACK"]
 
 _layers = keras.layers
 
-MAX_SLICED = 5
-"""Axes that kernels take parts of."""
-
-Part = tuple[int | None, int | None, int]
-"""Begin, end and step along an axis, None for its end."""
-
 
 def _slice_attributes(call: Call) -> Attributes:
-    """`parts`: one for each axis, `dropped`: axes of the input that the output has not, `added`:
-    axes of the output that the input has not.
-    """
+    """`parts`: one for each axis; `dropped` axes of the input and `added` ones of the output."""
     x = first(call)
     rank = len(getattr(x, "shape", ()))
     if not symbol_of(call):
@@ -93,46 +95,29 @@ def _accepts_slice(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _mask(flags: Any) -> int:
-    return sum(1 << place for place, flag in enumerate(flags) if flag)
-
-
 def _emit_slice(e: Emission) -> None:
-    """STRIDED_SLICE, and RESHAPE for new axes."""
-    parts, added = e.attributes["parts"], e.attributes["added"]
-    (target,) = e.outputs
+    """STRIDED_SLICE, and RESHAPE for new axes, or EXPAND_DIMS for each."""
+    added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
-    if added and open_sizes(shape) > 1:
-        emit_by_converter(e)
-        return
     if added:
         kept = tuple(size for place, size in enumerate(shape) if place not in added)
         target = e.temporary("part", kept, target)
-    begins, ends, steps = zip(*parts, strict=True)
-    dropped = e.attributes["dropped"]
-    last = [begin + 1 if axis in dropped else end for axis, (begin, end, _) in enumerate(parts)]
-    constants = {
-        "begin": [each or 0 for each in begins],
-        "end": [each or 0 for each in last],
-        "strides": steps,
-    }
-    e.add(
-        "STRIDED_SLICE",
-        [
-            source_of(e),
-            *(e.constant(name, np.array(each, np.int32)) for name, each in constants.items()),
-        ],
-        [target],
-        "StridedSliceOptions",
-        beginMask=_mask(each is None for each in begins),
-        endMask=_mask(each is None for each in last),
-        ellipsisMask=0,
-        newAxisMask=0,
-        shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
-        offset=False,
-    )
-    if added:
+    take_parts(e, source_of(e), target, e.attributes["parts"], e.attributes["dropped"])
+    if added and open_sizes(shape) <= 1:
         e.reshape(target, e.outputs[0])
+    elif added:
+        _add_axes(e, target, shape, added)
+
+
+def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> None:
+    for place in added:
+        target, others = e.outputs[0], [each for each in added if each > place]
+        if others:
+            now = tuple(size for axis, size in enumerate(shape) if axis not in others)
+            target = e.temporary(f"axis{place}", now, target)
+        axis = e.constant("axis", np.int32(place))
+        e.add("EXPAND_DIMS", [source, axis], [target], "ExpandDimsOptions")
+        source = target
 
 
 def _random_part(numbers: np.random.Generator, size: int) -> Any:
@@ -180,6 +165,7 @@ SLICE = move(
     layers=(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D),
     symbols=("__operators__.getitem", "slice"),
     attributes=_slice_attributes,
+    defaults={"dropped": (), "added": ()},
     accepts=_accepts_slice,
     example=_slice_example,
 )

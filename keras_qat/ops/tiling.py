@@ -13,13 +13,15 @@ from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.movement import (
+    MAX_SLICED,
     axes_of,
     chosen,
-    first,
     integers,
     move,
     open_sizes,
+    rank_of,
     source_of,
+    take_parts,
 )
 from keras_qat.ops.op import Attributes, Example
 from keras_qat.tflite.emission import Emission
@@ -29,28 +31,33 @@ __all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
 _layers = keras.layers
 
 
-Entries = list[tuple[int, np.ndarray]]
-"""An axis, and the numbers of its entries."""
+Entries = list[tuple[int, Any]]
+"""An axis, and the numbers of its entries; or how many copies of it there are, side by side, if
+its size is open."""
 
 
 def _take(e: Emission, source: int, entries: Entries) -> None:
-    """Entries of axes, one axis after the other: the only copying that all runtimes have."""
+    """Entries of axes, one axis after the other, by GATHER: runtimes have no TILE everywhere."""
     shape = list(e.shape(source))
     for place, (axis, indices) in enumerate(entries):
-        shape[axis], target = len(indices), e.outputs[0]
+        is_open, target = isinstance(indices, int), e.outputs[0]
+        shape[axis] = None if is_open else len(indices)
         if place < len(entries) - 1:
             target = e.temporary(f"axis{axis}", tuple(shape), target)
-        e.add(
-            "GATHER",
-            [source, e.constant("indices", indices.astype(np.int32))],
-            [target],
-            "GatherOptions",
-            axis=axis,
-            batchDims=0,
-        )
+        if is_open:
+            options = {"axis": axis, "fusedActivationFunction": 0}
+            e.add("CONCATENATION", [source] * indices, [target], "ConcatenationOptions", **options)
+        else:
+            constant = e.constant("indices", indices.astype(np.int32))
+            options = {"axis": axis, "batchDims": 0}
+            e.add("GATHER", [source, constant], [target], "GatherOptions", **options)
         source = target
     if not entries:
         e.builder.copy(source, e.outputs[0])
+
+
+def _copies(size: int | None, count: int) -> Any:
+    return count if size is None else np.tile(np.arange(size), count)
 
 
 def _tile_attributes(call: Call) -> Attributes:
@@ -59,26 +66,8 @@ def _tile_attributes(call: Call) -> Attributes:
 
 def _emit_tile(e: Emission) -> None:
     source = source_of(e)
-    shape, multiples = e.shape(source), e.attributes["multiples"]
-    repeated = [axis for axis, count in enumerate(multiples) if count != 1]
-    for axis in repeated:
-        if shape[axis] is None:  # Copies side by side.
-            _tile_open(e, source, axis)
-            return
-    _take(e, source, [(axis, _copies(shape[axis], multiples[axis])) for axis in repeated])
-
-
-def _copies(size: Any, count: int) -> np.ndarray:
-    return np.tile(np.arange(size), count)
-
-
-def _tile_open(e: Emission, source: int, axis: int) -> None:
-    if sum(count != 1 for count in e.attributes["multiples"]) > 1:
-        emit_by_converter(e)
-        return
-    count = e.attributes["multiples"][axis]
-    options = {"axis": axis, "fusedActivationFunction": 0}
-    e.add("CONCATENATION", [source] * count, options="ConcatenationOptions", **options)
+    sizes = enumerate(zip(e.shape(source), e.attributes["multiples"], strict=True))
+    _take(e, source, [(axis, _copies(*each)) for axis, each in sizes if each[1] != 1])
 
 
 TILE = move(
@@ -98,21 +87,29 @@ TILE = move(
 )
 
 
+def _broadcast_attributes(call: Call) -> Attributes:
+    """`added`: axes of the output that the input has not."""
+    if isinstance(call.layer, _layers.RepeatVector):
+        return {"added": (1,)}
+    return {"added": tuple(range(len(call.output.shape) - rank_of(call)))}
+
+
 def _emit_broadcast(e: Emission) -> None:
-    """RESHAPE for new axes, and copies."""
+    """RESHAPE for new axes, and copies; BROADCAST_TO for a batch that becomes another one."""
     source, (target,) = source_of(e), e.outputs
     before, after = e.shape(source), e.shape(target)
-    new = len(after) - len(before)
-    if isinstance(e.node.call.layer, _layers.RepeatVector):
-        before = (before[0], 1, before[1])
-    elif new:
-        before = (*[1] * new, *before)
+    for axis in e.attributes["added"]:
+        before = (*before[:axis], 1, *before[axis:])
     repeated = [axis for axis, size in enumerate(before) if size != after[axis]]
     known = all(before[axis] == 1 and after[axis] is not None for axis in repeated)
-    if not known or (new and open_sizes(before) > 1):
+    if not known and None not in after:
+        shape = e.constant("shape", np.array(after, np.int32))
+        e.add("BROADCAST_TO", [source, shape], options="BroadcastToOptions")
+        return
+    if not known or (e.attributes["added"] and open_sizes(before) > 1):
         emit_by_converter(e)
         return
-    if new:
+    if e.attributes["added"]:
         raised = e.temporary("raised", before, target)
         e.reshape(source, raised)
         source = raised
@@ -125,6 +122,8 @@ BROADCAST = move(
     _emit_broadcast,
     layers=(_layers.RepeatVector,),
     symbols=("broadcast_to",),
+    attributes=_broadcast_attributes,
+    defaults={"added": ()},
     example=lambda numbers: chosen(
         numbers,
         Example(_layers.RepeatVector(int(numbers.integers(1, 5))), ((6,),)),
@@ -138,7 +137,7 @@ BATCH = 3
 
 def _repeat_attributes(call: Call) -> Attributes:
     """`times`: an axis, and how often all of its entries are repeated, or each of them."""
-    layer, rank = call.layer, len(getattr(first(call), "shape", ()))
+    layer, rank = call.layer, rank_of(call)
     if isinstance(layer, _layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
     if isinstance(layer, _layers.UpSampling3D):
@@ -187,20 +186,21 @@ REPEAT = move(
 
 def _reverse_attributes(call: Call) -> Attributes:
     axis = operands(call, "tensor", "axis")[1]
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     return {"axes": None if axis is None else axes_of(axis, rank)}
 
 
+def _accepts_reverse(call: Call, attributes: Attributes) -> str | None:
+    if not attributes["axes"]:
+        return "along no axis"
+    return None if len(call.output.shape) <= MAX_SLICED else f"more than {MAX_SLICED} axes"
+
+
 def _emit_reverse(e: Emission) -> None:
-    """A REVERSE_V2 for each axis: one takes neighbours only."""
-    source, (last, *others) = source_of(e), e.attributes["axes"][::-1]
-    for axis in [*others[::-1], last]:
-        target = e.outputs[0]
-        if axis != last:
-            target = e.temporary(f"axis{axis}", e.shape(source), target)
-        axes = e.constant("axis", np.array([axis], np.int32))
-        e.add("REVERSE_V2", [source, axes], [target], "ReverseV2Options")
-        source = target
+    """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes."""
+    axes, source = e.attributes["axes"], source_of(e)
+    parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(e.shape(source)))]
+    take_parts(e, source, e.outputs[0], parts)
 
 
 REVERSE = move(
@@ -209,7 +209,7 @@ REVERSE = move(
     _emit_reverse,
     symbols=("reverse",),
     attributes=_reverse_attributes,
-    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    accepts=_accepts_reverse,
     example=lambda numbers: Example(
         chosen(numbers, *(lambda x, a=a: tf.reverse(x, a) for a in ([1], [-1, 1], [2], [1, 2, 3])))
     ),
@@ -218,13 +218,13 @@ REVERSE = move(
 
 def _roll_attributes(call: Call) -> Attributes:
     """`shifts`: an axis, and by how many places."""
+    given = operands(call, "input", "shift", "axis")[1:]
     if isinstance(call.layer, Roll):
-        shifts, axes = tuple(call.layer.shifts), tuple(call.layer.axes)
-    else:
-        shifts, axes = map(integers, operands(call, "input", "shift", "axis")[1:])
+        given = [call.layer.shifts, call.layer.axes]
+    shifts, axes = map(integers, given)
     if shifts is None or axes is None or len(shifts) != len(axes):
         return {"shifts": None}
-    rank = len(getattr(first(call), "shape", ()))
+    rank = rank_of(call)
     return {"shifts": tuple(zip((axis % rank for axis in axes), shifts, strict=True))}
 
 
