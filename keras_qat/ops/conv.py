@@ -10,7 +10,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops.images import from_image, image_of, image_shape, pair
+from keras_qat.ops.images import from_image, image_of, pair
 from keras_qat.ops.op import Arguments, Attributes, Example, Op
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
