@@ -22,6 +22,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of
 from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.runtime import RECENT
 from keras_qat.ops.sums import Rounding, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
@@ -29,9 +30,7 @@ __all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENS
 
 _layers = keras.layers
 
-_VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
-
-FORM = "fully_connected" if _VERSION >= (2, 17) else "convolution"
+FORM = "fully_connected" if RECENT else "convolution"
 """The form of layers; their attribute `form` can say otherwise."""
 
 
