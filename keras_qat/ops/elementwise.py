@@ -1,4 +1,4 @@
-"""Sums, differences and products of two tensors, or of a tensor and a constant."""
+"""Operations on two tensors, or on a tensor and a constant, value by value."""
 
 from __future__ import annotations
 
@@ -15,66 +15,177 @@ from keras_qat.arithmetic.fixed_point import (
     multiply,
     power_of_two,
     shift,
-    shift_back,
 )
 from keras_qat.arithmetic.qparams import single
+from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.op import Arguments, Example, Op
+from keras_qat.keras2.graph import Call
+from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["ADD", "SUBTRACT"]
+__all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
 
 _layers = keras.layers
+
+LARGEST_RANK = 9
+"""Of tensors that kernels broadcast."""
 
 
 def _add(a: Arguments) -> Any:
     """a + b, or a - b. XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once.
 
-    It leaves ratios below 2^-10 and from 2^8 on to TFLite's kernel, which brings both numbers to a
-    scale that holds either, with 20 more bits (15 for int16), and then to the output's.
+    It leaves ratios below 2^-10 and from 2^8 on to TFLite's kernel.
     """
-    x, y = (tf.cast(each, tf.int64) for each in a.q)
-    y = y * a.attributes["sign"]
-    scales, output = [each.scale for each in a.params], a.output.scale
-    ratios = [single(each / output) for each in scales]
-
-    def twice() -> Any:
-        bits = 15 if a.wide else 20
-        common = 2 * tf.maximum(*scales)
-        first, second = (
-            multiply(shift(each, bits), fixed_point(scale / common))
-            for each, scale in ((x, scales[0]), (y, scales[1]))
-        )
-        return multiply(first + second, fixed_point(common / (2.0**bits * output)))
+    sign, scales = a.attributes["sign"], [each.scale for each in a.params]
+    if a.family == "reference" or a.wide:
+        return _add_twice(a)
+    first, second, bits, half, taken = _multipliers(*scales, a.output.scale)
 
     def once() -> Any:
-        bits = 20 - exponent_of(tf.maximum(*ratios))
-        first, second = (tf.cast(tf.round(each * power_of_two(bits)), tf.int64) for each in ratios)
-        half = shift(tf.ones_like(bits), bits - 1)
-        return shift_back(x * first + y * second + half, bits)
+        x, y = (tf.cast(each, tf.int32) for each in a.q)
+        total = tf.bitwise.right_shift(x * first + y * (sign * second) + half, bits)
+        return tf.cast(total, a.q[0].dtype)
+
+    return tf.cond(taken, once, lambda: _add_twice(a))
+
+
+@traced_once
+def _multipliers(a: Any, b: Any, output: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What XNNPACK multiplies the inputs by, the bits it drops of the sum, half, and if it does."""
+    ratios = [single(each / output) for each in (a, b)]
+    bits = 20 - exponent_of(tf.maximum(*ratios))
+    first, second = (tf.cast(tf.round(each * power_of_two(bits)), tf.int32) for each in ratios)
+    half = shift(tf.ones_like(bits), bits - 1)
+    taken = tf.reduce_all([(each >= 2.0**-10) & (each < 2.0**8) for each in ratios])
+    return first, second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), taken
+
+
+def _add_twice(a: Arguments) -> Any:
+    """TFLite's: both on a scale that holds either, with 20 more bits (15 for int16), then added.
+
+    Its optimized int16 kernel takes tensors of one shape 16 values at a time, and rounds each only
+    once on the way to the common scale. The rest, less than 16, is computed as in other kernels.
+    """
+    x, y = (tf.cast(each, tf.int64) for each in a.q)
+    scales, bits = [each.scale for each in a.params], 15 if a.wide else 20
+    common = 2 * tf.maximum(*scales)
+    numbers = [fixed_point(each / common) for each in scales]
+    to_output = fixed_point(common / (2.0**bits * a.output.scale))
+
+    def total(scaled: list[Any]) -> Any:
+        return multiply(scaled[0] + a.attributes["sign"] * scaled[1], to_output)
+
+    result = total([multiply(shift(q, bits), n) for q, n in zip((x, y), numbers, strict=True)])
+    is_add = a.attributes["sign"] > 0
+    if a.wide and is_add and a.family == "xnnpack" and x.shape.is_compatible_with(y.shape):
+        fast = total(
+            [multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), numbers, strict=True)]
+        )
+        of_one_shape = tf.reduce_all(tf.equal(tf.shape(x), tf.shape(y)))
+        count = tf.where(of_one_shape, tf.size(result) // 16 * 16, 0)
+        places = tf.reshape(tf.range(tf.size(result)), tf.shape(result))
+        result = tf.where(places < count, fast, result)
+    return tf.cast(result, a.q[0].dtype)
+
+
+def _multiply(a: Arguments) -> Any:
+    """a * b. XNNPACK: times a ratio in float32, where that is from 2^-16 to below 2^8."""
+    x, y = a.q
+    ratio = single(single(a.params[0].scale * a.params[1].scale) / a.output.scale)
+
+    def in_integers() -> Any:
+        product = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
+        return tf.cast(multiply(product, fixed_point(ratio)), x.dtype)
+
+    def in_float() -> Any:
+        product = x * y
+        if any(tf.get_static_value(each) is not None for each in (x, y)):
+            # Else graph optimization would multiply the constant by the ratio.
+            product = tf.cast(tf.cast(product, tf.int32), tf.float32)
+        return tf.round(product * tf.cast(ratio, tf.float32))
 
     if a.family == "reference" or a.wide:
-        return tf.cast(twice(), a.q[0].dtype)
-    taken = tf.reduce_all([(each >= 2.0**-10) & (each < 2.0**8) for each in ratios])
-    return tf.cast(tf.cond(taken, once, twice), a.q[0].dtype)
+        return in_integers()
+    return tf.cond((ratio >= 2.0**-16) & (ratio < 2.0**8), in_float, in_integers)
 
 
-def _emit_add(e: Emission) -> None:
-    code = "ADD" if e.attributes["sign"] > 0 else "SUB"
+def _of_two(attributes: Attributes) -> Callable[[Call], Attributes]:
+    return lambda call: attributes
+
+
+def _operands(call: Call) -> list[Any]:
+    """The tensors and constants among the arguments."""
+    leaves = tf.nest.flatten((call.args, call.kwargs))
+    return [each for each in leaves if each is not None and not isinstance(each, (str, bool))]
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    operands = _operands(call)
+    if not call.output.is_float:
+        return f"computes {call.output.dtype}"
+    if len(operands) != 2:
+        return "not two inputs"
+    shapes = {tuple(getattr(each, "shape", ())) for each in operands}
+    if len(shapes) > 1 and max(map(len, shapes)) > LARGEST_RANK:
+        return f"broadcast with more than {LARGEST_RANK} axes"
+    return None
+
+
+def _emit_sum(e: Emission) -> None:
+    code, of_int16 = ("ADD", 3) if e.attributes["sign"] > 0 else ("SUB", 5)
     e.add(
         code,
         options=f"{code.title()}Options",
+        version=of_int16 if e.wide else 2,
         fusedActivationFunction=e.activation,
         potScaleInt16=False,
     )
 
 
-def _example_of(layer: Any) -> Callable[[np.random.Generator], Example]:
-    """Two tensors, now and then of different shapes."""
+def _emit_product(e: Emission) -> None:
+    scales = [np.float32(each.params.scale) for each in (*e.node.inputs, e.node.output)]  # type: ignore[union-attr]
+    is_large = scales[0] * scales[1] / scales[2] >= 1
+    version = 4 if e.wide else 3 if is_large else 2
+    e.add("MUL", options="MulOptions", version=version, fusedActivationFunction=e.activation)
+
+
+def _emit_extremum(code: str) -> Callable[[Emission], None]:
+    def emit(e: Emission) -> None:
+        e.add(code, options="MaximumMinimumOptions", version=4 if e.wide else 2)
+
+    return emit
+
+
+def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]:
+    """Of quantized values, as all have the same parameters."""
+    return lambda a: function(*a.q)
+
+
+def _example_of(
+    layer: Any, function: Callable[[Any, Any], Any]
+) -> Callable[[np.random.Generator], Example]:
+    """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
 
     def example(numbers: np.random.Generator) -> Example:
-        small = (1, 1, 6) if numbers.random() < 0.3 else (4, 5, 6)
-        return Example(lambda x, y: layer()([x, y]), ((4, 5, 6), small))
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 6)))
+        other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
+        kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
+        if kind == "layer":
+            return Example(lambda x, y: layer()([x, y]), (shape, shape))
+        if kind == "broadcast":
+            shapes = (shape, other) if numbers.random() < 0.5 else (other, shape)
+            return Example(lambda x, y: function(x, y), shapes)
+        if kind == "itself":
+            return Example(lambda x: function(x, x), (shape,))
+        number = float(numbers.normal() * 10.0 ** numbers.uniform(-2, 1))
+        if kind == "number":
+            return Example(lambda x: function(x, number), (shape,))
+        sizes = [shape, other, shape[-1:]][numbers.integers(3)]
+        constant = np.float32(numbers.normal(size=sizes))
+        if kind == "array":
+            return Example(lambda x: function(x, constant), (shape,))
+        given = constant if numbers.random() < 0.5 else number
+        return Example(lambda x: function(given, x), (shape,))
 
     return example
 
@@ -82,15 +193,16 @@ def _example_of(layer: Any) -> Callable[[np.random.Generator], Example]:
 ADD = Op(
     "add",
     _add,
-    _emit_add,
+    _emit_sum,
     doc="sums of two tensors, or of one and a constant",
     layers=(_layers.Add,),
     symbols=("__operators__.add", "math.add"),
-    attributes=lambda call: {"sign": 1},
+    attributes=_of_two({"sign": 1}),
+    accepts=_accepts,
     takes_clip=True,
     elementwise=True,
     takes_constants=True,
-    example=_example_of(_layers.Add),
+    example=_example_of(_layers.Add, tf.add),
 )
 
 SUBTRACT = dataclasses.replace(
@@ -99,6 +211,43 @@ SUBTRACT = dataclasses.replace(
     doc="differences of two tensors, or of one and a constant",
     layers=(_layers.Subtract,),
     symbols=("math.subtract",),
-    attributes=lambda call: {"sign": -1},
-    example=_example_of(_layers.Subtract),
+    attributes=_of_two({"sign": -1}),
+    example=_example_of(_layers.Subtract, tf.subtract),
+)
+
+MULTIPLY = dataclasses.replace(
+    ADD,
+    name="multiply",
+    compute=_multiply,
+    emit=_emit_product,
+    doc="products of two tensors, or of one and a constant",
+    layers=(_layers.Multiply,),
+    symbols=("math.multiply",),
+    attributes=_of_two({}),
+    example=_example_of(_layers.Multiply, tf.multiply),
+)
+
+MAXIMUM = dataclasses.replace(
+    ADD,
+    name="maximum",
+    compute=_extremum(tf.maximum),
+    emit=_emit_extremum("MAXIMUM"),
+    doc="the larger one of two tensors, or of one and a constant, value by value",
+    layers=(_layers.Maximum,),
+    symbols=("math.maximum",),
+    attributes=_of_two({}),
+    output=SharedRange(),
+    takes_clip=False,
+    example=_example_of(_layers.Maximum, tf.maximum),
+)
+
+MINIMUM = dataclasses.replace(
+    MAXIMUM,
+    name="minimum",
+    compute=_extremum(tf.minimum),
+    emit=_emit_extremum("MINIMUM"),
+    doc="the smaller one of two tensors, or of one and a constant, value by value",
+    layers=(_layers.Minimum,),
+    symbols=("math.minimum",),
+    example=_example_of(_layers.Minimum, tf.minimum),
 )

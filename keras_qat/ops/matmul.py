@@ -349,6 +349,7 @@ CONTRACT = Op(
     doc="sums of products of two tensors along shared axes",
     layers=(Contract, _layers.Dot),
     attributes=_contract_attributes,
+    needs=("equation",),
     defaults={"depth": None},
     accepts=_accepts_contract,
     symmetric=(1,),

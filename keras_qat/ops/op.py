@@ -164,7 +164,8 @@ class Op:
         symbols: TensorFlow's names of operations on symbolic tensors.
         functions: activation functions.
         attributes: reads the options of a call, once; everything else uses what it returns.
-        defaults: attributes that `register_op` need not be given.
+        needs: names of the attributes that `register_op` has to be given.
+        defaults: those that it need not be given.
         accepts: why a call has no integer kernel (a few words that `plan` prints; "" where another
             row is to say that), or None.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
@@ -176,6 +177,7 @@ class Op:
         clips: whether it is such a ReLU.
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
+        reads_indices: whether its input holds whole numbers, of whatever type.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
@@ -192,6 +194,7 @@ class Op:
     symbols: tuple[str, ...] = ()
     functions: tuple[Any, ...] = ()
     attributes: Callable[[Call], Attributes] = _no_attributes
+    needs: tuple[str, ...] = ()
     defaults: Attributes = dataclasses.field(default_factory=dict)
     accepts: Callable[[Call, Attributes], str | None] = _accepts_all
     bits: tuple[int, ...] = (8, 16)
@@ -204,6 +207,7 @@ class Op:
     takes_constants: bool = False
     symmetric: tuple[int, ...] = ()
     alias: bool = False
+    reads_indices: bool = False
     example: Callable[[np.random.Generator], Example] = _no_examples
 
     @property

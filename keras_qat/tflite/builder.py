@@ -58,7 +58,11 @@ class Builder:
     and -1 in the shape's signature.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pack_int4: bool = False) -> None:
+        self.pack_int4 = pack_int4
+        """Whether weights that fit into 4 bits are held in them."""
+        self.packed_int4 = 0
+        """How many weights are."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
         self.model.operatorCodes, self.model.metadata = [], []

@@ -1,0 +1,535 @@
+"""Activations that TFLite has integer kernels of."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import (
+    divide,
+    fixed_point,
+    multiply,
+    shift,
+    shift_back,
+    upper_bits,
+)
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.branching import traced_once
+from keras_qat.hard_swish import HardSwish
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import argument, is_operation, number
+from keras_qat.ops.lookup import (
+    Kernel,
+    by_table,
+    in_float32,
+    lookup_row,
+    nearest,
+    nearest_even_with_zero_point,
+    of_reals,
+)
+from keras_qat.ops.op import (
+    Arguments,
+    Attributes,
+    Compute,
+    Example,
+    FixedRange,
+    Op,
+    OwnRange,
+    SharedRange,
+)
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["ACTIVATIONS"]
+
+_layers, _activations = keras.layers, keras.activations
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    return of_reals(call)
+
+
+def _example(*builds: Callable[[np.random.Generator], Callable[[Any], Any]]) -> Any:
+    """One of several activations of a random shape; `builds` choose their options."""
+
+    def example(numbers: np.random.Generator) -> Example:
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
+        return Example(builds[numbers.integers(len(builds))](numbers), (shape,))
+
+    return example
+
+
+# ReLU ---------------------------------------------------------------------------------------------
+
+
+def _relu_attributes(call: Call) -> Attributes:
+    layer = call.layer
+    if is_operation(layer):
+        return {"maximum": 6.0 if layer.symbol == "nn.relu6" else math.inf}
+    if isinstance(layer, _layers.ReLU):
+        return {"maximum": math.inf if layer.max_value is None else float(layer.max_value)}
+    return {"maximum": 6.0 if layer.activation is tf.nn.relu6 else math.inf}
+
+
+def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
+    if getattr(call.layer, "threshold", 0):
+        return "threshold"
+    if getattr(call.layer, "negative_slope", 0):
+        return "both negative_slope and max_value"
+    return of_reals(call)
+
+
+def _rescaled(q: Any, x: QuantParams, output: QuantParams) -> Any:
+    """The same real values, in TFLite's rounding."""
+    return multiply(tf.cast(q, tf.int64), fixed_point(single(x.scale / output.scale)))
+
+
+def _relu_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+    result = tf.maximum(tf.cast(_rescaled(q, x, output), tf.float64), 0.0)
+    if attributes["maximum"] == 6:
+        result = tf.minimum(result, round_half_away(single(6.0 / output.scale)))
+    return result
+
+
+_relu_by_table = by_table(_relu_table)
+
+
+def _relu(a: Arguments) -> Any:
+    """A ReLU by itself. XNNPACK leaves it to TFLite.
+
+    One that ends elsewhere than at 6 is a ReLU without end: the output's range ends there.
+    """
+    if not a.wide:
+        return _relu_by_table(a)
+    return _relu_table(a.q[0], a.params[0], a.output, a.attributes)
+
+
+def _emit_relu(e: Emission) -> None:
+    e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU", version=3 if e.wide else 2)
+
+
+RELU = Op(
+    "relu",
+    _relu,
+    _emit_relu,
+    doc="ReLU, also with a maximum",
+    layers=(_layers.ReLU,),
+    symbols=("nn.relu", "nn.relu6"),
+    functions=(_activations.relu, tf.nn.relu, tf.nn.relu6),
+    attributes=_relu_attributes,
+    accepts=_relu_accepts,
+    output=OwnRange(non_negative=True),
+    clips=True,
+    elementwise=True,
+    example=_example(
+        lambda numbers: _layers.ReLU(),
+        lambda numbers: _layers.ReLU(6),
+        lambda numbers: _layers.ReLU(float(numbers.uniform(0.5, 8))),
+        lambda numbers: _layers.Activation("relu"),
+        lambda numbers: _layers.Activation(tf.nn.relu6),
+        lambda numbers: tf.nn.relu,
+        lambda numbers: tf.nn.relu6,
+    ),
+)
+
+# Leaky ReLU ---------------------------------------------------------------------------------------
+
+
+def _leaky_attributes(call: Call) -> Attributes:
+    layer, slope = call.layer, 0.2  # That of tf.nn.leaky_relu.
+    if is_operation(layer):
+        slope = number(argument(call, "alpha", 1, 0.2)) or 0.0
+    else:
+        slope = getattr(layer, "negative_slope", getattr(layer, "alpha", 0.2))
+    return {"slope": float(np.float32(slope))}
+
+
+def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
+    layer = call.layer
+    if isinstance(layer, _layers.ReLU) and (layer.threshold or layer.max_value is not None):
+        return "both negative_slope and max_value" if layer.negative_slope else "threshold"
+    return of_reals(call)
+
+
+def _leaky_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+    """TFLite's: two products; one below zero with the slope in its scale."""
+    slope = attributes["slope"]
+    below = fixed_point(single(single(x.scale * abs(slope)) / output.scale))
+    whole = tf.cast(q, tf.int64)
+    # A negative slope makes the multiplier negative, but not what it rounds halves to.
+    below = multiply(-whole if slope < 0 else whole, below)
+    above = multiply(whole, fixed_point(single(x.scale / output.scale)))
+    return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
+
+
+def _leaky_table_of_xnnpack(
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
+) -> Any:
+    """XNNPACK's: both slopes are whole numbers of 256ths; halves go up.
+
+    It leaves the steepest and the flattest slopes to TFLite.
+    """
+    slope = attributes["slope"]
+    above = single(x.scale / output.scale)
+    below = single(above * slope)
+    taken = (above >= 2**-8) & (above <= 2**7) & (tf.abs(below) >= 2**-8)
+    taken &= (below >= 2**-8 - 2**7) & (below <= 2**7)
+    if abs(slope) < np.finfo(np.float32).tiny:
+        taken = tf.constant(False)
+    ratio = tf.where(q >= 0, above, below)
+    coarse = tf.floor((q * tf.round(256.0 * ratio) + 128) / 256)
+    return tf.where(taken, coarse, _leaky_table(q, x, output, attributes))
+
+
+_leaky_by_table = {
+    "xnnpack": by_table(_leaky_table_of_xnnpack),
+    "reference": by_table(_leaky_table),
+}
+
+
+def _leaky_relu(a: Arguments) -> Any:
+    """x above zero, slope * x below."""
+    if a.wide:
+        return _leaky_table(a.q[0], a.params[0], a.output, a.attributes)
+    return _leaky_by_table[a.family](a)
+
+
+def _emit_leaky_relu(e: Emission) -> None:
+    version = 2 if e.wide else 1
+    e.add("LEAKY_RELU", options="LeakyReluOptions", version=version, alpha=e.attributes["slope"])
+
+
+LEAKY_RELU = Op(
+    "leaky_relu",
+    _leaky_relu,
+    _emit_leaky_relu,
+    doc="LeakyReLU, with any slope; |x| is one with the slope -1",
+    layers=(_layers.LeakyReLU, _layers.ReLU),
+    symbols=("nn.leaky_relu",),
+    functions=(tf.nn.leaky_relu,),
+    attributes=_leaky_attributes,
+    accepts=_leaky_accepts,
+    elementwise=True,
+    example=_example(
+        lambda numbers: _layers.LeakyReLU(float(10.0 ** numbers.uniform(-3, 0.5))),
+        lambda numbers: _layers.LeakyReLU(float(numbers.choice([-1.0, -0.5, 0.0, 1.0]))),
+        lambda numbers: _layers.ReLU(negative_slope=float(numbers.uniform(0.01, 1))),
+        lambda numbers: _layers.Activation(tf.nn.leaky_relu),
+        lambda numbers: tf.nn.leaky_relu,
+        lambda numbers: functools.partial(tf.nn.leaky_relu, alpha=float(numbers.uniform(0, 1))),
+    ),
+)
+
+
+def _prelu(a: Arguments) -> Any:
+    """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
+    x, slopes = tf.cast(a.q[0], tf.int64), tf.cast(a.weights.q, tf.int64)
+    scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
+    scale = single(single(a.params[0].scale * scale) / a.output.scale)
+    above = multiply(x, fixed_point(single(a.params[0].scale / a.output.scale)))
+    return tf.cast(tf.where(x >= 0, above, multiply(x * slopes, fixed_point(scale))), a.q[0].dtype)
+
+
+def _emit_prelu(e: Emission) -> None:
+    weights = e.node.weights
+    assert weights is not None
+    params = QuantParams(np.float32(np.asarray(weights.scale).item()), 0)
+    e.add("PRELU", [*e.inputs, e.constant("alpha", weights.q.astype(np.int8), params)])
+
+
+def _prelu_example(numbers: np.random.Generator) -> Example:
+    shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 4)))
+    shared = [axis + 1 for axis in range(len(shape)) if numbers.random() < 0.5]
+    return Example(_layers.PReLU(shared_axes=shared or None), (shape,))
+
+
+PRELU = Op(
+    "prelu",
+    _prelu,
+    _emit_prelu,
+    doc="PReLU",
+    layers=(_layers.PReLU,),
+    accepts=_accepts,
+    bits=(8,),
+    weights={"alpha": ()},
+    example=_prelu_example,
+)
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def _elu_attributes(call: Call) -> Attributes:
+    return {"alpha": float(getattr(call.layer, "alpha", 1.0))}
+
+
+def _elu(x: Any, alpha: float) -> Any:
+    return tf.where(x < 0, alpha * tf.math.expm1(x), x)
+
+
+ELU = lookup_row(
+    "elu",
+    _elu,
+    "ELU, with any alpha",
+    layers=(_layers.ELU,),
+    symbols=("nn.elu",),
+    functions=(_activations.elu, tf.nn.elu),
+    attributes=_elu_attributes,
+    kernel=Kernel(
+        "ELU",
+        "",
+        {
+            "xnnpack": in_float32(_elu, nearest_even_with_zero_point),
+            "reference": in_float32(_elu),
+        },
+        fits=lambda attributes: attributes["alpha"] == 1,
+    ),
+    examples=(
+        _layers.ELU(),
+        _layers.ELU(0.3),
+        _layers.ELU(1.7),
+        _layers.Activation("elu"),
+        tf.nn.elu,
+    ),
+)
+
+
+def _gelu_attributes(call: Call) -> Attributes:
+    return {"approximate": bool(argument(call, "approximate", 1, False))}
+
+
+def _gelu(x: Any, approximate: bool) -> Any:
+    if approximate:
+        return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * tf.math.erfc(-math.sqrt(0.5) * x)
+
+
+def _gelu_in_float32(x: Any, approximate: bool) -> Any:
+    """In the order of operations of TFLite's kernel."""
+    if approximate:
+        cube = single(single(single(single(0.044715 * x) * x) * x))
+        inner = single(math.sqrt(2 / math.pi) * single(x + cube))
+        return single(0.5 * x) * single(1.0 + single(tf.tanh(inner)))
+    scaled = single(x * np.float64(np.float32(-math.sqrt(0.5))))
+    return single(0.5 * x) * single(tf.math.erfc(scaled))
+
+
+GELU = lookup_row(
+    "gelu",
+    _gelu,
+    "GELU, exact or approximated with a hyperbolic tangent",
+    symbols=("nn.gelu",),
+    functions=(_activations.gelu, tf.nn.gelu),
+    attributes=_gelu_attributes,
+    kernel=Kernel(
+        "GELU",
+        "GeluOptions",
+        dict.fromkeys(("xnnpack", "reference"), in_float32(_gelu_in_float32)),
+        version=2,
+        fields=lambda attributes: dict(attributes),
+    ),
+    examples=(
+        _layers.Activation("gelu"),
+        tf.nn.gelu,
+        functools.partial(tf.nn.gelu, approximate=True),
+    ),
+)
+
+
+def _hard_swish_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+    """x * relu6(x + 3) / 6 in 16 bits."""
+    fine = x.scale / 128.0
+    value = shift(tf.cast(q, tf.int64), 7)
+    factor, exponent = upper_bits(fixed_point(single(fine / output.scale)))
+    scaled = _high_product_16(value, factor)
+    # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
+    gate_ratio = single(fine / np.float64(np.float32(3 / 32768)))
+    gate_factor, gate_exponent = upper_bits(fixed_point(gate_ratio))
+    gate = _saturate_16(shift(value, tf.maximum(gate_exponent - 1, 0)))
+    gate = _high_product_16(gate, gate_factor)
+    gate = tf.where(gate_exponent > 0, _saturate_16(shift(gate, 1)), gate)
+    gate = shift_back(divide(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
+    product = gate * scaled
+    product = tf.sign(product) * shift_back(tf.abs(product), 15)
+    return tf.cast(divide(product, tf.maximum(-exponent, 0)), tf.float64)
+
+
+def _high_product_16(a: Any, b: Any) -> Any:
+    """Twice the upper half of a product of two 16-bit integers, rounded."""
+    return shift_back(a * b + 2**14, 15)
+
+
+def _saturate_16(x: Any) -> Any:
+    return tf.clip_by_value(x, tf.constant(-(2**15), tf.int64), tf.constant(2**15 - 1, tf.int64))
+
+
+HARD_SWISH = lookup_row(
+    "hard_swish",
+    lambda x: x * tf.clip_by_value(x + 3.0, 0.0, 6.0) / 6.0,
+    "x * relu6(x + 3) / 6, also in operations",
+    layers=(HardSwish,),
+    kernel=Kernel(
+        "HARD_SWISH",
+        "HardSwishOptions",
+        dict.fromkeys(("xnnpack", "reference"), _hard_swish_table),
+    ),
+    examples=(HardSwish(),),
+)
+
+# Sigmoid and tanh ---------------------------------------------------------------------------------
+
+
+def _directly(function: Callable[[Any], Any]) -> Compute:
+    """A real function with a fixed output range, as `in_float32`, in a third of the time.
+
+    Computed for each number instead of looked up, if no entry of the table lies so near a half
+    that the last bits of float32 count.
+    """
+    tables = {
+        "xnnpack": by_table(in_float32(function, nearest_even_with_zero_point)),
+        "reference": by_table(in_float32(function, nearest)),
+    }
+
+    @traced_once
+    def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
+        numbers = (tf.range(256, dtype=tf.float64) + lowest) * scale
+        scaled = function(numbers) / output
+        return tf.reduce_all(tf.abs(scaled - tf.floor(scaled) - 0.5) > 1e-4)
+
+    def compute(a: Arguments) -> Any:
+        (q,), (x,) = a.q, a.params
+
+        def direct() -> Any:
+            values = function(q * tf.cast(x.scale, tf.float32))
+            return tf.round(values * tf.cast(1 / a.output.scale, tf.float32))
+
+        clear = is_clear(x.lowest - x.zero_point, x.scale, a.output.scale)
+        return tf.cond(clear, direct, lambda: tables[a.family](a))
+
+    return compute
+
+
+def _sigmoid_of_int16(q: Any, x: QuantParams) -> Any:
+    """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
+    place, size = _place_in_table(q, x)
+    ahead = _between(size, 9)
+    return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
+
+
+def _tanh_of_int16(q: Any, x: QuantParams) -> Any:
+    """2 sigmoid(2x) - 1 with the same table."""
+    place, size = _place_in_table(q, x)
+    ahead = _between(size, 8)
+    return shift_back(tf.where(place >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
+
+
+def _place_in_table(q: Any, x: QuantParams) -> tuple[Any, Any]:
+    """A number in steps of 1/12288, and its magnitude: times a multiplier of 14 to 15 bits."""
+    factor, bits = _factor_to_table(x.scale)
+    half = shift_back(shift(tf.ones_like(bits), bits), 1)
+    place = shift_back(tf.cast(q, tf.int64) * factor + half, bits)
+    return place, tf.abs(place)
+
+
+@traced_once
+def _factor_to_table(scale: Any) -> tuple[Any, Any]:
+    factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
+    for _ in range(31):
+        small = factor <= 32767.0 / 2.0
+        factor, bits = tf.where(small, 2 * factor, factor), bits + tf.cast(small, tf.int64)
+    return tf.cast(factor, tf.int64), bits
+
+
+def _between(size: Any, bits: int) -> Any:
+    """Linear interpolation in the table of the sigmoid, with `bits` more bits."""
+    table = tf.constant(_sigmoid_table(), tf.int64)
+    last = 2**16 - 1 if bits == 8 else 2**16 - 2
+    index = shift_back(size, bits)
+    low, high = (tf.gather(table, tf.clip_by_value(index + each, 0, 255)) for each in (0, 1))
+    found = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
+    return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), found)
+
+
+@functools.cache
+def _sigmoid_table() -> np.ndarray:
+    """sigmoid(k / 24) in 65536ths, higher by half of what a line falls short of the next curve.
+
+    That is a sixteenth of the curvature. The last value stands for all above.
+    """
+    sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
+    curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2
+    values = np.floor(65536 * (sigmoid + curvature / 16) + 0.5).astype(np.int64)
+    values[-1] = 65535
+    return values
+
+
+def _bounded(
+    name: str, code: str, function: Any, of_int16: Any, output: FixedRange, **names: Any
+) -> Op:
+    """The row of a function with a fixed output range."""
+    direct = _directly(function)
+
+    def compute(a: Arguments) -> Any:
+        return tf.cast(of_int16(a.q[0], a.params[0]), a.q[0].dtype) if a.wide else direct(a)
+
+    return Op(
+        name,
+        compute,
+        lambda e: e.add(code, version=3 if e.wide else 2),
+        accepts=_accepts,
+        output=output,
+        elementwise=True,
+        example=_example(lambda numbers: _layers.Activation(function), lambda numbers: function),
+        **names,
+    )
+
+
+SIGMOID = _bounded(
+    "sigmoid",
+    "LOGISTIC",
+    tf.sigmoid,
+    _sigmoid_of_int16,
+    FixedRange(0.0, 255 / 256),
+    doc="sigmoid; its output has 256 steps from 0 to 1",
+    symbols=("math.sigmoid",),
+    functions=(_activations.sigmoid, tf.nn.sigmoid),
+)
+
+TANH = _bounded(
+    "tanh",
+    "TANH",
+    tf.tanh,
+    _tanh_of_int16,
+    FixedRange(-1.0, 127 / 128),
+    doc="tanh; its output has 256 steps from -1 to 1",
+    symbols=("math.tanh",),
+    functions=(_activations.tanh, tf.nn.tanh),
+)
+
+LINEAR = Op(
+    "linear",
+    lambda a: a.q[0],
+    lambda e: e.reshape(e.inputs[0], e.outputs[0]),
+    doc="the linear activation, which changes nothing",
+    functions=(_activations.linear,),
+    accepts=_accepts,
+    output=SharedRange(),
+    elementwise=True,
+    example=_example(lambda numbers: _layers.Activation("linear")),
+)
+
+ACTIVATIONS: tuple[Op, ...] = (
+    RELU,
+    LEAKY_RELU,
+    PRELU,
+    ELU,
+    GELU,
+    HARD_SWISH,
+    SIGMOID,
+    TANH,
+    LINEAR,
+)

@@ -1,0 +1,341 @@
+"""Operators that compute one quantized value from one: they look it up in a table.
+
+A new operator of this sort is one `lookup_row`, from a real function. Where TFLite has no integer
+kernel of it, the file holds the table and looks it up: CAST, ADD, GATHER.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import FAMILIES, Family
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.branching import traced_once
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.ops.op import (
+    Arguments,
+    Attributes,
+    Compute,
+    Example,
+    Op,
+    OutputRange,
+    OwnRange,
+)
+from keras_qat.tflite.builder import TYPES
+from keras_qat.tflite.emission import Emission
+
+__all__ = [
+    "LOOKUPS",
+    "Kernel",
+    "by_table",
+    "entries_of",
+    "in_float32",
+    "lookup_row",
+    "nearest",
+    "nearest_even_with_zero_point",
+    "of_reals",
+]
+
+Table = Callable[[Any, QuantParams, QuantParams, Attributes], Any]
+"""From all quantized values that the input's type can hold, less its zero point, the parameters of
+input and output, and attributes to the output's values less its zero point; all in float64."""
+
+
+def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes], Any]:
+    """A function that makes a table: 256 entries for int8, 65536 for int16, the lowest one first.
+
+    Of the parameters, which may be tensors, and attributes.
+    """
+
+    @traced_once
+    def made(bits: tuple[int, int], attributes: Attributes, *numbers: Any) -> Any:
+        x = QuantParams(numbers[0], numbers[1], bits[0])
+        q = tf.range(2.0 ** (16 if x.bits == 16 else 8), dtype=tf.float64) + x.lowest
+        output = QuantParams(numbers[2], numbers[3], bits[1])
+        return table(q - x.zero_point, x, output, attributes)
+
+    def entries(x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+        x, output = x.as_tensors(), output.as_tensors()
+        numbers = x.scale, x.zero_point, output.scale, output.zero_point
+        return made((x.bits, output.bits), dict(attributes), *numbers)
+
+    return entries
+
+
+def by_table(table: Table) -> Compute:
+    """Computes the table, then looks up each value."""
+    entries = entries_of(table)
+
+    def compute(a: Arguments) -> Any:
+        (q,), (x,) = a.q, a.params
+        found = tf.cast(entries(x, a.output, a.attributes), q.dtype)
+        places = q + tf.cast(x.zero_point - x.lowest, q.dtype)
+        return tf.gather(found, tf.cast(places, tf.int32))
+
+    return compute
+
+
+def _of_function(function: Callable[..., Any]) -> Table:
+    """Of a real function: computed in float64 and rounded, half away from zero.
+
+    Infinite values become the end of the range. What is no number becomes zero.
+    """
+
+    def table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+        values = function(q * x.scale, **attributes)
+        values = tf.where(tf.math.is_nan(values), tf.zeros_like(values), values)
+        low, high = (each - output.zero_point for each in (output.lowest, output.highest))
+        return tf.clip_by_value(round_half_away(values / output.scale), low, high)
+
+    return table
+
+
+def nearest(scaled: Any, zero_point: Any) -> Any:
+    """Half away from zero, then the zero point is added: TFLite's tables."""
+    return round_half_away(scaled)
+
+
+def nearest_even_with_zero_point(scaled: Any, zero_point: Any) -> Any:
+    """The zero point is added in float32, then rounded half to even: XNNPACK's tables."""
+    return tf.round(single(scaled + zero_point)) - zero_point
+
+
+def in_float32(function: Callable[..., Any], rounded: Callable[[Any, Any], Any] = nearest) -> Table:
+    """A table as int8 kernels make it: in float32, times the inverse of the output's scale.
+
+    Args:
+        function: of real numbers, float32 ones in float64, and attributes.
+        rounded: from results in LSB of the output and its zero point to whole numbers.
+    """
+
+    def table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+        values = single(function(single(q * x.scale), **attributes))
+        return rounded(single(values * single(1.0 / output.scale)), output.zero_point)
+
+    return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """TFLite's own int8 kernel of a function.
+
+    Args:
+        code: its name in TFLite.
+        options: name of the table of its options.
+        tables: what it computes, for each family.
+        version: of the operator.
+        fits: whether it computes with these attributes.
+        fields: from attributes to the options.
+    """
+
+    code: str
+    options: str
+    tables: Mapping[Family, Table]
+    version: int = 1
+    fits: Callable[[Attributes], bool] = lambda attributes: True
+    fields: Callable[[Attributes], Mapping[str, Any]] = lambda attributes: {}
+
+
+def emit_entries(e: Emission, entries: np.ndarray) -> None:
+    """Writes a table and what looks it up. Positions count from 0, so that half of it is added.
+
+    Args:
+        e: the operator.
+        entries: the output's quantized values, for the lowest value of the input first.
+    """
+    shape = e.shape(e.inputs[0])
+    cast, places = (
+        e.builder.tensor(f"{e.node.name}/{name}", shape, "int32") for name in ("cast", "places")
+    )
+    e.add(
+        "CAST",
+        outputs=[cast],
+        options="CastOptions",
+        version=1 if e.wide else 3,
+        inDataType=e.builder.graph.tensors[e.inputs[0]].type,
+        outDataType=TYPES["int32"],
+    )
+    half = e.constant("half", np.int32(entries.size // 2))
+    e.add("ADD", [cast, half], [places], "AddOptions")
+    params = e.node.output.params
+    table = e.constant("table", entries, params)
+    e.add("GATHER", [table, places], options="GatherOptions", version=4 if e.wide else 2, axis=0)
+
+
+def of_reals(call: Call) -> str | None:
+    """Why a call has no kernel: it computes something else than real numbers."""
+    return None if call.output.is_float else f"computes {call.output.dtype}"
+
+
+def _no_attributes(call: Call) -> Attributes:
+    return {}
+
+
+def lookup_row(
+    name: str,
+    function: Callable[..., Any],
+    doc: str,
+    *,
+    examples: Sequence[Callable[[Any], Any]],
+    layers: tuple[type, ...] = (),
+    symbols: tuple[str, ...] = (),
+    functions: tuple[Any, ...] = (),
+    attributes: Callable[[Call], Attributes] = _no_attributes,
+    output: OutputRange | None = None,
+    kernel: Kernel | None = None,
+) -> Op:
+    """The row of a function of one number.
+
+    Args:
+        name, doc, layers, symbols, functions, attributes: as in `Op`.
+        function: in TensorFlow, of a float64 tensor and the attributes. Where it is infinite, the
+            result is the end of the output's range, so that e.g. a logarithm of what is not
+            positive is the lowest value.
+        examples: from a Keras tensor to the result, one of which the generated tests choose.
+        output: how the output is quantized.
+        kernel: TFLite's own kernel, for 8 bits.
+    """
+    generic = _of_function(function)
+    entries, compute_generic = entries_of(generic), by_table(generic)
+    compute_kernel = {f: by_table(kernel.tables[f]) for f in FAMILIES} if kernel else {}
+
+    def has_kernel(wide: bool, attributes: Attributes) -> bool:
+        return kernel is not None and not wide and kernel.fits(attributes)
+
+    def compute(a: Arguments) -> Any:
+        if has_kernel(a.wide, a.attributes):
+            return compute_kernel[a.family](a)
+        return compute_generic(a)
+
+    def emit(e: Emission) -> None:
+        if kernel is not None and has_kernel(e.wide, e.attributes):
+            fields = kernel.fields(e.attributes)
+            e.add(kernel.code, options=kernel.options, version=kernel.version, **fields)
+            return
+        (x,), output = e.node.inputs, e.node.output.params
+        assert x.params is not None and output is not None
+        found = entries(x.params, output, e.attributes).numpy() + output.zero_point
+        emit_entries(e, found.astype(output.dtype))
+
+    def example(numbers: np.random.Generator) -> Example:
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
+        return Example(examples[numbers.integers(len(examples))], (shape,))
+
+    return Op(
+        name,
+        compute,
+        emit,
+        doc=doc,
+        layers=layers,
+        symbols=symbols,
+        functions=functions,
+        attributes=attributes,
+        accepts=lambda call, attributes: of_reals(call),
+        output=output or OwnRange(),
+        elementwise=True,
+        example=example,
+    )
+
+
+def _activation(function: Any) -> Callable[[Any], Any]:
+    return lambda x: keras.layers.Activation(function)(x)
+
+
+def _of_both(table: Table) -> dict[Family, Table]:
+    """The same table in all families: what XNNPACK leaves to TFLite."""
+    return dict.fromkeys(FAMILIES, table)
+
+
+_activations = keras.activations
+
+
+def _log(x: Any) -> Any:
+    return tf.math.log(tf.maximum(x, 0.0))
+
+
+_NON_NEGATIVE = OwnRange(non_negative=True)
+
+SELU = lookup_row(
+    "selu",
+    lambda x: 1.0507009873554805 * tf.where(x < 0, 1.6732632423543772 * tf.math.expm1(x), x),
+    "scaled exponential linear unit",
+    symbols=("nn.selu",),
+    functions=(_activations.selu, tf.nn.selu),
+    examples=(_activation("selu"), tf.nn.selu),
+)
+
+SOFTPLUS = lookup_row(
+    "softplus",
+    lambda x: tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x))),
+    "log(1 + exp(x))",
+    symbols=("math.softplus",),
+    functions=(_activations.softplus, tf.nn.softplus),
+    output=_NON_NEGATIVE,
+    examples=(_activation("softplus"), tf.nn.softplus),
+)
+
+MISH = lookup_row(
+    "mish",
+    lambda x: x * tf.tanh(tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))),
+    "x * tanh(softplus(x))",
+    functions=(_activations.mish,),
+    examples=(_activation("mish"),),
+)
+
+SOFTSIGN = lookup_row(
+    "softsign",
+    lambda x: x / (1.0 + tf.abs(x)),
+    "x / (1 + |x|)",
+    symbols=("nn.softsign",),
+    functions=(_activations.softsign, tf.nn.softsign),
+    examples=(_activation("softsign"), tf.nn.softsign),
+)
+
+EXP = lookup_row(
+    "exp",
+    tf.exp,
+    "exponential function",
+    symbols=("math.exp",),
+    functions=(_activations.exponential, tf.exp),
+    output=_NON_NEGATIVE,
+    kernel=Kernel("EXP", "ExpOptions", _of_both(in_float32(tf.exp)), version=2),
+    examples=(_activation("exponential"), tf.exp),
+)
+
+LOG = lookup_row(
+    "log",
+    _log,
+    "natural logarithm; the lowest value of what is not positive",
+    symbols=("math.log",),
+    functions=(tf.math.log,),
+    kernel=Kernel("LOG", "", _of_both(in_float32(_log)), version=2),
+    examples=(tf.math.log,),
+)
+
+SQRT = lookup_row(
+    "sqrt",
+    lambda x: tf.sqrt(tf.maximum(x, 0.0)),
+    "square root; 0 of what is negative",
+    symbols=("math.sqrt",),
+    functions=(tf.sqrt,),
+    output=_NON_NEGATIVE,
+    examples=(tf.sqrt,),
+)
+
+RSQRT = lookup_row(
+    "rsqrt",
+    lambda x: 1.0 / tf.sqrt(tf.maximum(x, 0.0)),
+    "1 / square root; the highest value of what is not positive",
+    symbols=("math.rsqrt",),
+    functions=(tf.math.rsqrt,),
+    output=_NON_NEGATIVE,
+    examples=(tf.math.rsqrt,),
+)
+
+LOOKUPS: tuple[Op, ...] = (SELU, SOFTPLUS, MISH, SOFTSIGN, EXP, LOG, SQRT, RSQRT)

@@ -1,0 +1,247 @@
+"""Softmax, in three kernels: with exponentials from a table in float32, in fixed point, in int16.
+
+XNNPACK leaves it to TFLite.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import (
+    divide,
+    exponent_of,
+    fixed_point,
+    multiply,
+    shift,
+    shift_back,
+)
+from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import argument, is_operation
+from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.op import Arguments, Attributes, Example, FixedRange, Op
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["SOFTMAX"]
+
+_layers = keras.layers
+
+HIGHEST = 2**15 - 1
+"""Of int16, and 1 in its tables."""
+
+ONE = 2**31 - 1
+"""1 with 31 bits behind the point, as near as it can be."""
+
+EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
+"""exp of -1/4, -1/2, -1, -2, -4, -8, -16, with 31 bits behind the point."""
+
+
+def _softmax(a: Arguments) -> Any:
+    (q,), (x,), axis = a.q, a.params, a.attributes["axis"]
+    if a.wide:
+        return tf.cast(_of_int16(tf.cast(q, tf.int64), x, axis), q.dtype)
+    if a.family == "reference":
+        return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), x, axis), q.dtype)
+    return _in_float32(q, x, a.output, axis)
+
+
+def _in_float32(q: Any, x: QuantParams, output: QuantParams, axis: int) -> Any:
+    """TFLite's optimized kernel: exponentials from a table, added up one after another."""
+    places = -x.scale * tf.range(256, dtype=tf.float64)
+    table = tf.cast(tf.exp(single(places)), tf.float32)
+    below = tf.reduce_max(q, axis, keepdims=True) - q
+    found = tf.gather(table, tf.cast(below, tf.int32))
+    last = tf.constant([-1])
+    total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
+    return tf.floor(found * (1.0 / (total * tf.cast(output.scale, tf.float32))) + 0.5)
+
+
+def _in_fixed_point(q: Any, x: QuantParams, axis: int) -> Any:
+    """TFLite's reference kernel. Qn has n bits in front of the point, a sign, 31 - n behind it."""
+    factor = tf.minimum(x.scale * 2.0**26, 2.0**31 - 1)  # Differences in Q5.
+    multiplier, bits = fixed_point(factor)
+    bits = tf.maximum(bits, 0)
+    radius = shift_back(tf.constant(31 * 2**26, tf.int64), bits)
+    below = q - tf.reduce_max(q, axis, keepdims=True)
+    counts = below >= -radius
+    zero = tf.zeros_like(below)
+    exponentials = _exp(_product(shift(tf.where(counts, below, zero), bits), multiplier))
+    terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
+    sums = tf.reduce_sum(terms, axis, keepdims=True)
+    # The sum as 2^length * (1 + fraction), in Q12.
+    length = exponent_of(tf.cast(sums, tf.float64)) + 1
+    inverse = _one_over_one_plus(shift(sums, 32 - length) - 2**31)
+    codes = divide(_product(inverse, exponentials), length + 3)
+    return tf.where(counts, codes, zero)
+
+
+def _product(a: Any, b: Any) -> Any:
+    """Twice the upper half of a product of two 32-bit integers, rounded."""
+    return shift_back(a * b + 2**30, 31)
+
+
+def _exp(x: Any) -> Any:
+    """exp of a number in Q5 that is not positive, in Q0.
+
+    The part above a multiple of 1/4 by a polynomial; the rest bit by bit.
+    """
+    quarter = 2**24
+    rest = (x & (quarter - 1)) - quarter
+    result = _exp_of_quarter(shift(rest, 5))
+    remainder = rest - x
+    for bit, power in enumerate(EXPONENTIALS):
+        is_set = (remainder & (quarter << bit)) != 0
+        result = tf.where(is_set, _product(result, power), result)
+    return tf.where(x == 0, tf.constant(ONE, tf.int64), result)
+
+
+def _exp_of_quarter(x: Any) -> Any:
+    """exp on [-1/4, 0) in Q0: a Taylor polynomial of degree 4 around -1/8."""
+    exp_minus_eighth, third = 1895147668, 715827883
+    x = x + 2**28
+    square = _product(x, x)
+    cube, fourth = _product(square, x), _product(square, square)
+    bits = [tf.constant(each, tf.int64) for each in (1, 2)]
+    tail = _product(divide(fourth, bits[1]) + cube, third) + square
+    return exp_minus_eighth + _product(x + divide(tail, bits[0]), exp_minus_eighth)
+
+
+def _one_over_one_plus(x: Any) -> Any:
+    """1 / (1 + x) for x from 0 to 1 in Q0: three steps of Newton's method."""
+    half = shift_back(x + (ONE + 1), 1)
+    result = 1515870810 + _product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
+    for _ in range(3):
+        error = 2**29 - _product(half, result)
+        result = result + _saturate(shift(_product(result, error), 2), 31)
+    return _saturate(shift(result, 1), 31)
+
+
+def _saturate(x: Any, bits: int = 15) -> Any:
+    low, high = (tf.constant(each, tf.int64) for each in (-(2**bits), 2**bits - 1))
+    return tf.clip_by_value(x, low, high)
+
+
+def _of_int16(q: Any, x: QuantParams, axis: int) -> Any:
+    """Exponentials and one over their sum from tables of 512 steps."""
+    below = q - tf.reduce_max(q, axis, keepdims=True)
+    below = multiply(below, fixed_point(single(x.scale) / (10.0 / 65535.0)))
+    exponentials = _interpolated(_saturate(below + HIGHEST), _exp_table())
+    sums = tf.reduce_sum(exponentials, axis, keepdims=True)
+    length = exponent_of(tf.cast(sums, tf.float64)) + 1
+    normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
+    reciprocal = _interpolated(_saturate(normalized - 2**15 - 2**16), _reciprocal_table())
+    bits = length - 1
+    half = shift(tf.ones_like(bits), bits - 1)
+    return tf.clip_by_value(shift_back(exponentials * reciprocal + half, bits), 0, HIGHEST)
+
+
+def _interpolated(x: Any, table: np.ndarray) -> Any:
+    """Linear interpolation in a table of 513 values, 128 quantized values apart."""
+    values = tf.constant(table, tf.int64)
+    index = shift_back(x, 7) + 256
+    low, high = tf.gather(values, index), tf.gather(values, index + 1)
+    return low + shift_back((high - low) * (x & 127) + 64, 7)
+
+
+@functools.cache
+def _exp_table() -> np.ndarray:
+    return _table(np.exp, 10 / 65535, HIGHEST)
+
+
+@functools.cache
+def _reciprocal_table() -> np.ndarray:
+    return _table(lambda x: 1 / (1 + x), 1 / 65535, -(2**15))
+
+
+def _table(function: Any, scale: float, zero_point: int) -> np.ndarray:
+    """A function at 513 places, in 32768ths. Half of the error between two is taken off."""
+    low, high = scale * (-(2**15) - zero_point), scale * (HIGHEST - zero_point)
+    width = (high - low) / 512
+    inverse = 65536 / (2 / 65535 * 65535)
+    places = low + np.arange(512) * width
+    here = _round(function(places) * inverse)
+    behind = function(low + np.arange(1, 513) * width) * inverse
+    middle = _round(function(places + width / 2) * inverse)
+    error = _round((behind + here) / 2) - middle
+    values = np.append(here - _round(error / 2), _round(function(high) * inverse))
+    return np.clip(values, -(2**15), HIGHEST).astype(np.int64)
+
+
+def _round(x: np.ndarray) -> np.ndarray:
+    """To whole numbers, half away from zero."""
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
+def _attributes(call: Call) -> Attributes:
+    axis = getattr(call.layer, "axis", -1)
+    if is_operation(call.layer):
+        axis = argument(call, "axis", 1)
+    axes = [-1 if each is None else int(each) for each in tf.nest.flatten([axis])]
+    rank = len(call.output.shape)
+    counted = [each if each < 0 else each - rank for each in axes]
+    return {"axis": counted[0] if len(counted) == 1 else tuple(counted)}
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    if not isinstance(attributes["axis"], int):
+        return "several axes"
+    is_layer = isinstance(call.layer, _layers.Softmax)
+    if len(call.inputs) > 1 or (is_layer and call.inputs[0].masked):
+        return "a mask"
+    if attributes["axis"] == -len(call.output.shape):
+        return "along the batch"
+    return of_reals(call)
+
+
+def _emit(e: Emission) -> None:
+    """TFLite's SOFTMAX is along the last axis: another one is brought there, and back."""
+    axis, shape = e.attributes["axis"], e.shape(e.inputs[0])
+    source, target, order = e.inputs[0], e.outputs[0], list(range(len(shape)))
+    if axis != -1:
+        order[axis], order[-1] = order[-1], order[axis]
+        moved = tuple(shape[each] for each in order)
+        source = e.temporary("moved", moved, e.inputs[0])
+        target = e.temporary("softmax", moved, e.outputs[0])
+        _transpose(e, e.inputs[0], source, order)
+    e.add("SOFTMAX", [source], [target], "SoftmaxOptions", version=3 if e.wide else 2, beta=1.0)
+    if axis != -1:
+        _transpose(e, target, e.outputs[0], order)
+
+
+def _transpose(e: Emission, source: int, target: int, order: list[int]) -> None:
+    rank = len(order)
+    version = 6 if rank > 5 else 5 if e.wide else 4 if rank > 4 else 2
+    axes = e.constant("axes", np.array(order, np.int32))
+    e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions", version)
+
+
+def _example(numbers: np.random.Generator) -> Example:
+    shape = tuple(int(each) for each in numbers.integers(1, 20, numbers.integers(1, 4)))
+    axis = int(numbers.choice([-1, numbers.integers(1, len(shape) + 1)]))
+    builds = [
+        _layers.Softmax(axis),
+        _layers.Activation("softmax"),
+        lambda x: tf.nn.softmax(x, axis),
+        lambda x: keras.activations.softmax(x, axis=axis),
+    ]
+    return Example(builds[numbers.integers(len(builds))], (shape,))
+
+
+SOFTMAX = Op(
+    "softmax",
+    _softmax,
+    _emit,
+    doc="softmax along one axis; its output has 256 steps from 0 to 1",
+    layers=(_layers.Softmax,),
+    symbols=("nn.softmax",),
+    functions=(keras.activations.softmax, tf.nn.softmax),
+    attributes=_attributes,
+    accepts=_accepts,
+    output=FixedRange(0.0, 255 / 256),
+    example=_example,
+)
