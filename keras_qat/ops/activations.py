@@ -1,4 +1,4 @@
-"""Activations that TFLite has integer kernels of."""
+"""Curves that TFLite has int8 kernels of, and some int16 ones: sigmoid, tanh, GELU and others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import (
     divide,
     fixed_point,
-    multiply,
     shift,
     shift_back,
     upper_bits,
 )
-from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
 from keras_qat.hard_swish import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.operations import argument, is_operation, number
+from keras_qat.operations import argument
 from keras_qat.ops.lookup import (
     Kernel,
     by_table,
+    example_of,
     in_float32,
     lookup_row,
     nearest,
@@ -37,230 +37,14 @@ from keras_qat.ops.op import (
     Arguments,
     Attributes,
     Compute,
-    Example,
     FixedRange,
     Op,
-    OwnRange,
     SharedRange,
 )
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["ACTIVATIONS"]
 
 _layers, _activations = keras.layers, keras.activations
-
-
-def _accepts(call: Call, attributes: Attributes) -> str | None:
-    return of_reals(call)
-
-
-def _example(*builds: Callable[[np.random.Generator], Callable[[Any], Any]]) -> Any:
-    """One of several activations of a random shape; `builds` choose their options."""
-
-    def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
-        return Example(builds[numbers.integers(len(builds))](numbers), (shape,))
-
-    return example
-
-
-# ReLU ---------------------------------------------------------------------------------------------
-
-
-def _relu_attributes(call: Call) -> Attributes:
-    layer = call.layer
-    if is_operation(layer):
-        return {"maximum": 6.0 if layer.symbol == "nn.relu6" else math.inf}
-    if isinstance(layer, _layers.ReLU):
-        return {"maximum": math.inf if layer.max_value is None else float(layer.max_value)}
-    return {"maximum": 6.0 if layer.activation is tf.nn.relu6 else math.inf}
-
-
-def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
-    if getattr(call.layer, "threshold", 0):
-        return "threshold"
-    if getattr(call.layer, "negative_slope", 0):
-        return "both negative_slope and max_value"
-    return of_reals(call)
-
-
-def _rescaled(q: Any, x: QuantParams, output: QuantParams) -> Any:
-    """The same real values, in TFLite's rounding."""
-    return multiply(tf.cast(q, tf.int64), fixed_point(single(x.scale / output.scale)))
-
-
-def _relu_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
-    result = tf.maximum(tf.cast(_rescaled(q, x, output), tf.float64), 0.0)
-    if attributes["maximum"] == 6:
-        result = tf.minimum(result, round_half_away(single(6.0 / output.scale)))
-    return result
-
-
-_relu_by_table = by_table(_relu_table)
-
-
-def _relu(a: Arguments) -> Any:
-    """A ReLU by itself. XNNPACK leaves it to TFLite.
-
-    One that ends elsewhere than at 6 is a ReLU without end: the output's range ends there.
-    """
-    if not a.wide:
-        return _relu_by_table(a)
-    return _relu_table(a.q[0], a.params[0], a.output, a.attributes)
-
-
-def _emit_relu(e: Emission) -> None:
-    e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU", version=3 if e.wide else 2)
-
-
-RELU = Op(
-    "relu",
-    _relu,
-    _emit_relu,
-    doc="ReLU, also with a maximum",
-    layers=(_layers.ReLU,),
-    symbols=("nn.relu", "nn.relu6"),
-    functions=(_activations.relu, tf.nn.relu, tf.nn.relu6),
-    attributes=_relu_attributes,
-    accepts=_relu_accepts,
-    output=OwnRange(non_negative=True),
-    clips=True,
-    elementwise=True,
-    example=_example(
-        lambda numbers: _layers.ReLU(),
-        lambda numbers: _layers.ReLU(6),
-        lambda numbers: _layers.ReLU(float(numbers.uniform(0.5, 8))),
-        lambda numbers: _layers.Activation("relu"),
-        lambda numbers: _layers.Activation(tf.nn.relu6),
-        lambda numbers: tf.nn.relu,
-        lambda numbers: tf.nn.relu6,
-    ),
-)
-
-# Leaky ReLU ---------------------------------------------------------------------------------------
-
-
-def _leaky_attributes(call: Call) -> Attributes:
-    layer, slope = call.layer, 0.2  # That of tf.nn.leaky_relu.
-    if is_operation(layer):
-        slope = number(argument(call, "alpha", 1, 0.2)) or 0.0
-    else:
-        slope = getattr(layer, "negative_slope", getattr(layer, "alpha", 0.2))
-    return {"slope": float(np.float32(slope))}
-
-
-def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
-    layer = call.layer
-    if isinstance(layer, _layers.ReLU) and (layer.threshold or layer.max_value is not None):
-        return "both negative_slope and max_value" if layer.negative_slope else "threshold"
-    return of_reals(call)
-
-
-def _leaky_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
-    """TFLite's: two products; one below zero with the slope in its scale."""
-    slope = attributes["slope"]
-    below = fixed_point(single(single(x.scale * abs(slope)) / output.scale))
-    whole = tf.cast(q, tf.int64)
-    # A negative slope makes the multiplier negative, but not what it rounds halves to.
-    below = multiply(-whole if slope < 0 else whole, below)
-    above = multiply(whole, fixed_point(single(x.scale / output.scale)))
-    return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
-
-
-def _leaky_table_of_xnnpack(
-    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
-) -> Any:
-    """XNNPACK's: both slopes are whole numbers of 256ths; halves go up.
-
-    It leaves the steepest and the flattest slopes to TFLite.
-    """
-    slope = attributes["slope"]
-    above = single(x.scale / output.scale)
-    below = single(above * slope)
-    taken = (above >= 2**-8) & (above <= 2**7) & (tf.abs(below) >= 2**-8)
-    taken &= (below >= 2**-8 - 2**7) & (below <= 2**7)
-    if abs(slope) < np.finfo(np.float32).tiny:
-        taken = tf.constant(False)
-    ratio = tf.where(q >= 0, above, below)
-    coarse = tf.floor((q * tf.round(256.0 * ratio) + 128) / 256)
-    return tf.where(taken, coarse, _leaky_table(q, x, output, attributes))
-
-
-_leaky_by_table = {
-    "xnnpack": by_table(_leaky_table_of_xnnpack),
-    "reference": by_table(_leaky_table),
-}
-
-
-def _leaky_relu(a: Arguments) -> Any:
-    """x above zero, slope * x below."""
-    if a.wide:
-        return _leaky_table(a.q[0], a.params[0], a.output, a.attributes)
-    return _leaky_by_table[a.family](a)
-
-
-def _emit_leaky_relu(e: Emission) -> None:
-    version = 2 if e.wide else 1
-    e.add("LEAKY_RELU", options="LeakyReluOptions", version=version, alpha=e.attributes["slope"])
-
-
-LEAKY_RELU = Op(
-    "leaky_relu",
-    _leaky_relu,
-    _emit_leaky_relu,
-    doc="LeakyReLU, with any slope; |x| is one with the slope -1",
-    layers=(_layers.LeakyReLU, _layers.ReLU),
-    symbols=("nn.leaky_relu",),
-    functions=(tf.nn.leaky_relu,),
-    attributes=_leaky_attributes,
-    accepts=_leaky_accepts,
-    elementwise=True,
-    example=_example(
-        lambda numbers: _layers.LeakyReLU(float(10.0 ** numbers.uniform(-3, 0.5))),
-        lambda numbers: _layers.LeakyReLU(float(numbers.choice([-1.0, -0.5, 0.0, 1.0]))),
-        lambda numbers: _layers.ReLU(negative_slope=float(numbers.uniform(0.01, 1))),
-        lambda numbers: _layers.Activation(tf.nn.leaky_relu),
-        lambda numbers: tf.nn.leaky_relu,
-        lambda numbers: functools.partial(tf.nn.leaky_relu, alpha=float(numbers.uniform(0, 1))),
-    ),
-)
-
-
-def _prelu(a: Arguments) -> Any:
-    """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
-    x, slopes = tf.cast(a.q[0], tf.int64), tf.cast(a.weights.q, tf.int64)
-    scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
-    scale = single(single(a.params[0].scale * scale) / a.output.scale)
-    above = multiply(x, fixed_point(single(a.params[0].scale / a.output.scale)))
-    return tf.cast(tf.where(x >= 0, above, multiply(x * slopes, fixed_point(scale))), a.q[0].dtype)
-
-
-def _emit_prelu(e: Emission) -> None:
-    weights = e.node.weights
-    assert weights is not None
-    params = QuantParams(np.float32(np.asarray(weights.scale).item()), 0)
-    e.add("PRELU", [*e.inputs, e.constant("alpha", weights.q.astype(np.int8), params)])
-
-
-def _prelu_example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 4)))
-    shared = [axis + 1 for axis in range(len(shape)) if numbers.random() < 0.5]
-    return Example(_layers.PReLU(shared_axes=shared or None), (shape,))
-
-
-PRELU = Op(
-    "prelu",
-    _prelu,
-    _emit_prelu,
-    doc="PReLU",
-    layers=(_layers.PReLU,),
-    accepts=_accepts,
-    bits=(8,),
-    weights={"alpha": ()},
-    example=_prelu_example,
-)
-
-# Tables -------------------------------------------------------------------------------------------
 
 
 def _elu_attributes(call: Call) -> Attributes:
@@ -279,6 +63,7 @@ ELU = lookup_row(
     symbols=("nn.elu",),
     functions=(_activations.elu, tf.nn.elu),
     attributes=_elu_attributes,
+    defaults={"alpha": 1.0},
     kernel=Kernel(
         "ELU",
         "",
@@ -325,11 +110,11 @@ GELU = lookup_row(
     symbols=("nn.gelu",),
     functions=(_activations.gelu, tf.nn.gelu),
     attributes=_gelu_attributes,
+    defaults={"approximate": False},
     kernel=Kernel(
         "GELU",
         "GeluOptions",
         dict.fromkeys(("xnnpack", "reference"), in_float32(_gelu_in_float32)),
-        version=2,
         fields=lambda attributes: dict(attributes),
     ),
     examples=(
@@ -380,18 +165,20 @@ HARD_SWISH = lookup_row(
     examples=(HardSwish(),),
 )
 
-# Sigmoid and tanh ---------------------------------------------------------------------------------
 
-
-def _directly(function: Callable[[Any], Any]) -> Compute:
+def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -> Compute:
     """A real function with a fixed output range, as `in_float32`, in a third of the time.
 
     Computed for each number instead of looked up, if no entry of the table lies so near a half
     that the last bits of float32 count.
+
+    Args:
+        function: the function.
+        of_tflite: the same in the operations of TFLite's table.
     """
     tables = {
         "xnnpack": by_table(in_float32(function, nearest_even_with_zero_point)),
-        "reference": by_table(in_float32(function, nearest)),
+        "reference": by_table(in_float32(of_tflite, nearest)),
     }
 
     @traced_once
@@ -467,11 +254,9 @@ def _sigmoid_table() -> np.ndarray:
     return values
 
 
-def _bounded(
-    name: str, code: str, function: Any, of_int16: Any, output: FixedRange, **names: Any
-) -> Op:
+def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any, **how: Any) -> Op:
     """The row of a function with a fixed output range."""
-    direct = _directly(function)
+    direct = _directly(function, of_tflite)
 
     def compute(a: Arguments) -> Any:
         return tf.cast(of_int16(a.q[0], a.params[0]), a.q[0].dtype) if a.wide else direct(a)
@@ -479,12 +264,11 @@ def _bounded(
     return Op(
         name,
         compute,
-        lambda e: e.add(code, version=3 if e.wide else 2),
-        accepts=_accepts,
-        output=output,
+        lambda e: e.add(code),
+        accepts=of_reals,
         elementwise=True,
-        example=_example(lambda numbers: _layers.Activation(function), lambda numbers: function),
-        **names,
+        example=example_of(lambda numbers: _layers.Activation(function), lambda numbers: function),
+        **how,
     )
 
 
@@ -492,8 +276,9 @@ SIGMOID = _bounded(
     "sigmoid",
     "LOGISTIC",
     tf.sigmoid,
+    lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
     _sigmoid_of_int16,
-    FixedRange(0.0, 255 / 256),
+    output=FixedRange(0.0, 255 / 256),
     doc="sigmoid; its output has 256 steps from 0 to 1",
     symbols=("math.sigmoid",),
     functions=(_activations.sigmoid, tf.nn.sigmoid),
@@ -503,8 +288,9 @@ TANH = _bounded(
     "tanh",
     "TANH",
     tf.tanh,
+    tf.tanh,
     _tanh_of_int16,
-    FixedRange(-1.0, 127 / 128),
+    output=FixedRange(-1.0, 127 / 128),
     doc="tanh; its output has 256 steps from -1 to 1",
     symbols=("math.tanh",),
     functions=(_activations.tanh, tf.nn.tanh),
@@ -516,16 +302,14 @@ LINEAR = Op(
     lambda e: e.reshape(e.inputs[0], e.outputs[0]),
     doc="the linear activation, which changes nothing",
     functions=(_activations.linear,),
-    accepts=_accepts,
+    accepts=of_reals,
     output=SharedRange(),
     elementwise=True,
-    example=_example(lambda numbers: _layers.Activation("linear")),
+    alias=True,
+    example=example_of(lambda numbers: _layers.Activation("linear")),
 )
 
 ACTIVATIONS: tuple[Op, ...] = (
-    RELU,
-    LEAKY_RELU,
-    PRELU,
     ELU,
     GELU,
     HARD_SWISH,

@@ -1,4 +1,11 @@
-"""Products with a matrix of weights: FULLY_CONNECTED, for Dense and EinsumDense."""
+"""Products with a matrix of weights, for Dense and EinsumDense.
+
+They are written in one of two forms. `fully_connected` is FULLY_CONNECTED, which every delegate
+knows. With a scale for each channel it came late: runtimes before TensorFlow 2.17 compute its int8
+reference kernel, and those before LiteRT 1.2 its int16 kernels, with multipliers that nobody set,
+and do not say so. `convolution` is a CONV_2D of images of one pixel, which all of them compute
+alike. So that is what int16 gets, and whoever works with an old TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +16,31 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
+from keras_qat.ops.images import from_image, image_of
 from keras_qat.ops.op import Arguments, Attributes, Example, Op
-from keras_qat.ops.sums import weight_constants, weighted
+from keras_qat.ops.sums import Rounding, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR"]
 
 _layers = keras.layers
+
+_VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
+
+FORM = "fully_connected" if _VERSION >= (2, 17) else "convolution"
+"""The form of layers; their attribute `form` can say otherwise."""
+
+
+def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
+    return attributes["form"] == "fully_connected" and not wide
+
+
+def _rounding(a: Arguments) -> Rounding:
+    return "double" if _is_fully_connected(a.attributes, a.wide) else "fixed"
 
 
 def _product(x: Any, kernel: Any) -> Any:
@@ -26,7 +48,7 @@ def _product(x: Any, kernel: Any) -> Any:
 
 
 def _dense(a: Arguments) -> Any:
-    return weighted(a, _product, (-1,), "double")
+    return weighted(a, _product, (-1,), _rounding(a))
 
 
 def _emit_dense(e: Emission) -> None:
@@ -35,14 +57,29 @@ def _emit_dense(e: Emission) -> None:
 
 def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
     """The product along the last axis of a tensor; `arrange` gives weights [output, input]."""
+    if _is_fully_connected(e.attributes, e.wide):
+        e.add(
+            "FULLY_CONNECTED",
+            [x, *weight_constants(e, arrange, 0)],
+            [end],
+            "FullyConnectedOptions",
+            fusedActivationFunction=e.activation,
+            keepNumDims=len(e.shape(x)) > 2,
+        )
+        return
+    weights = weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
+    image, finish = from_image(e, end)
     e.add(
-        "FULLY_CONNECTED",
-        [x, *weight_constants(e, arrange, 0)],
-        [end],
-        "FullyConnectedOptions",
+        "CONV_2D",
+        [image_of(e, x), *weights],
+        [image],
+        "Conv2DOptions",
+        padding=schema.Padding.VALID,
+        strideH=1,
+        strideW=1,
         fusedActivationFunction=e.activation,
-        keepNumDims=len(e.shape(x)) > 2,
     )
+    finish()
 
 
 def _dense_example(numbers: np.random.Generator) -> Example:
@@ -57,6 +94,8 @@ DENSE = Op(
     _emit_dense,
     doc="products with a matrix along the last axis",
     layers=(_layers.Dense,),
+    attributes=lambda call: {"form": FORM},
+    defaults={"form": FORM},
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
@@ -69,7 +108,7 @@ DENSE = Op(
 
 
 def _einsum_attributes(call: Call) -> Attributes:
-    """Places of axes, in the order (stays, summed) for the input and so on.
+    """Places of axes.
 
     `input`: of the input's axes those that stay, then the summed ones. `weights`: the summed ones,
     then those of the result. `output`: for each axis of the output its place among those that stay
@@ -83,7 +122,7 @@ def _einsum_attributes(call: Call) -> Attributes:
         rank = len(call.inputs[0].shape)
         dots = "".join(map(chr, range(0x3B1, 0x3B1 + rank + 3 - len(x))))
         x, output = x.replace("...", dots), output.replace("...", dots)
-    found: dict[str, Any] = {"equation": equation}
+    found: dict[str, Any] = {"equation": equation, "form": FORM}
     summed = [axis for axis in weights if axis not in output]
     result = [axis for axis in output if axis in weights]
     stay = [axis for axis in x if axis not in weights]
@@ -148,7 +187,7 @@ def _einsum(a: Arguments) -> Any:
 
     weights = dataclasses.replace(a.weights, bias=_full_bias(given, a.weights.bias))
     channels = tuple(each - len(given["weights"]) for each in given["weights"][summed:])
-    y = weighted(dataclasses.replace(a, weights=weights), linear, channels, "double")
+    y = weighted(dataclasses.replace(a, weights=weights), linear, channels, _rounding(a))
     y = tf.reshape(y, [*_sizes(y)[:-1], *given["sizes"]])
     return tf.transpose(y, given["output"])
 

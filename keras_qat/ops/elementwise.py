@@ -20,6 +20,7 @@ from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
+from keras_qat.ops.lookup import by_table, in_float32, nearest_even_with_zero_point, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
@@ -27,8 +28,8 @@ __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
 
 _layers = keras.layers
 
-LARGEST_RANK = 9
-"""Of tensors that kernels broadcast."""
+LARGEST_RANK = 6
+"""Of tensors that kernels are known to broadcast."""
 
 
 def _add(a: Arguments) -> Any:
@@ -88,8 +89,14 @@ def _add_twice(a: Arguments) -> Any:
     return tf.cast(result, a.q[0].dtype)
 
 
+_square_of_xnnpack = by_table(in_float32(lambda x: single(x * x), nearest_even_with_zero_point))
+
+
 def _multiply(a: Arguments) -> Any:
-    """a * b. XNNPACK: times a ratio in float32, where that is from 2^-16 to below 2^8."""
+    """a * b. XNNPACK: times a ratio in float32, where that is from 2^-16 to below 2^8.
+
+    It makes a square of a tensor times itself, which it looks up.
+    """
     x, y = a.q
     ratio = single(single(a.params[0].scale * a.params[1].scale) / a.output.scale)
 
@@ -98,6 +105,8 @@ def _multiply(a: Arguments) -> Any:
         return tf.cast(multiply(product, fixed_point(ratio)), x.dtype)
 
     def in_float() -> Any:
+        if x is y:
+            return _square_of_xnnpack(dataclasses.replace(a, q=[x], params=a.params[:1]))
         product = x * y
         if any(tf.get_static_value(each) is not None for each in (x, y)):
             # Else graph optimization would multiply the constant by the ratio.
@@ -109,10 +118,6 @@ def _multiply(a: Arguments) -> Any:
     return tf.cond((ratio >= 2.0**-16) & (ratio < 2.0**8), in_float, in_integers)
 
 
-def _of_two(attributes: Attributes) -> Callable[[Call], Attributes]:
-    return lambda call: attributes
-
-
 def _operands(call: Call) -> list[Any]:
     """The tensors and constants among the arguments."""
     leaves = tf.nest.flatten((call.args, call.kwargs))
@@ -121,39 +126,30 @@ def _operands(call: Call) -> list[Any]:
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     operands = _operands(call)
-    if not call.output.is_float:
-        return f"computes {call.output.dtype}"
     if len(operands) != 2:
         return "not two inputs"
     shapes = {tuple(getattr(each, "shape", ())) for each in operands}
     if len(shapes) > 1 and max(map(len, shapes)) > LARGEST_RANK:
         return f"broadcast with more than {LARGEST_RANK} axes"
-    return None
+    return of_reals(call)
 
 
 def _emit_sum(e: Emission) -> None:
-    code, of_int16 = ("ADD", 3) if e.attributes["sign"] > 0 else ("SUB", 5)
+    code = "ADD" if e.attributes["sign"] > 0 else "SUB"
     e.add(
         code,
         options=f"{code.title()}Options",
-        version=of_int16 if e.wide else 2,
         fusedActivationFunction=e.activation,
         potScaleInt16=False,
     )
 
 
 def _emit_product(e: Emission) -> None:
-    scales = [np.float32(each.params.scale) for each in (*e.node.inputs, e.node.output)]  # type: ignore[union-attr]
-    is_large = scales[0] * scales[1] / scales[2] >= 1
-    version = 4 if e.wide else 3 if is_large else 2
-    e.add("MUL", options="MulOptions", version=version, fusedActivationFunction=e.activation)
+    e.add("MUL", options="MulOptions", fusedActivationFunction=e.activation)
 
 
 def _emit_extremum(code: str) -> Callable[[Emission], None]:
-    def emit(e: Emission) -> None:
-        e.add(code, options="MaximumMinimumOptions", version=4 if e.wide else 2)
-
-    return emit
+    return lambda e: e.add(code, options="MaximumMinimumOptions")
 
 
 def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]:
@@ -197,7 +193,8 @@ ADD = Op(
     doc="sums of two tensors, or of one and a constant",
     layers=(_layers.Add,),
     symbols=("__operators__.add", "math.add"),
-    attributes=_of_two({"sign": 1}),
+    attributes=lambda call: {"sign": 1},
+    defaults={"sign": 1},
     accepts=_accepts,
     takes_clip=True,
     elementwise=True,
@@ -211,7 +208,8 @@ SUBTRACT = dataclasses.replace(
     doc="differences of two tensors, or of one and a constant",
     layers=(_layers.Subtract,),
     symbols=("math.subtract",),
-    attributes=_of_two({"sign": -1}),
+    attributes=lambda call: {"sign": -1},
+    defaults={"sign": -1},
     example=_example_of(_layers.Subtract, tf.subtract),
 )
 
@@ -223,7 +221,8 @@ MULTIPLY = dataclasses.replace(
     doc="products of two tensors, or of one and a constant",
     layers=(_layers.Multiply,),
     symbols=("math.multiply",),
-    attributes=_of_two({}),
+    attributes=lambda call: {},
+    defaults={},
     example=_example_of(_layers.Multiply, tf.multiply),
 )
 
@@ -235,7 +234,8 @@ MAXIMUM = dataclasses.replace(
     doc="the larger one of two tensors, or of one and a constant, value by value",
     layers=(_layers.Maximum,),
     symbols=("math.maximum",),
-    attributes=_of_two({}),
+    attributes=lambda call: {},
+    defaults={},
     output=SharedRange(),
     takes_clip=False,
     example=_example_of(_layers.Maximum, tf.maximum),

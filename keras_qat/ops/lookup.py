@@ -35,6 +35,7 @@ __all__ = [
     "Kernel",
     "by_table",
     "entries_of",
+    "example_of",
     "in_float32",
     "lookup_row",
     "nearest",
@@ -129,7 +130,6 @@ class Kernel:
         code: its name in TFLite.
         options: name of the table of its options.
         tables: what it computes, for each family.
-        version: of the operator.
         fits: whether it computes with these attributes.
         fields: from attributes to the options.
     """
@@ -137,7 +137,6 @@ class Kernel:
     code: str
     options: str
     tables: Mapping[Family, Table]
-    version: int = 1
     fits: Callable[[Attributes], bool] = lambda attributes: True
     fields: Callable[[Attributes], Mapping[str, Any]] = lambda attributes: {}
 
@@ -157,7 +156,6 @@ def emit_entries(e: Emission, entries: np.ndarray) -> None:
         "CAST",
         outputs=[cast],
         options="CastOptions",
-        version=1 if e.wide else 3,
         inDataType=e.builder.graph.tensors[e.inputs[0]].type,
         outDataType=TYPES["int32"],
     )
@@ -165,12 +163,24 @@ def emit_entries(e: Emission, entries: np.ndarray) -> None:
     e.add("ADD", [cast, half], [places], "AddOptions")
     params = e.node.output.params
     table = e.constant("table", entries, params)
-    e.add("GATHER", [table, places], options="GatherOptions", version=4 if e.wide else 2, axis=0)
+    e.add("GATHER", [table, places], options="GatherOptions", axis=0)
 
 
-def of_reals(call: Call) -> str | None:
-    """Why a call has no kernel: it computes something else than real numbers."""
+def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
+    """Why a call has no kernel: it computes something else than real numbers. An `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
+
+
+def example_of(
+    *builds: Callable[[np.random.Generator], Callable[[Any], Any]],
+) -> Callable[[np.random.Generator], Example]:
+    """An `Op.example`: one of several functions, of a random shape; `builds` choose its options."""
+
+    def example(numbers: np.random.Generator) -> Example:
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
+        return Example(builds[int(numbers.integers(len(builds)))](numbers), (shape,))
+
+    return example
 
 
 def _no_attributes(call: Call) -> Attributes:
@@ -187,13 +197,14 @@ def lookup_row(
     symbols: tuple[str, ...] = (),
     functions: tuple[Any, ...] = (),
     attributes: Callable[[Call], Attributes] = _no_attributes,
+    defaults: Attributes | None = None,
     output: OutputRange | None = None,
     kernel: Kernel | None = None,
 ) -> Op:
     """The row of a function of one number.
 
     Args:
-        name, doc, layers, symbols, functions, attributes: as in `Op`.
+        name, doc, layers, symbols, functions, attributes, defaults: as in `Op`.
         function: in TensorFlow, of a float64 tensor and the attributes. Where it is infinite, the
             result is the end of the output's range, so that e.g. a logarithm of what is not
             positive is the lowest value.
@@ -216,16 +227,13 @@ def lookup_row(
     def emit(e: Emission) -> None:
         if kernel is not None and has_kernel(e.wide, e.attributes):
             fields = kernel.fields(e.attributes)
-            e.add(kernel.code, options=kernel.options, version=kernel.version, **fields)
+            e.add(kernel.code, options=kernel.options, **fields)
             return
         (x,), output = e.node.inputs, e.node.output.params
-        assert x.params is not None and output is not None
+        assert x.params is not None
+        assert output is not None
         found = entries(x.params, output, e.attributes).numpy() + output.zero_point
         emit_entries(e, found.astype(output.dtype))
-
-    def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
-        return Example(examples[numbers.integers(len(examples))], (shape,))
 
     return Op(
         name,
@@ -236,10 +244,11 @@ def lookup_row(
         symbols=symbols,
         functions=functions,
         attributes=attributes,
-        accepts=lambda call, attributes: of_reals(call),
+        defaults=defaults or {},
+        accepts=of_reals,
         output=output or OwnRange(),
         elementwise=True,
-        example=example,
+        example=example_of(*[lambda numbers, build=each: build for each in examples]),
     )
 
 
@@ -304,7 +313,7 @@ EXP = lookup_row(
     symbols=("math.exp",),
     functions=(_activations.exponential, tf.exp),
     output=_NON_NEGATIVE,
-    kernel=Kernel("EXP", "ExpOptions", _of_both(in_float32(tf.exp)), version=2),
+    kernel=Kernel("EXP", "ExpOptions", _of_both(in_float32(tf.exp))),
     examples=(_activation("exponential"), tf.exp),
 )
 
@@ -314,7 +323,7 @@ LOG = lookup_row(
     "natural logarithm; the lowest value of what is not positive",
     symbols=("math.log",),
     functions=(tf.math.log,),
-    kernel=Kernel("LOG", "", _of_both(in_float32(_log)), version=2),
+    kernel=Kernel("LOG", "", _of_both(in_float32(_log))),
     examples=(tf.math.log,),
 )
 

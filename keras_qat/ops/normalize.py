@@ -29,7 +29,7 @@ def _unit_norm(a: Arguments) -> Any:
 
 
 def _emit(e: Emission) -> None:
-    e.add("L2_NORMALIZATION", options="L2NormOptions", version=2)
+    e.add("L2_NORMALIZATION", options="L2NormOptions")
 
 
 def _attributes(call: Call) -> Attributes:
@@ -60,7 +60,7 @@ def _example(numbers: np.random.Generator) -> Example:
         lambda x: tf.math.l2_normalize(x, -1),
         lambda x: tf.nn.l2_normalize(x, axis=[len(shape)], epsilon=1e-9),
     ]
-    return Example(builds[numbers.integers(len(builds))], (shape,))
+    return Example(builds[int(numbers.integers(len(builds)))], (shape,))
 
 
 UNIT_NORM = Op(
@@ -71,6 +71,7 @@ UNIT_NORM = Op(
     layers=(keras.layers.UnitNormalization,),
     symbols=("math.l2_normalize",),
     attributes=_attributes,
+    defaults={"axes": (-1,), "epsilon": 0.0},
     accepts=_accepts,
     bits=(8,),
     output=FixedRange(-1.0, 127 / 128),

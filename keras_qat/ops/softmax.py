@@ -208,28 +208,26 @@ def _emit(e: Emission) -> None:
         source = e.temporary("moved", moved, e.inputs[0])
         target = e.temporary("softmax", moved, e.outputs[0])
         _transpose(e, e.inputs[0], source, order)
-    e.add("SOFTMAX", [source], [target], "SoftmaxOptions", version=3 if e.wide else 2, beta=1.0)
+    e.add("SOFTMAX", [source], [target], "SoftmaxOptions", beta=1.0)
     if axis != -1:
         _transpose(e, target, e.outputs[0], order)
 
 
 def _transpose(e: Emission, source: int, target: int, order: list[int]) -> None:
-    rank = len(order)
-    version = 6 if rank > 5 else 5 if e.wide else 4 if rank > 4 else 2
     axes = e.constant("axes", np.array(order, np.int32))
-    e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions", version)
+    e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions")
 
 
 def _example(numbers: np.random.Generator) -> Example:
     shape = tuple(int(each) for each in numbers.integers(1, 20, numbers.integers(1, 4)))
-    axis = int(numbers.choice([-1, numbers.integers(1, len(shape) + 1)]))
-    builds = [
+    axis = -1 if numbers.random() < 0.5 else int(numbers.integers(1, len(shape) + 1))
+    builds: list[Any] = [
         _layers.Softmax(axis),
         _layers.Activation("softmax"),
         lambda x: tf.nn.softmax(x, axis),
         lambda x: keras.activations.softmax(x, axis=axis),
     ]
-    return Example(builds[numbers.integers(len(builds))], (shape,))
+    return Example(builds[int(numbers.integers(len(builds)))], (shape,))
 
 
 SOFTMAX = Op(
@@ -241,6 +239,7 @@ SOFTMAX = Op(
     symbols=("nn.softmax",),
     functions=(keras.activations.softmax, tf.nn.softmax),
     attributes=_attributes,
+    defaults={"axis": -1},
     accepts=_accepts,
     output=FixedRange(0.0, 255 / 256),
     example=_example,

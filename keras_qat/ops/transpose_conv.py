@@ -14,6 +14,7 @@ from keras_qat.ops.images import from_image, image_of, pair
 from keras_qat.ops.op import Arguments, Attributes, Example, Op
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.names import SCOPE
 
 __all__ = ["TRANSPOSE_CONV"]
 
@@ -123,7 +124,7 @@ def _with_shape(e: Emission, x: int, end: int, tensors: list[int]) -> list[int]:
     times = e.constant("times", np.array([1, high, wide, 0], np.int32))
     more = e.constant("more", np.array([0, more_high, more_wide, shape[3]], np.int32))
     before, product, sizes = (
-        e.builder.tensor(f"{e.node.name}/{name}", (4,), "int32")
+        e.builder.tensor(f"{SCOPE}/{e.node.name}/{name}", (4,), "int32")
         for name in ("shape", "product", "output_shape")
     )
     e.add("SHAPE", [x], [before], "ShapeOptions", outType=schema.TensorType.INT32)

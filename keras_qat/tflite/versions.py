@@ -48,6 +48,8 @@ BY_TYPE: dict[str, tuple[int, int, int]] = {
     "SQUARED_DIFFERENCE": (1, 2, 2),
     "SUM": (1, 2, 2),
     "ABS": (1, 2, 3),
+    "CAST": (1, 3, 1),
+    "GELU": (1, 2, 1),
 }
 """Operator -> version for activations in float, int8, int16; others have one version."""
 
@@ -83,7 +85,8 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTH_TO_SPACE": {1: "2.1.0", 2: "2.5.0"},
     "REVERSE_V2": {3: "2.5.0"},
     "EXP": {2: "2.12.0"},
-    "LOG": {2: "2.12.0"},
+    "LOG": {2: "2.15.0"},
+    "CAST": {3: "2.8.0"},
     "RSQRT": {2: "2.5.0"},
     "SQUARED_DIFFERENCE": {2: "2.5.0"},
     **{

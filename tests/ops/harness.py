@@ -48,13 +48,13 @@ def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = Fal
 def random_weights(call: Call, op: Op, params: QuantParams, numbers: Any) -> Weights:
     """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
     ((name, axes),) = op.weights.items()
-    shape = tuple(getattr(call.layer, name).shape)
+    shape = tuple(getattr(call.layer, name).shape) if name else (call.output.shape[-1],)
     channels = [shape[axis] if axis in axes else 1 for axis in range(-len(shape), 0)]
     scale = np.float32(10.0 ** numbers.uniform(-3, -1, channels)).astype(np.float64)
     q = numbers.integers(-127, 128, shape).astype(np.float64)
     bias = None
-    if getattr(call.layer, "use_bias", False):
-        size = tuple(call.layer.bias.shape)
+    if not name or getattr(call.layer, "bias", None) is not None:
+        size = tuple(call.layer.bias.shape) if name else shape
         bias = np.round(numbers.normal(size=size) * 2000).astype(np.float64)
     return Weights(name, q, scale, bias)
 
@@ -130,12 +130,19 @@ def output_params(
     for each in operands:
         if isinstance(each, Tensor):
             sizes = [BATCH if size is None else size for size in each.shape]
+            if each.params is None:
+                real.append(tf.constant(numbers.integers(0, SMALL, sizes), each.dtype))
+                continue
             q = numbers.integers(each.params.lowest, each.params.highest + 1, sizes)
             real.append(tf.constant(each.params.dequantize(q)))
     given = iter(real)
     args, kwargs = graph_lib.map_values(lambda value: next(given), (call.args, call.kwargs))
     layer = call.layer
-    if weights is not None:
+    if weights is not None and not weights.name:
+        (x,) = real
+        factors, unit = weights.q * weights.scale, operands[0].params.scale
+        layer = lambda x: x * factors + weights.bias * unit * weights.scale  # noqa: E731
+    elif weights is not None:
         before = layer.get_weights()
         kernel = (weights.q * weights.scale).astype(np.float32)
         layer.set_weights([kernel, *before[1:]])
@@ -188,20 +195,25 @@ def in_the_interpreter(
 
 def in_integers(node: Node, inputs: dict[str, np.ndarray], family: Family) -> list[np.ndarray]:
     """What the operator's own implementation computes, as quantized values."""
+    return [np.asarray(each) for each in in_integers_as_tensors(node, inputs, family)]
+
+
+def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: Family) -> list[Any]:
+    """The same, also in graphs."""
 
     @functools.cache  # A tensor that is read twice is one.
     def centred(tensor: Tensor) -> Any:
         if tensor.params is None:
-            return tf.constant(inputs[tensor.name])
-        q = inputs[tensor.name].astype(np.float64) - tensor.params.zero_point
-        return tf.constant(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
+            return tf.convert_to_tensor(inputs[tensor.name])
+        q = tf.cast(inputs[tensor.name], tf.float64) - tensor.params.zero_point
+        return tf.cast(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
 
     given = [centred(each) if isinstance(each, Tensor) else None for each in node.inputs]
     results = compute_node(node, given, family)
     return [
-        np.asarray(each)
+        each
         if tensor.params is None
-        else (np.asarray(each) + tensor.params.zero_point).astype(tensor.params.dtype)
+        else tf.cast(each + tensor.params.zero_point, tensor.params.dtype)
         for each, tensor in zip(results, node.outputs, strict=True)
     ]
 
@@ -215,6 +227,7 @@ def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = No
 def assert_same(node: Node, inputs: dict[str, np.ndarray], family: Family, label: str = "") -> None:
     """Asserts that the file of a node and its implementation give the same values."""
     op = node.op
+    assert op is not None
     kernels = "optimized" if (op.name, family) in LACKING else family
     expected = in_the_interpreter(file_of(node), inputs, kernels)
     found = in_integers(node, inputs, family)

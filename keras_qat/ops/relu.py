@@ -1,0 +1,225 @@
+"""ReLU and its kin: what treats positive and negative numbers differently."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import argument, is_operation, number
+from keras_qat.ops.lookup import by_table, example_of, of_reals
+from keras_qat.ops.op import Arguments, Attributes, Example, Op, OwnRange
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["LEAKY_RELU", "PRELU", "RELU"]
+
+_layers, _activations = keras.layers, keras.activations
+
+
+def _relu_attributes(call: Call) -> Attributes:
+    layer = call.layer
+    if is_operation(layer):
+        return {"maximum": 6.0 if layer.symbol == "nn.relu6" else math.inf}
+    if isinstance(layer, _layers.ReLU):
+        return {"maximum": math.inf if layer.max_value is None else float(layer.max_value)}
+    return {"maximum": 6.0 if layer.activation is tf.nn.relu6 else math.inf}
+
+
+def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
+    if getattr(call.layer, "threshold", 0):
+        return "threshold"
+    if getattr(call.layer, "negative_slope", 0):
+        return "both negative_slope and max_value"
+    return of_reals(call)
+
+
+def _rescaled(q: Any, x: QuantParams, output: QuantParams) -> Any:
+    """The same real values, in TFLite's rounding."""
+    return multiply(tf.cast(q, tf.int64), fixed_point(single(x.scale / output.scale)))
+
+
+def _relu_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+    result = tf.maximum(tf.cast(_rescaled(q, x, output), tf.float64), 0.0)
+    if attributes["maximum"] == 6:
+        result = tf.minimum(result, round_half_away(single(6.0 / output.scale)))
+    return result
+
+
+_relu_by_table = by_table(_relu_table)
+
+
+def _relu(a: Arguments) -> Any:
+    """A ReLU by itself. XNNPACK leaves it to TFLite.
+
+    One that ends elsewhere than at 6 is a ReLU without end: the output's range ends there.
+    """
+    if not a.wide:
+        return _relu_by_table(a)
+    return _relu_table(a.q[0], a.params[0], a.output, a.attributes)
+
+
+def _emit_relu(e: Emission) -> None:
+    e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU")
+
+
+RELU = Op(
+    "relu",
+    _relu,
+    _emit_relu,
+    doc="ReLU, also with a maximum",
+    layers=(_layers.ReLU,),
+    symbols=("nn.relu", "nn.relu6"),
+    functions=(_activations.relu, tf.nn.relu, tf.nn.relu6),
+    attributes=_relu_attributes,
+    defaults={"maximum": math.inf},
+    accepts=_relu_accepts,
+    output=OwnRange(non_negative=True),
+    clips=True,
+    elementwise=True,
+    example=example_of(
+        lambda numbers: _layers.ReLU(),
+        lambda numbers: _layers.ReLU(6),
+        lambda numbers: _layers.ReLU(float(numbers.uniform(0.5, 8))),
+        lambda numbers: _layers.Activation("relu"),
+        lambda numbers: _layers.Activation(tf.nn.relu6),
+        lambda numbers: tf.nn.relu,
+        lambda numbers: tf.nn.relu6,
+    ),
+)
+
+
+def _leaky_attributes(call: Call) -> Attributes:
+    layer, slope = call.layer, 0.2  # That of tf.nn.leaky_relu.
+    if is_operation(layer):
+        slope = number(argument(call, "alpha", 1, 0.2)) or 0.0
+    else:
+        slope = getattr(layer, "negative_slope", getattr(layer, "alpha", 0.2))
+    return {"slope": float(np.float32(slope))}
+
+
+def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
+    layer = call.layer
+    if isinstance(layer, _layers.ReLU) and (layer.threshold or layer.max_value is not None):
+        return "both negative_slope and max_value" if layer.negative_slope else "threshold"
+    return of_reals(call)
+
+
+def _leaky_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+    """TFLite's: two products; one below zero with the slope in its scale."""
+    sign = -1 if attributes["slope"] < 0 else 1
+    return _leaky_products(q, x, output, attributes, lambda q, number: sign * multiply(q, number))
+
+
+def _leaky_products(
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, product: Any
+) -> Any:
+    below = fixed_point(single(single(x.scale * abs(attributes["slope"])) / output.scale))
+    whole = tf.cast(q, tf.int64)
+    above = multiply(whole, fixed_point(single(x.scale / output.scale)))
+    return tf.cast(tf.where(whole >= 0, above, product(whole, below)), tf.float64)
+
+
+def _leaky_table_of_xnnpack(
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
+) -> Any:
+    """XNNPACK's: both slopes are whole numbers of 256ths; halves go up.
+
+    It leaves the steepest and the flattest slopes to TFLite.
+    """
+    slope = attributes["slope"]
+    above = single(x.scale / output.scale)
+    below = single(above * slope)
+    taken = (above >= 2**-8) & (above <= 2**7) & (tf.abs(below) >= 2**-8)
+    taken &= (below >= 2**-8 - 2**7) & (below <= 2**7)
+    if abs(slope) < np.finfo(np.float32).tiny:
+        taken = tf.constant(False)
+    ratio = tf.where(q >= 0, above, below)
+    coarse = tf.floor((q * tf.round(256.0 * ratio) + 128) / 256)
+    return tf.where(taken, coarse, _leaky_table(q, x, output, attributes))
+
+
+_leaky_by_table = {
+    "xnnpack": by_table(_leaky_table_of_xnnpack),
+    "reference": by_table(_leaky_table),
+}
+
+
+def _leaky_relu(a: Arguments) -> Any:
+    """x above zero, slope * x below."""
+    if a.wide and a.family == "xnnpack":
+        # The optimized kernel has a negative multiplier, and halves go up after that.
+        sign = -1 if a.attributes["slope"] < 0 else 1
+        product = lambda q, number: multiply(sign * q, number)  # noqa: E731
+        return _leaky_products(a.q[0], a.params[0], a.output, a.attributes, product)
+    if a.wide:
+        return _leaky_table(a.q[0], a.params[0], a.output, a.attributes)
+    return _leaky_by_table[a.family](a)
+
+
+def _emit_leaky_relu(e: Emission) -> None:
+    e.add("LEAKY_RELU", options="LeakyReluOptions", alpha=e.attributes["slope"])
+
+
+LEAKY_RELU = Op(
+    "leaky_relu",
+    _leaky_relu,
+    _emit_leaky_relu,
+    doc="LeakyReLU, with any slope; |x| is one with the slope -1",
+    layers=(_layers.LeakyReLU, _layers.ReLU),
+    symbols=("nn.leaky_relu",),
+    functions=(tf.nn.leaky_relu,),
+    attributes=_leaky_attributes,
+    needs=("slope",),
+    accepts=_leaky_accepts,
+    elementwise=True,
+    example=example_of(
+        lambda numbers: _layers.LeakyReLU(float(10.0 ** numbers.uniform(-3, 0.5))),
+        lambda numbers: _layers.LeakyReLU(float(numbers.choice([-1.0, -0.5, 0.0, 1.0]))),
+        lambda numbers: _layers.ReLU(negative_slope=float(numbers.uniform(0.01, 1))),
+        lambda numbers: _layers.Activation(tf.nn.leaky_relu),
+        lambda numbers: tf.nn.leaky_relu,
+        lambda numbers: functools.partial(tf.nn.leaky_relu, alpha=float(numbers.uniform(0, 1))),
+    ),
+)
+
+
+def _prelu(a: Arguments) -> Any:
+    """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
+    x, slopes = tf.cast(a.q[0], tf.int64), tf.cast(a.weights.q, tf.int64)
+    scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
+    scale = single(single(a.params[0].scale * scale) / a.output.scale)
+    above = multiply(x, fixed_point(single(a.params[0].scale / a.output.scale)))
+    return tf.cast(tf.where(x >= 0, above, multiply(x * slopes, fixed_point(scale))), a.q[0].dtype)
+
+
+def _emit_prelu(e: Emission) -> None:
+    weights = e.node.weights
+    assert weights is not None
+    params = QuantParams(np.float32(np.asarray(weights.scale).item()), 0)
+    e.add("PRELU", [*e.inputs, e.constant("alpha", weights.q.astype(np.int8), params)])
+
+
+def _prelu_example(numbers: np.random.Generator) -> Example:
+    shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 4)))
+    shared = [axis + 1 for axis in range(len(shape)) if numbers.random() < 0.5]
+    return Example(_layers.PReLU(shared_axes=shared or None), (shape,))
+
+
+PRELU = Op(
+    "prelu",
+    _prelu,
+    _emit_prelu,
+    doc="PReLU",
+    layers=(_layers.PReLU,),
+    accepts=of_reals,
+    bits=(8,),
+    weights={"alpha": ()},
+    example=_prelu_example,
+)

@@ -1,0 +1,217 @@
+"""Operators on one or two values at a time: halves, ends of domains, graphs, options."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.ops import elementwise, lookup, relu
+from keras_qat.ops.activations import ACTIVATIONS, ELU, GELU
+from keras_qat.ops.lookup import LOOKUPS, lookup_row
+from keras_qat.ops.normalize import UNIT_NORM
+from keras_qat.ops.op import Arguments, Example, FixedRange, SharedRange
+from keras_qat.ops.registry import Match, match
+from keras_qat.ops.softmax import SOFTMAX
+from keras_qat.resolved.graph import Constant
+from tests.ops import harness
+
+_layers = keras.layers
+
+BINARY = (
+    elementwise.ADD,
+    elementwise.SUBTRACT,
+    elementwise.MULTIPLY,
+    elementwise.MAXIMUM,
+    elementwise.MINIMUM,
+)
+OPS = (*BINARY, relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM)
+CASES = [
+    pytest.param(op, bits, id=f"{op.name}-{bits}")
+    for op in OPS
+    for bits in (8, 16)
+    if op.has_kernel_for(bits)
+]
+
+
+def call_of(build, *shapes):
+    inputs = [keras.Input(shape) for shape in shapes or [(4, 5, 6)]]
+    (call,) = graph_lib.read(keras.Model(inputs, build(*inputs))).calls
+    return call
+
+
+def with_round_scales(node, numbers):
+    """A node whose scales are powers of two or nearly so: many results lie between two values."""
+    made = {}
+
+    def changed(tensor):
+        if isinstance(tensor, Constant):
+            return tensor
+        if tensor not in made:
+            power = 2.0 ** np.round(np.log2(tensor.params.scale))
+            factors = [1, 1, 1.5] if tensor.params.bits == 8 else [1.25, 1.5]
+            scale = np.float32(power * numbers.choice(factors))
+            params = dataclasses.replace(tensor.params, scale=scale)
+            made[tensor] = dataclasses.replace(tensor, params=params)
+        return made[tensor]
+
+    outputs = node.outputs
+    if not isinstance(node.op.output, FixedRange):
+        outputs = tuple(map(changed, outputs))
+    return dataclasses.replace(node, inputs=tuple(map(changed, node.inputs)), outputs=outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("op", "bits"), CASES)
+def test_halves_are_rounded_as_the_interpreter_does(op, bits, family, monkeypatch):
+    if isinstance(op.output, SharedRange):
+        pytest.skip("computes with quantized values")
+    make = harness.make_node
+    monkeypatch.setattr(
+        harness, "make_node", lambda *a: with_round_scales(make(*a), np.random.default_rng(seed))
+    )
+    for seed in range(20):
+        harness.assert_exact(op, bits, family, seed)
+
+
+@pytest.mark.parametrize("maximum", [math.inf, 6.0])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("op", [op for op in OPS if op.takes_clip], ids=lambda op: op.name)
+def test_a_relu_is_merged(op, bits, family, maximum):
+    for seed in range(4):
+        harness.assert_exact(op, bits, family, seed, maximum)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize(("op", "bits"), CASES)
+def test_graphs_compute_the_same(op, bits, jit):
+    node, numbers = harness.node_of(op, bits, 3)
+    inputs = harness.random_inputs(node, numbers)
+    for family in FAMILIES:
+        expected = harness.in_integers(node, inputs, family)
+        found = tf.function(
+            lambda family=family: harness.in_integers_as_tensors(node, inputs, family),
+            jit_compile=jit,
+        )()
+        for here, there in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [8, 16, 5])
+def test_a_new_operator_is_a_row(bits, family, monkeypatch):
+    erf = lookup_row("erf", tf.math.erf, "error function", examples=(tf.math.erf,))
+    monkeypatch.setattr(harness, "match", lambda call: Match(erf, {}))
+    for seed in range(4):
+        harness.assert_exact(erf, bits, family, seed)
+
+
+def computed(op, real, output, attributes=None):
+    """Real results of an operator for real inputs, which are multiples of 1/16."""
+    x = QuantParams(np.float32(1 / 16), 0).as_tensors()
+    q = [tf.constant(np.float32(real) * 16)]
+    given = Arguments("xnnpack", attributes or {}, q, [x], output.as_tensors(), None)
+    return np.asarray(op.compute(given)) * output.scale
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [(lookup.LOG, [-4, -4, 0]), (lookup.RSQRT, [127 / 32, 127 / 32, 1]), (lookup.SQRT, [0, 0, 1])],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_is_not_in_the_domain_counts_as_its_end(op, expected):
+    output = QuantParams(np.float32(1 / 32), 0)
+    found = np.clip(computed(op, [-2, 0, 1], output), -4, 127 / 32)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_product_of_one_tensor_and_itself_is_a_square():
+    """XNNPACK looks it up: the product of the two scales is never rounded."""
+    params = QuantParams(np.float32(0.00035065995), -128)
+    output = QuantParams(np.float32(3.0494675e-05), -128)
+    node = harness.make_node(call_of(lambda x: x * x, (6,)), 8, np.random.default_rng(0))
+    x = dataclasses.replace(node.inputs[0], params=params)
+    y = dataclasses.replace(node.output, params=output)
+    node = dataclasses.replace(node, inputs=(x, x), outputs=(y,))
+    inputs = {x.name: np.full((1, 6), 58, np.int8)}
+    (expected,) = harness.in_the_interpreter(harness.file_of(node), inputs, "reference")
+    np.testing.assert_array_equal(harness.in_integers(node, inputs, "reference")[0], expected)
+    (found,) = harness.in_integers(node, inputs, "xnnpack")
+    assert found[0, 0] == 11
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "attributes"),
+    [
+        (_layers.ReLU(), "relu", {"maximum": math.inf}),
+        (_layers.ReLU(4), "relu", {"maximum": 4.0}),
+        (tf.nn.relu6, "relu", {"maximum": 6.0}),
+        (_layers.Activation(tf.nn.relu6), "relu", {"maximum": 6.0}),
+        (_layers.ReLU(negative_slope=0.5), "leaky_relu", {"slope": 0.5}),
+        (_layers.LeakyReLU(0.25), "leaky_relu", {"slope": 0.25}),
+        (tf.nn.leaky_relu, "leaky_relu", {"slope": float(np.float32(0.2))}),
+        (_layers.Activation(tf.nn.leaky_relu), "leaky_relu", {"slope": float(np.float32(0.2))}),
+        (_layers.ELU(0.5), "elu", {"alpha": 0.5}),
+        (_layers.Activation("gelu"), "gelu", {"approximate": False}),
+        (lambda x: tf.nn.gelu(x, True), "gelu", {"approximate": True}),
+        (_layers.Softmax(2), "softmax", {"axis": -2}),
+        (lambda x: tf.nn.softmax(x), "softmax", {"axis": -1}),
+        (_layers.UnitNormalization(), "unit_norm", {"axes": (-1,), "epsilon": 0.0}),
+        (lambda x: 2.0 - x, "subtract", {"sign": -1}),
+        (lambda x: 2.0 * x, "multiply", {}),
+    ],
+)
+def test_options_are_attributes(build, name, attributes):
+    op, found, reason = match(call_of(build))
+    assert op is not None, reason
+    assert (op.name, found) == (name, attributes)
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (_layers.ReLU(threshold=1.0), "threshold"),
+        (_layers.ReLU(max_value=3, negative_slope=0.1), "both negative_slope and max_value"),
+        (_layers.Softmax(axis=(1, 2)), "several axes"),
+        (_layers.Softmax(axis=0), "along the batch"),
+        (_layers.UnitNormalization(axis=1), "not along the last axis"),
+        (lambda x: tf.math.l2_normalize(x, -1, 0.5), "epsilon above 1e-05"),
+    ],
+)
+def test_what_has_no_kernel_is_refused(build, reason):
+    assert match(call_of(build)) == (None, {}, reason)
+
+
+def test_three_terms_are_refused():
+    call = call_of(lambda *x: _layers.Add()(x), (4,), (4,), (4,))
+    assert match(call).reason == "not two inputs"
+
+
+@pytest.mark.parametrize("op", [ELU, GELU], ids=lambda op: op.name)
+def test_a_table_is_written_where_no_kernel_computes_the_same(op):
+    codes = {}
+    for bits in (8, 16):
+        node, _ = harness.node_of(op, bits, 0)
+        model = harness.TFLiteModel(harness.file_of(node))
+        codes[bits] = [name for name, _, _ in model.operations()]
+    assert codes[16] == ["CAST", "ADD", "GATHER"]
+    assert codes[8] in (["ELU"], ["GELU"], ["CAST", "ADD", "GATHER"])
+
+
+def test_an_elementwise_example_has_constants_in_either_place():
+    built = set()
+    for seed in range(40):
+        example = elementwise.SUBTRACT.example(np.random.default_rng(seed))
+        assert isinstance(example, Example)
+        call = call_of(example.build, *example.shapes)
+        leaves = tf.nest.flatten((call.args, call.kwargs))
+        built.add(tuple(isinstance(each, graph_lib.Value) for each in leaves[:2]))
+    assert {(True, True), (True, False), (False, True)} <= built
