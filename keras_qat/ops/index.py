@@ -82,6 +82,7 @@ ARGMAX = move(
     output=OwnRange(),
     symbols=("math.argmax",),
     attributes=_attributes,
+    needs=("axis",),
     example=_example(tf.argmax),
 )
 
@@ -93,5 +94,6 @@ ARGMIN = move(
     output=OwnRange(),
     symbols=("math.argmin",),
     attributes=_attributes,
+    needs=("axis",),
     example=_example(tf.argmin),
 )

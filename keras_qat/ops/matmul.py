@@ -162,7 +162,8 @@ def _equation(call: Call) -> str:
         sizes = {rank - len(term) + 3 for rank, term in zip(ranks, terms, strict=False)}
         if len(sizes) > 1 or any("..." not in term for term in terms):
             return ""
-        terms = [term.replace("...", letters[: sizes.pop()]) for term in terms]
+        lead = letters[: sizes.pop()]
+        terms = [term.replace("...", lead) for term in terms]
     if len(terms) == 2:
         both = "".join(terms)
         terms.append("".join(sorted(each for each in both if both.count(each) == 1)))
@@ -244,11 +245,19 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
     axes = _Axes.of(attributes["equation"])
     if not axes.are_matrices:
         return "no product of matrices"
+    sizes = [dict(zip(*each, strict=True)) for each in _terms_and_shapes(axes, call)]
+    if any(sizes[0][each] != sizes[1][each] for each in axes.batch + axes.summed):
+        return "axes that are repeated for the other tensor"
     is_plain = len(axes.rows) == len(axes.columns) == len(axes.summed) == 1
     shapes = [value.shape for value in call.inputs]
     if not is_plain and max(map(open_sizes, [*shapes, call.output.shape])) > 1:
         return "sizes that are not known before run time"
     return None
+
+
+def _terms_and_shapes(axes: _Axes, call: Call) -> list[tuple[str, Shape]]:
+    first, second = (value.shape for value in call.inputs)
+    return [(axes.first, first), (axes.second, second)]
 
 
 def _emit_contract(e: Emission) -> None:
@@ -349,6 +358,7 @@ CONTRACT = Op(
     doc="sums of products of two tensors along shared axes",
     layers=(Contract, _layers.Dot),
     attributes=_contract_attributes,
+    needs=("equation",),
     defaults={"depth": None},
     accepts=_accepts_contract,
     symmetric=(1,),

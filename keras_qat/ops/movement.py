@@ -192,7 +192,6 @@ IDENTITY = move(
         *(_layers.RandomHeight, _layers.RandomWidth),
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
-    functions=(keras.activations.linear,),
     example=example_of(
         ((4, 5, 6),),
         lambda numbers: (

@@ -116,6 +116,8 @@ PAD = move(
     layers=(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D),
     symbols=("compat.v1.pad", "pad"),
     attributes=_attributes,
+    needs=("paddings",),
+    defaults={"mode": "CONSTANT"},
     accepts=_accepts_mode("CONSTANT"),
     example=_example,
 )
@@ -134,6 +136,7 @@ MIRROR_PAD = move(
     _emit_mirror,
     symbols=("compat.v1.pad", "pad"),
     attributes=_attributes,
+    needs=("paddings", "mode"),
     accepts=_accepts_mode(*MODES),
     example=_mirror_example,
 )

@@ -12,12 +12,12 @@ from keras_qat.arithmetic.qparams import single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
+from keras_qat.ops.images import from_image, image_of, pair
 from keras_qat.ops.movement import (
     axes_of,
     chosen,
     integers,
     move,
-    open_sizes,
     rank_of,
     source_of,
     symbol_of,
@@ -72,47 +72,23 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
 def _emit_pool(code: str) -> Any:
     def emit(e: Emission) -> None:
         """Sequences are images of the height 1."""
-        pool, strides = e.attributes["pool"], e.attributes["strides"]
-        source, (target,) = source_of(e), e.outputs
-        if len(pool) == 1:
-            pool, strides = (1, *pool), (1, *strides)
-            (batch, steps, channels), (_, left, _) = e.shape(source), e.shape(target)
-            image = e.temporary("images", (batch, 1, steps, channels), source)
-            _add_axis(e, source, image)
-            source, target = image, e.temporary("pooled", (batch, 1, left, channels), target)
+        (height, width), strides = (pair(e.attributes[name]) for name in ("pool", "strides"))
+        target, finish = from_image(e, e.outputs[0])
         e.add(
             code,
-            [source],
+            [image_of(e, source_of(e))],
             [target],
             "Pool2DOptions",
             padding=PADDINGS[e.attributes["padding"]],
             strideH=strides[0],
             strideW=strides[1],
-            filterHeight=pool[0],
-            filterWidth=pool[1],
+            filterHeight=height,
+            filterWidth=width,
             fusedActivationFunction=e.activation,
         )
-        if target != e.outputs[0]:
-            _drop_axis(e, target, e.outputs[0])
+        finish()
 
     return emit
-
-
-def _add_axis(e: Emission, source: int, target: int) -> None:
-    """Makes a sequence an image of the height 1."""
-    if open_sizes(e.shape(target)) <= 1:
-        e.reshape(source, target)
-    else:
-        axis = e.constant("axis", np.int32(1))
-        e.add("EXPAND_DIMS", [source, axis], [target], "ExpandDimsOptions")
-
-
-def _drop_axis(e: Emission, source: int, target: int) -> None:
-    """Makes an image of the height 1 a sequence."""
-    if open_sizes(e.shape(target)) <= 1:
-        e.reshape(source, target)
-    else:
-        e.add("SQUEEZE", [source], [target], "SqueezeOptions", squeezeDims=[1])
 
 
 def _pool_example(kind: str) -> Any:
@@ -144,6 +120,7 @@ MAX_POOLING = move(
     layers=(_layers.MaxPooling1D, _layers.MaxPooling2D),
     symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
     attributes=_pool_attributes,
+    needs=("pool", "strides"),
     defaults={"padding": "VALID", "channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
@@ -169,6 +146,7 @@ AVERAGE_POOLING = move(
     layers=(_layers.AveragePooling1D, _layers.AveragePooling2D),
     symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
     attributes=_pool_attributes,
+    needs=("pool", "strides"),
     defaults={"padding": "VALID", "channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
@@ -239,6 +217,7 @@ REDUCE_MAX = move(
     ),
     symbols=("math.reduce_max",),
     attributes=_reduce_attributes,
+    needs=("axes",),
     defaults={"keepdims": False},
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
     example=_reduce_example(tf.reduce_max, "Max"),
@@ -250,6 +229,7 @@ REDUCE_MIN = move(
     _emit_reduce("REDUCE_MIN"),
     symbols=("math.reduce_min",),
     attributes=_reduce_attributes,
+    needs=("axes",),
     defaults={"keepdims": False},
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
     example=_reduce_example(tf.reduce_min),
@@ -262,7 +242,8 @@ def _mean(a: Arguments) -> Any:
     TFLite divides a multiplier of 31 bits by the number of values, which it was shifted for.
     """
     (x,), (params,), output = a.q, a.params, a.output
-    axes, keep = list(a.attributes["axes"]), a.attributes["keepdims"]
+    axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
+    keep = a.attributes["keepdims"]
     sums = tf.reduce_sum(tf.cast(x, tf.float64), axes, keep)
     sizes = tf.gather(tf.shape(x, tf.int64), axes)
     count = tf.reduce_prod(sizes)
@@ -294,6 +275,7 @@ MEAN = move(
     ),
     symbols=("math.reduce_mean",),
     attributes=_reduce_attributes,
+    needs=("axes",),
     defaults={"keepdims": False},
     accepts=_accepts_axes,
     example=_reduce_example(tf.reduce_mean, "Average"),

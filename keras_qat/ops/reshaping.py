@@ -155,6 +155,7 @@ TRANSPOSE = move(
     layers=(_layers.Permute,),
     symbols=("transpose", "compat.v1.transpose", "linalg.matrix_transpose"),
     attributes=_transpose_attributes,
+    needs=("permutation",),
     accepts=_accepts_transpose,
     example=_transpose_example,
 )
@@ -215,6 +216,7 @@ DEPTH_TO_SPACE = move(
     _emit_depth_to_space,
     symbols=("nn.depth_to_space",),
     attributes=_block_attributes,
+    needs=("size",),
     defaults={"data_format": "NHWC"},
     accepts=_accepts_block,
     example=_block_example(tf.nn.depth_to_space, (4, 5, 36)),
@@ -226,6 +228,7 @@ SPACE_TO_DEPTH = move(
     _emit_space_to_depth,
     symbols=("nn.space_to_depth",),
     attributes=_block_attributes,
+    needs=("size",),
     defaults={"data_format": "NHWC"},
     accepts=_accepts_block,
     example=_block_example(tf.nn.space_to_depth, (6, 12, 3)),

@@ -165,6 +165,7 @@ SLICE = move(
     layers=(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D),
     symbols=("__operators__.getitem", "slice"),
     attributes=_slice_attributes,
+    needs=("parts",),
     defaults={"dropped": (), "added": ()},
     accepts=_accepts_slice,
     example=_slice_example,
@@ -214,6 +215,7 @@ SPLIT = move(
     _emit_split,
     symbols=("split",),
     attributes=_split_attributes,
+    needs=("axis", "sizes", "count"),
     example=_split_example,
 )
 
@@ -235,6 +237,7 @@ UNSTACK = move(
     _emit_unstack,
     symbols=("unstack",),
     attributes=_unstack_attributes,
+    needs=("axis", "count"),
     example=lambda numbers: Example(
         chosen(numbers, *(lambda x, axis=axis: tf.unstack(x, axis=axis) for axis in (1, 2, -1)))
     ),
@@ -296,5 +299,7 @@ GATHER = move(
     _emit_gather,
     symbols=("compat.v1.gather", "gather"),
     attributes=_gather_attributes,
+    needs=("axis",),
+    defaults={"batch": 0, "indices": (), "shape": (), "constant": False},
     example=_gather_example,
 )

@@ -76,6 +76,7 @@ TILE = move(
     _emit_tile,
     symbols=("tile",),
     attributes=_tile_attributes,
+    needs=("multiples",),
     example=lambda numbers: Example(
         chosen(
             numbers,
@@ -180,6 +181,7 @@ REPEAT = move(
     layers=(_layers.UpSampling1D, _layers.UpSampling3D),
     symbols=("repeat",),
     attributes=_repeat_attributes,
+    needs=("times",),
     example=_repeat_example,
 )
 
@@ -209,6 +211,7 @@ REVERSE = move(
     _emit_reverse,
     symbols=("reverse",),
     attributes=_reverse_attributes,
+    needs=("axes",),
     accepts=_accepts_reverse,
     example=lambda numbers: Example(
         chosen(numbers, *(lambda x, a=a: tf.reverse(x, a) for a in ([1], [-1, 1], [2], [1, 2, 3])))
@@ -243,6 +246,7 @@ ROLL = move(
     _emit_roll,
     layers=(Roll,),
     attributes=_roll_attributes,
+    needs=("shifts",),
     accepts=lambda call, attributes: None if attributes["shifts"] else "along no axis",
     example=lambda numbers: Example(
         chosen(numbers, Roll([2], [1]), Roll([-1, 7], [2, 1]), Roll([1, 1, 5], [1, -1, 2]))
