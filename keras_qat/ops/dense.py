@@ -131,7 +131,14 @@ def _einsum_attributes(call: Call) -> Attributes:
         return found
     if not summed or set(summed) - set(x):
         return found
-    bias = None if layer.bias_axes is None else tuple(layer.bias.shape)
+    # By the call, as the layer may be one that is not built yet.
+    sizes = dict(zip(output, call.output.shape, strict=True))
+    if getattr(layer, "kernel", None) is not None:
+        sizes |= {axis: layer.kernel.shape[weights.index(axis)] for axis in result}
+    bias = None
+    if layer.bias_axes is not None:
+        first = min(map(output.index, layer.bias_axes))
+        bias = tuple(sizes[axis] if axis in layer.bias_axes else 1 for axis in output[first:])
     return {
         **found,
         "input": tuple(map(x.index, [*stay, *summed])),
@@ -140,7 +147,7 @@ def _einsum_attributes(call: Call) -> Attributes:
         "summed": len(summed),
         "result": len(result),
         "bias": bias,
-        "sizes": tuple(layer.kernel.shape[weights.index(axis)] for axis in result),
+        "sizes": tuple(sizes[axis] for axis in result),
     }
 
 
