@@ -14,11 +14,10 @@ from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
-from keras_qat.ops import affine, conv, dense, embedding, transpose_conv
+from keras_qat.ops import affine, conv, dense, transpose_conv
 from keras_qat.ops.registry import match
 from keras_qat.resolved.graph import Tensor
 from keras_qat.resolved.run import compute_node
-from keras_qat.resolved.weights import Weights
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
 from tests.ops.harness import assert_exact, assert_same, in_integers, make_node, random_inputs
@@ -289,5 +288,3 @@ def test_weights_of_one_scale():
             rank = len(node.weights.q.shape)
             node = with_weights(node, scale=np.full((1,) * rank, 0.01, np.float32).astype(float))
             assert_same(node, random_inputs(node, numbers), family)
-
-
