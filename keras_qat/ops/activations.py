@@ -63,7 +63,7 @@ ELU = lookup_row(
     symbols=("nn.elu",),
     functions=(_activations.elu, tf.nn.elu),
     attributes=_elu_attributes,
-    defaults={"alpha": 1.0},
+    needs=("alpha",),
     kernel=Kernel(
         "ELU",
         "",
@@ -110,7 +110,7 @@ GELU = lookup_row(
     symbols=("nn.gelu",),
     functions=(_activations.gelu, tf.nn.gelu),
     attributes=_gelu_attributes,
-    defaults={"approximate": False},
+    needs=("approximate",),
     kernel=Kernel(
         "GELU",
         "GeluOptions",

@@ -9,13 +9,13 @@ __all__ = ["page"]
 
 HEAD = """# Operators
 
-Every operator that is computed in integers: one row of `keras_qat/ops` each, from which this page
-is made (`python -m keras_qat.ops.page > docs/operators.md`). `keras_qat.register_op` makes a layer of
-your own one of them, by the name in the first column, with the attributes in the last one (those in
-brackets have a default).
+Every operator that is computed in integers is one row of `keras_qat/ops`, from which this page is
+made (`python -m keras_qat.ops.page > docs/operators.md`). `keras_qat.register_op` makes a layer of
+your own one of them, by the name in the first column, with the attributes in the last one; those in
+brackets have a default.
 
-Each is tested against TFLite's interpreter, value for value, with random options, shapes, ranges and
-weights: at the bits named here, with XNNPACK's rounding and with that of the reference kernels.
+Each is tested against TFLite's interpreter, value for value, with random options, shapes, ranges
+and weights, at the bits named here, with XNNPACK's rounding and with that of the reference kernels.
 
 | operator | layers, functions and operations | bits | output's range | attributes |
 | --- | --- | --- | --- | --- |

@@ -78,7 +78,7 @@ RELU = Op(
     symbols=("nn.relu", "nn.relu6"),
     functions=(_activations.relu, tf.nn.relu, tf.nn.relu6),
     attributes=_relu_attributes,
-    defaults={"maximum": math.inf},
+    needs=("maximum",),
     accepts=_relu_accepts,
     output=OwnRange(non_negative=True),
     clips=True,
