@@ -5,7 +5,8 @@ from keras_qat.calibrate import calibrate
 from keras_qat.export import export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.keras2.backend import keras
 from keras_qat.quantize import plan, quantize_model, quantizers
-from keras_qat.rules import register_rule
+from keras_qat.resolved.resolve import resolve
+from keras_qat.rules import register_op, register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization
 from keras_qat.simulate import Simulation, simulate
 from keras_qat.strip import strip_quantization
@@ -28,7 +29,9 @@ __all__ = [
     "quantizers",
     "read_metadata",
     "recipes",
+    "register_op",
     "register_rule",
+    "resolve",
     "set_quantization",
     "simulate",
     "specs",

@@ -31,21 +31,27 @@ def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
     return passes(x)
 
 
-def with_gradient_of(function: Callable[[Any], Any], other: Callable[[Any], Any], x: Any) -> Any:
-    """`function(x)` with the gradient of `other(x)`, which is computed only if it is asked for."""
+def with_gradient_of(
+    function: Callable[..., list[Any]], other: Callable[..., list[Any]], inputs: list[Any]
+) -> list[Any]:
+    """`function(*inputs)` with the gradient of `other(*inputs)`, computed only if it is asked for.
+
+    Both give a list of tensors.
+    """
 
     @tf.custom_gradient
-    def replaced(x: Any) -> Any:
-        def gradient(upstream: Any, variables: Any = ()) -> Any:
+    def replaced(*inputs: Any) -> Any:
+        def gradient(*upstream: Any, variables: Any = ()) -> Any:
             with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = other(x)
-            first, *others = tape.gradient(y, [x, *variables], upstream)
-            return (first, others) if variables else first
+                tape.watch(inputs)
+                outputs = other(*inputs)
+            found = tape.gradient(outputs, [*inputs, *variables], list(upstream))
+            first, rest = found[: len(inputs)], found[len(inputs) :]
+            return (first, rest) if variables else first
 
-        return tf.stop_gradient(function(x)), gradient
+        return [tf.stop_gradient(each) for each in function(*inputs)], gradient
 
-    return replaced(x)
+    return list(replaced(*inputs))
 
 
 def traced_once(function: Callable[..., Any], signature: Any = None) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "fake_quantize_average",
     "fake_quantize_channels",
     "fake_quantize_if",
+    "quantize_channels",
     "range_of",
     "scale_of",
 ]
@@ -153,20 +154,33 @@ def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
     return tf.where(limits > 0, limits, tf.ones_like(limits))
 
 
+def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
+    """The quantized values of `weights`, whole numbers up to 2^(bits - 1) - 1, zero being 0.
+
+    They are those of TensorFlow's `fake_quant_with_min_max_vars_per_channel` with a narrow range,
+    operation by operation; that op itself is some 40 times slower on a CPU.
+
+    Args:
+        weights: the weights.
+        limits: the largest magnitude for each channel, shaped to broadcast.
+        bits: as in `QuantSpec`.
+    """
+    levels = float(2 ** (bits - 1) - 1)
+    scale = limits / _as_it_is(levels)
+    # Multiplied, not divided, and shifted to whole numbers first, as in TensorFlow's kernel.
+    steps = (weights + levels * scale) * (_as_it_is(1.0) / scale)
+    return tf.floor(steps - (levels - 0.5))
+
+
 def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`.
 
-    The values are those of TensorFlow's `fake_quant_with_min_max_vars_per_channel` with a narrow
-    range, operation by operation; that op itself is some 40 times slower on a CPU. As the limits
-    are those of the weights, nothing is clipped, so the gradient passes everywhere.
+    As the limits are those of the weights, nothing is clipped, so the gradient passes everywhere.
     """
+    levels = float(2 ** (bits - 1) - 1)
 
     def rounded(weights: Any) -> Any:
-        levels = float(2 ** (bits - 1) - 1)
-        scale = limits / _as_it_is(levels)
-        # Multiplied, not divided, and shifted to whole codes first, as in TensorFlow's kernel.
-        steps = (weights + levels * scale) * (_as_it_is(1.0) / scale)
-        return tf.floor(steps - (levels - 0.5)) * scale
+        return quantize_channels(weights, limits, bits) * (limits / _as_it_is(levels))
 
     return straight_through(rounded, weights)
 

@@ -6,8 +6,8 @@ import dataclasses
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
-from keras_qat.kernels import FOLDABLE, KERNELS
-from keras_qat.kinds import CLIPS, kind_of
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.registry import op_of
 
 __all__ = ["Group", "groups", "is_batch_norm"]
 
@@ -28,7 +28,8 @@ class Group:
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
         """The attributes that hold weights to quantize -> axes of their output channels."""
-        return KERNELS.get(type(self.kernel.layer), {})
+        op = op_of(self.kernel)
+        return {name: axes for name, axes in op.weights.items() if name} if op else {}
 
     @property
     def output(self) -> Value:
@@ -46,7 +47,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
-        affine: whether layers in `kernels.AFFINE` that are not folded are kernels of their own.
+        affine: whether affine layers that are not folded are kernels of their own.
     """
     consumers = graph.consumers()
     counts = graph.call_counts()
@@ -60,13 +61,16 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         follower = only_consumer(call.output)
         if follower is None or not is_batch_norm(follower):
             return None
-        if type(call.layer) not in FOLDABLE:
+        op = ops[call]
+        if op is None or not op.folds_batch_norm:
             return None
         if not folds_bias and call.layer.use_bias:
             return None
         return follower if _is_per_channel(follower, _channel_axis(call)) else None
 
-    norms = {call: batch_norm_behind(call) for call in graph.calls if kind_of(call) == "kernel"}
+    ops = {call: op_of(call) for call in graph.calls}
+    weighted = [call for call, op in ops.items() if op is not None and op.is_weighted]
+    norms = {call: batch_norm_behind(call) for call in weighted if ops[call] is not AFFINE}
     for call, norm in norms.items():
         if norm is not None:
             partners = {
@@ -77,12 +81,13 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
     folded = set(norms.values())
     found = []
     for call in graph.calls:
-        alone = affine and kind_of(call) == "affine" and call not in folded
-        if not (call in norms or (alone and _is_per_channel(call, _channel_axis(call)))):
+        alone = affine and ops[call] is AFFINE and call not in folded
+        if not (call in norms or alone):
             continue
         group = Group(call, norms.get(call))
         follower = only_consumer(group.output)
-        if follower is not None and kind_of(follower) in CLIPS and counts[call.layer] == 1:
+        clip = ops.get(follower) if follower is not None else None
+        if clip is not None and clip.clips and counts[call.layer] == 1:
             group.activation = follower
         found.append(group)
     return found

@@ -61,6 +61,9 @@ class Plan:
         ranges: the quantizers of the values: one for all values that share a range.
         weights: how the weights of each group are quantized, None for not at all.
         float_layers: name of each layer that computes in float -> why.
+        left_in_float: those of them that files compute in float whatever ranges there are. With
+            the original's placement files quantize more than its quantizers say.
+        replaced: layer -> the class of the layer that takes its place.
         weights_only: calls of those whose weights are quantized all the same -> their paths.
     """
 
@@ -72,6 +75,8 @@ class Plan:
     ranges: list[Range]
     weights: dict[Group, QuantSpec | None]
     float_layers: dict[str, str]
+    left_in_float: dict[str, str] = dataclasses.field(default_factory=dict)
+    replaced: dict[Any, Any] = dataclasses.field(default_factory=dict)
     weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = dataclasses.field(
         default_factory=dict
     )

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
 from keras_qat.keras2.precision import float32_policy, in_float32
-from keras_qat.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.lower import lower
-from keras_qat.placement import place
+from keras_qat.placement import RULES, place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
@@ -30,7 +31,12 @@ __all__ = [
 
 
 def quantize_model(
-    model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None, strict: bool = False
+    model: Any,
+    recipe: str | Recipe = "int8",
+    *,
+    scope: Scope | None = None,
+    strict: bool = False,
+    kernels: Family = "xnnpack",
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
 
@@ -46,20 +52,24 @@ def quantize_model(
             `-`, a pattern with `*`, a class name, a list of those, or a function that takes a
             layer. All layers by default.
         strict: whether a layer that would stay in float is an error.
+        kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops) or
+            "reference" (TFLite's portable kernels, which microcontrollers have). The model's
+            attribute `kernels` changes it at any time; training does not depend on it.
 
     Returns:
         The quantization-aware model, not compiled.
 
     Raises:
         ValueError: if the model cannot be read (subclassed, unbuilt, Keras 3), is quantized with
-            another recipe, the scope matches no layer, or `strict` and a layer stays in float.
+            another recipe, the scope matches no layer, `strict` and a layer stays in float, or
+            there are no such kernels.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
         >>> [layer.name for layer in keras_qat.quantize_model(model).layers]
         ['input_1', 'input_1_quant', 'quant_logits']
     """
-    recipe = get_recipe(recipe)
+    recipe, family = get_recipe(recipe), check_family(kernels)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
     model = with_known_input(in_float32(model))
@@ -73,6 +83,7 @@ def quantize_model(
         )
     with float32_policy():
         qat = rewrite(found)
+    qat.kernels = family
     qat.keep_float_config(graph_lib.config_of(model))
     return qat
 
@@ -94,7 +105,7 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
     graph_lib.check_readable(model)
     with float32_policy():
         read = graph_lib.read(with_known_input(model))
-        graph = lower(read, activations=recipe.placement == "int8")
+        graph = lower(read, activations=RULES[recipe.placement].lowers_activations)
     return place(graph, recipe, scope)
 
 
@@ -131,24 +142,38 @@ def quantizers(model: Any) -> list[Quantizer]:
     """
     found = []
     for layer in scheduled_layers(model):
-        if isinstance(layer, QuantizeWeights):
-            for name, weight in layer.weight_quantizers.items():
-                limits = weight.current_range(layer.weight(name))
-                label = f"{layer.name.removeprefix('quant_')}/{name}"
-                found.append(Quantizer(f"{layer.name}/{name}", (label,), weight.spec, *limits))
-            continue
-        if isinstance(layer, QuantizeWrapper):
-            for name, weight in layer.weight_quantizers.items():
-                limits = weight.current_range(getattr(layer.layer, name))
-                label = f"{layer.name.removeprefix('quant_')}/{name}"
-                found.append(Quantizer(f"{layer.name}/{name}", (label,), weight.spec, *limits))
-            quantizer, tensors = layer.output_quantizer, (layer.tensor,)
-        else:
-            quantizer, tensors = layer.quantizer, layer.tensors
-        if quantizer is not None:
-            limits = quantizer.current_range()
-            found.append(Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits))
+        found += [*_weight_quantizers(layer), *_activation_quantizers(layer)]
     return found
+
+
+def activation_quantizers(model: Any) -> list[Quantizer]:
+    """Those of `quantizers` that quantize activations: they are quick to list."""
+    return [each for layer in scheduled_layers(model) for each in _activation_quantizers(layer)]
+
+
+def _weight_quantizers(layer: Any) -> list[Quantizer]:
+    owner = layer.weight if isinstance(layer, QuantizeWeights) else None
+    if owner is None and not isinstance(layer, QuantizeWrapper):
+        return []
+    found = []
+    for name, quantizer in layer.weight_quantizers.items():
+        limits = quantizer.current_range(owner(name) if owner else getattr(layer.layer, name))
+        label = f"{layer.name.removeprefix('quant_')}/{name}"
+        found.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
+    return found
+
+
+def _activation_quantizers(layer: Any) -> list[Quantizer]:
+    if isinstance(layer, QuantizeWrapper):
+        quantizer, tensors = layer.output_quantizer, (layer.tensor,)
+    elif isinstance(layer, Quantize):
+        quantizer, tensors = layer.quantizer, layer.tensors
+    else:
+        return []
+    if quantizer is None:
+        return []
+    limits = quantizer.current_range()
+    return [Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits)]
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

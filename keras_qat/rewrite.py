@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat import specs
-from keras_qat.keras2.backend import KeepsTrainable, applications_scope, keras, register
+from keras_qat.arithmetic.families import Family, check_family
+from keras_qat.keras2.backend import (
+    KeepsTrainable,
+    applications_scope,
+    keras,
+    register,
+    resolve_training,
+)
 from keras_qat.keras2.graph import (
     Call,
     Graph,
     Value,
     clone,
     map_values,
-    read,
     rebuild,
     values_in,
 )
 from keras_qat.keras2.phases import PhasedModel
-from keras_qat.kinds import CLIPS, is_left_in_float, kind_of, leave_in_float
 from keras_qat.layers import (
-    FusedBatchNormalization,
     Quantize,
     QuantizeWeights,
     QuantizeWrapper,
-    exact,
 )
+from keras_qat.layers.left_in_float import leave_in_float, why_left_in_float
 from keras_qat.layers.scheduled import NEVER, shapes_only
-from keras_qat.patterns import Group, is_batch_norm
+from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
-from keras_qat.schedule import schedule
+from keras_qat.resolved.inference import Inference
+from keras_qat.resolved.names import PREFIX
+from keras_qat.schedule import schedule, scheduled_layers
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
-
-MOVES = ("move", "linear", "concatenate", "maximum")
-"""Kinds whose output holds codes of their inputs."""
-
-PREFIX = "quant_"
-"""Goes in front of the name of every layer but the inputs."""
 
 
 @register
@@ -48,6 +49,44 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
     recipe: Recipe
     float_config: dict[str, Any]
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
+
+    _kernels: Family = "xnnpack"
+    _inference: Inference | None = None
+
+    @property
+    def kernels(self) -> Family:
+        """Whose rounding inference has; may be set at any time.
+
+        "xnnpack" (phones, desktops), or "reference": TFLite's portable kernels, which
+        microcontrollers have.
+        """
+        return self._kernels
+
+    @kernels.setter
+    def kernels(self, kernels: Family) -> None:
+        object.__setattr__(self, "_kernels", check_family(kernels))
+        object.__setattr__(self, "_inference", None)
+        self.predict_function = self.test_function = None
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """What training simulates; at inference what the kernels of `kernels` compute."""
+
+        def simulated(inputs: Any) -> Any:
+            return super(QuantizedModel, self).call(inputs, training=training, mask=mask)
+
+        if self.recipe.fold != "per_channel":  # The original's models simulate.
+            return simulated(inputs)
+        if self._inference is None:  # Past Keras, which would track the graph.
+            object.__setattr__(self, "_inference", Inference(self, self._kernels))
+        assert self._inference is not None
+        return self._inference(inputs, simulated, resolve_training(training))
+
+    def keep_recipe(self, recipe: Recipe) -> None:
+        """Sets `recipe`, also for models that are made of this one's layers."""
+        self.recipe = recipe
+        for layer in scheduled_layers(self):
+            layer.recipe = recipe
 
     def keep_float_config(self, config: dict[str, Any]) -> None:
         """Sets `float_config`, past Keras, which would track every list and dict in it."""
@@ -59,22 +98,31 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
             "recipe": self.recipe.to_config(),
             "float_config": self.float_config,
             "output_names": list(self.output_names),
-            "float_layers": [each.name for each in self.layers if is_left_in_float(each)],
+            "float_layers": {
+                each.name: why_left_in_float(each)
+                for each in self.layers
+                if why_left_in_float(each)
+            },
+            "kernels": self._kernels,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
-        float_config, float_layers = config.pop("float_config"), config.pop("float_layers", [])
+        float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
+        kernels = config.pop("kernels", "xnnpack")
         with applications_scope(), shapes_only():
             model = super().from_config(config, custom_objects)
-        model.recipe = Recipe.from_config(recipe)
+        model.keep_recipe(Recipe.from_config(recipe))
         model.keep_float_config(float_config)
         model.output_names = output_names
-        for name in float_layers:
-            leave_in_float(model.get_layer(name))
-        link(model)
+        if not isinstance(float_layers, dict):  # The first version's, without reasons.
+            float_layers = dict.fromkeys(float_layers, "left in float")
+        for name, reason in float_layers.items():
+            leave_in_float(model.get_layer(name), reason)
+        if kernels != "xnnpack":
+            model.kernels = kernels
         return model
 
 
@@ -88,13 +136,12 @@ def rewrite(plan: Plan) -> QuantizedModel:
     graph = visitor.visit()
     with shapes_only():
         model = rebuild(graph, QuantizedModel)
-    model.recipe = plan.recipe
+    model.keep_recipe(plan.recipe)
     model.output_names = graph.output_names
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(old)
         layer.finalize_state()  # Normalization computes with what it makes of its weights.
-    link(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
         frozen_from = NEVER if recipe.freeze_bn_delay is None else recipe.freeze_bn_delay
@@ -102,63 +149,11 @@ def rewrite(plan: Plan) -> QuantizedModel:
     return model
 
 
-def link(model: QuantizedModel) -> None:
-    """Tells each wrapper what quantizes the input and the result of its calls.
-
-    Quantizers behind kernels that round in a way of their own are told the same, and the layer.
-    """
-    graph = read(model)
-    consumers = graph.consumers()
-    for call in graph.calls:
-        if isinstance(call.layer, QuantizeWrapper):
-            ends = _quantizer_of(call.inputs[0]), _quantizer_behind(call.output, consumers)
-            call.layer.ends[call.kwargs.get("call", 0)] = ends
-        elif "source" in call.kwargs:
-            unquantized, *sources = call.inputs
-            before, maker = [_quantizer_of(each) for each in sources], unquantized.producer
-            if None not in before and maker is not None:
-                slot, kernel = call.kwargs["slot"], call.kwargs["kernel"]
-                kind, activation = kernel.split()[0], None
-                if kind_of(maker) != kind:  # A ReLU, merged into the kernel in front of it.
-                    activation, maker = maker.layer, maker.inputs[0].producer
-                source = exact.Source(kind, maker, activation, before)
-                call.layer.quantizer.sources[slot, kernel] = source
-
-
-def _quantizer_of(value: Value) -> Any:
-    """What a tensor of a quantization-aware model was last quantized by, or None."""
-    while value.producer is not None:
-        layer = value.producer.layer
-        if isinstance(layer, Quantize):
-            return layer.quantizer
-        if isinstance(layer, QuantizeWrapper):
-            return layer.output_quantizer
-        if kind_of(value.producer) not in MOVES:
-            return None
-        value = value.producer.inputs[0]
-    return None
-
-
-def _quantizer_behind(value: Value, consumers: dict[Value, list[Call]]) -> Any:
-    """What rounds a wrapper's output: itself, or the only layer behind it or behind its ReLU."""
-    layer = value.producer.layer if value.producer else None
-    if isinstance(layer, QuantizeWrapper) and layer.output_quantizer is not None:
-        return layer.output_quantizer
-    if len(consumers[value]) != 1:
-        return None
-    (reader,) = consumers[value]
-    if kind_of(reader) in CLIPS:
-        return _quantizer_behind(reader.output, consumers)
-    return reader.layer.quantizer if isinstance(reader.layer, Quantize) else None
-
-
 class _Visitor:
     """Makes the calls of the quantization-aware model from those of the float model."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        # With the original's placement, files quantize more than its quantizers say.
-        self.float_layers = () if plan.recipe.placement == "contrib" else plan.float_layers
         self.counts = plan.graph.call_counts()
         self.group_of = {call: group for group in plan.groups for call in group.calls}
         self.range_of = {
@@ -170,8 +165,6 @@ class _Visitor:
         self.sources: dict[Any, list[Any]] = {}
         """New layer -> the weights that it starts from."""
         self.calls: list[Call] = []
-        self.emitted: Counter[Any] = Counter()
-        """New layer -> how many of the calls are its."""
         self.current: dict[Value, Value] = {}
         """Value of the plan -> the value that takes its place."""
 
@@ -197,17 +190,11 @@ class _Visitor:
         return self.current[value]
 
     def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
-        """`layer` on what `reads` reads, in place of what `writes` computes.
-
-        A wrapper's calls have their number from the second on, as it has other ranges in each.
-        """
+        """`layer` on what `reads` reads, in place of what `writes` computes."""
         args, kwargs = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
-        if isinstance(layer, QuantizeWrapper) and self.emitted[layer]:
-            kwargs["call"] = self.emitted[layer]
         self.calls.append(
             Call(layer, args, kwargs, map_values(self._copy, writes.outputs), layer.name)
         )
-        self.emitted[layer] += 1
         for value in values_in(writes.outputs):
             self._quantize(value)
 
@@ -221,13 +208,13 @@ class _Visitor:
                 layer = QuantizeWeights(
                     inner, dict.fromkeys(paths, ()), spec, name=PREFIX + call.name
                 )
-            contrib = self.plan.recipe.placement == "contrib"
-            if contrib and is_batch_norm(call) and len(call.output.shape) == 2:
-                layer = inner = FusedBatchNormalization.from_config(layer.get_config())
+            if call.layer in self.plan.replaced:
+                new_class = self.plan.replaced[call.layer]
+                layer = inner = new_class.from_config(layer.get_config())
             self.layers[call.layer] = layer
             self._start_from(inner, call.layer)
-        if call.name in self.float_layers:
-            leave_in_float(self.layers[call.layer])
+        if call.name in self.plan.left_in_float:
+            leave_in_float(self.layers[call.layer], self.plan.left_in_float[call.name])
         return self.layers[call.layer]
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
@@ -286,34 +273,6 @@ class _Visitor:
                 name=name,
             )
         slot = found.observed.index(value) if value in found.observed else None
-        unquantized, kwargs = self.current[value], {"slot": slot, **self._kernel(value, found)}
+        unquantized, kwargs = self.current[value], {"slot": slot}
         outputs = self._copy(value)
         self.calls.append(Call(self.quantizers[found], (unquantized,), kwargs, outputs, name))
-
-    def _source_bits(self, value: Value) -> int | None:
-        """The bits of the tensor, if it has a range: its own, or that of what it was moved from."""
-        while value not in self.range_of:
-            if value.producer is None or kind_of(value.producer) not in MOVES:
-                return None
-            value = value.producer.inputs[0]
-        return self.range_of[value].spec.bits
-
-    def _kernel(self, value: Value, found: Range) -> dict[str, Any]:
-        """What a quantizer has to know of the kernel in front of it, to compute as that does."""
-        call, bits = value.producer, found.spec.bits
-        kernels = exact.KERNELS.get(bits)
-        if kernels is None or self.plan.recipe.placement == "contrib":
-            return {}
-        # Averages, which are rounded in a way of their own, come from kernels only.
-        by_itself = {} if value in found.rounded else {"kernel": exact.NEAREST}
-        if call is None:
-            return by_itself
-        kind = kind_of(call)
-        if kind in CLIPS and call.inputs[0] not in self.range_of:  # One operation at run time.
-            call = call.inputs[0].producer or call
-            kind = kind_of(call)
-        known = all(self._source_bits(each) == bits for each in call.inputs)
-        if not known or kind not in kernels or call.name in self.float_layers:
-            return by_itself
-        tensors = [self.current[each] for each in call.inputs]
-        return {"source": tensors, "kernel": f"{kind} {call.name}"}

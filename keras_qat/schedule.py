@@ -12,6 +12,8 @@ from keras_qat.layers.scheduled import NEVER
 __all__ = [
     "freeze_batch_norm",
     "is_quantized",
+    "kernels_of",
+    "recipe_of",
     "schedule",
     "scheduled_layers",
     "set_quantization",
@@ -20,13 +22,29 @@ __all__ = [
 
 def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
     """The quantize-aware layers of a model, also of models inside it."""
-    layers = getattr(model, "_flatten_layers", lambda: ())()
-    return (layer for layer in layers if isinstance(layer, ScheduledLayer))
+    return (layer for layer in graph.layers_in(model) if isinstance(layer, ScheduledLayer))
 
 
 def is_quantized(model: Any) -> bool:
     """Whether a model holds quantize-aware layers."""
     return any(True for _ in scheduled_layers(model))
+
+
+def recipe_of(model: Any) -> Any:
+    """The recipe that a model was quantized with; that of the model its layers come from.
+
+    None for a model of parts that no quantized model of this process holds any more.
+    """
+    models = [model, *(each for each in getattr(model, "layers", ()) if hasattr(each, "recipe"))]
+    found = [each.recipe for each in models if getattr(each, "recipe", None) is not None]
+    found += [layer.recipe for layer in scheduled_layers(model) if layer.recipe is not None]
+    return found[0] if found else None
+
+
+def kernels_of(model: Any) -> Any:
+    """The family of kernels whose rounding a model has at inference; None if it simulates."""
+    recipe = getattr(model, "recipe", None)
+    return model.kernels if recipe is not None and recipe.fold == "per_channel" else None
 
 
 def set_quantization(model: Any, enabled: bool = True) -> None:

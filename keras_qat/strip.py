@@ -51,7 +51,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"'{getattr(model, 'name', model)}' was not made by keras_qat.quantize_model: pass "
             f"what that returned, or what keras.models.load_model read of it."
         )
-    with deserialization_scope(model._flatten_layers()):
+    with deserialization_scope(graph_lib.layers_in(model)):
         # Some layers of Keras take their entries out of the configuration they are made from.
         plain = keras.Model.from_config(deepcopy(model.float_config))
     _take_weights(plain, model)
@@ -84,7 +84,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
             ):
                 ours.assign(theirs)
-    for layer in plain._flatten_layers(include_self=False):
+    for layer in graph_lib.layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
         layer.finalize_state()  # Normalization computes with what it makes of its weights.

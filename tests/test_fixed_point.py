@@ -1,28 +1,56 @@
-"""Multipliers and shifts in TensorFlow against plain numpy."""
+"""Multipliers and shifts in TensorFlow against fractions."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic import fixed_point
-from keras_qat.simulate import arithmetic
 
 NUMBERS = 10.0 ** np.random.default_rng(0).uniform(-6, 0, 2_000)
 
 
-def test_the_same_as_in_numpy():
-    for found, expected in zip(
-        fixed_point.fixed_point(NUMBERS), arithmetic.fixed_point(NUMBERS), strict=True
-    ):
+def rounded(x: Fraction) -> int:
+    """To the nearest whole number, half away from zero."""
+    return int(x + Fraction(1, 2)) if x >= 0 else -int(-x + Fraction(1, 2))
+
+
+@pytest.mark.parametrize("number", [1e-6, 0.0123, 0.25, 0.9999999999, 1.0, 3.7, 100.0])
+def test_products_are_rounded_twice(number):
+    """To 31 bits behind the point, half up, and then by the shift, half away from zero."""
+    found = fixed_point.fixed_point(tf.constant(number, tf.float64))
+    multiplier, exponent = (int(each) for each in found)
+    assert 2**30 <= multiplier < 2**31
+    assert multiplier * 2.0 ** (exponent - 31) == pytest.approx(number, rel=2**-30)
+    x = np.random.default_rng(1).integers(-(2**17), 2**17, 200)
+    expected = []
+    for each in x:
+        product = Fraction(int(each) << max(exponent, 0)) * multiplier / 2**31
+        high = int((product + Fraction(1, 2)).__floor__())
+        expected.append(rounded(Fraction(high, 2 ** max(-exponent, 0))))
+    np.testing.assert_array_equal(fixed_point.multiply(tf.constant(x), found), expected)
+
+
+def test_sums_of_48_bits_are_rounded_once():
+    x = np.random.default_rng(1).integers(-(2**40), 2**40, NUMBERS.size)
+    number = fixed_point.fixed_point(tf.constant(NUMBERS))
+    multipliers, exponents = (np.asarray(each) for each in number)
+    expected = []
+    for each, multiplier, exponent in zip(x, multipliers, exponents, strict=True):
+        reduced = min((int(multiplier) + 2**15) >> 16, 2**15 - 1)
+        expected.append((int(each) * reduced + (1 << (14 - int(exponent)))) >> (15 - int(exponent)))
+    np.testing.assert_array_equal(fixed_point.multiply_sums(tf.constant(x), number), expected)
+
+
+def test_division_by_a_power_of_two():
+    x = np.arange(-12, 13)
+    for exponent in range(4):
+        expected = [rounded(Fraction(int(each), 2**exponent)) for each in x]
+        found = fixed_point.divide(tf.constant(x), tf.constant(exponent, tf.int64))
         np.testing.assert_array_equal(found, expected)
-    x = np.random.default_rng(1).integers(-(2**30), 2**30, NUMBERS.size)
-    number = fixed_point.fixed_point(NUMBERS)
-    for name in ("multiply", "multiply_sums"):
-        np.testing.assert_array_equal(
-            getattr(fixed_point, name)(tf.constant(x), number),
-            getattr(arithmetic, name)(x, *arithmetic.fixed_point(NUMBERS)),
-        )
 
 
 def test_numbers_at_the_ends():

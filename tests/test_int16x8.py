@@ -9,9 +9,9 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat import recipes, specs
-from keras_qat.flatbuffer import FileGraph
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
+from keras_qat.tflite.read import FileGraph
 from tests import layer_structures, structures
 from tests.models import functional, images, layers, observe, residual_net, scramble, train
 

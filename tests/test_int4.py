@@ -7,8 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat.export import int4
-from keras_qat.flatbuffer import edit
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.tflite import edit
 from tests import structures
 from tests.models import functional, images, layers, observe, residual_net, scramble, train
 

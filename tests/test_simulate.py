@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.flatbuffer import FileGraph
 from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
-from keras_qat.simulate.arithmetic import divide_by_power_of_two, fixed_point, multiply, requantize
-from keras_qat.simulate.codes import Grid, from_values
-from keras_qat.simulate.walk import name_of
+from keras_qat.tflite.read import FileGraph
 from keras_qat.verify.tensors import pair
 from tests.models import functional, images, layers, observe, residual_net, rng, scramble, train
 from tests.simulated import KERNELS, Product, assert_identical
@@ -46,8 +40,8 @@ def test_the_families_differ(exported):
 @with_kernels
 def test_tensors_inside(exported, kernels):
     """Each tensor that the file has too has the file's codes."""
-    graph, file_graph = graph_lib.read(exported.model), FileGraph(exported.tflite)
-    pairs = pair(graph, file_graph, exported.model.output_names).pairs
+    file_graph = FileGraph(exported.tflite)
+    pairs = pair(keras_qat.resolve(exported.model), file_graph).pairs
     contents = file_graph.with_outputs(each.tensor.index for each in pairs)
     file = TFLiteModel(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))
@@ -55,7 +49,7 @@ def test_tensors_inside(exported, kernels):
     assert {"image", "stem_relu", "project_bn", "merge_relu", "pool", "logits"} <= set(tensors)
     assert len(pairs) >= 7
     for each in pairs:
-        found = tensors[name_of(each.value)]
+        found = tensors[each.ours.label]
         np.testing.assert_array_equal(found.codes, codes[str(each.tensor.index)], each.name)
         assert (found.scale, found.zero_point) == (each.tensor.scale, each.tensor.zero_point)
 
@@ -241,43 +235,3 @@ def test_model_that_cannot_be_exported():
         keras_qat.simulate(residual_net(), images(2, (8, 8, 1)))
     with pytest.raises(ValueError, match="have seen no data yet"):
         keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
-
-
-def rounded(x: Fraction) -> int:
-    """To the nearest whole number, halves away from zero."""
-    return int(x + Fraction(1, 2)) if x >= 0 else -int(-x + Fraction(1, 2))
-
-
-@pytest.mark.parametrize("number", [1e-6, 0.0123, 0.25, 0.9999999999, 1.0, 3.7, 100.0])
-def test_fixed_point_numbers(number):
-    """Against the same in fractions: a rounding to 31 bits behind the point, then the shift."""
-    multiplier, exponent = (int(each) for each in fixed_point(number))
-    assert 2**30 <= multiplier < 2**31
-    assert multiplier * 2.0 ** (exponent - 31) == pytest.approx(number, rel=2**-30)
-    x = rng().integers(-(2**17), 2**17, 200)
-    expected = []
-    for each in x:
-        product = Fraction(int(each) << max(exponent, 0)) * multiplier / 2**31
-        high = int((product + Fraction(1, 2)).__floor__())
-        expected.append(rounded(Fraction(high, 2 ** max(-exponent, 0))))
-    np.testing.assert_array_equal(multiply(x, multiplier, exponent), expected)
-
-
-def test_division_by_a_power_of_two():
-    x = np.arange(-12, 13)
-    for exponent in range(4):
-        expected = [rounded(Fraction(int(each), 2**exponent)) for each in x]
-        np.testing.assert_array_equal(divide_by_power_of_two(x, exponent), expected)
-
-
-def test_roundings_of_the_families():
-    sums, half = np.array([-3, -1, 1, 3]), np.float32(0.5)
-    assert requantize("xnnpack", sums, half).tolist() == [-2, 0, 0, 2]
-    assert requantize("reference", sums, half).tolist() == [-1, 0, 1, 2]
-    assert requantize("reference", sums, half / 2).tolist() == [-1, 0, 1, 1]
-    assert requantize("reference", 2 * sums, half / 2).tolist() == [-2, -1, 1, 2]
-    grid = Grid(np.float32(1), 0)
-    values = np.array([-1.5, -0.5, 0.5, 1.5, 300])
-    assert from_values(values, grid).codes.tolist() == [-1, 0, 1, 2, 127]
-    assert from_values(values, grid, "xnnpack").codes.tolist() == [-2, 0, 0, 2, 127]
-    assert from_values(values, grid, "reference").codes.tolist() == [-2, -1, 1, 2, 127]

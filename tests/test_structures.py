@@ -69,7 +69,7 @@ def test_nothing_is_converted_on_the_way(family):
 
 @pytest.mark.parametrize(
     ("family", "operation"),
-    [("conv", "CONV_2D"), ("depthwise", "DEPTHWISE_CONV_2D"), ("dense", "CONV_2D")],
+    [("conv", "CONV_2D"), ("depthwise", "DEPTHWISE_CONV_2D"), ("dense", "FULLY_CONNECTED")],
 )
 def test_each_structure_is_one_operation_with_weights_per_channel(family, operation):
     _, file, _ = exported(family)

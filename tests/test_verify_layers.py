@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.flatbuffer import FileGraph
 from keras_qat.interpreter import KERNELS, TFLiteModel
 from keras_qat.keras2.backend import keras
+from keras_qat.tflite.read import FileGraph
 from tests.models import functional, images, layers, observe, scramble, tiny_net
 
 NAMES = ["image", "stem", "depthwise", "project", "merge_relu", "pool", "logits"]

@@ -8,10 +8,15 @@ first rule that fits.
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from keras_qat import kinds, patterns
+from keras_qat import patterns
+from keras_qat.contrib.fused_batch_norm import FusedBatchNormalization
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.op import FixedRange, SharedRange
+from keras_qat.ops.registry import match, op_of
 from keras_qat.patterns import Group
 from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
@@ -21,6 +26,9 @@ __all__ = ["ContribPlacement"]
 
 KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
 """Layers whose operation the original quantizes, with the stages of SeparableConv2D."""
+
+CLIPS = {"relu", "relu6", "relu_n"}
+"""Kinds of ReLU: without a maximum, up to 6, up to another one."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds that end a layer."""
@@ -40,6 +48,8 @@ PASSES = {
 
 class ContribPlacement:
     """Decides layer by layer, then merge by merge."""
+
+    lowers_activations = False
 
     def __init__(self, graph: Graph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
@@ -81,6 +91,11 @@ class ContribPlacement:
             ranges=[Range(spec, [value]) for value, spec in self.specs.items()],  # type: ignore
             weights=self.weights,
             float_layers=self.float_layers(),
+            replaced={
+                call.layer: FusedBatchNormalization
+                for call in self.graph.calls
+                if patterns.is_batch_norm(call) and len(call.output.shape) == 2
+            },
         )
 
     # The rules, in order.
@@ -144,18 +159,33 @@ class ContribPlacement:
                     found[call.name] = "kernel not quantized"
             elif kind is None or kind == "affine":
                 found[call.name] = f"no range for {type(call.layer).__name__}"
-            elif kind not in IMPLIED and call.output not in self.specs:
+            elif not self.has_implied_range(call) and call.output not in self.specs:
                 readers = self.consumers[call.output]
-                clips = [each for each in readers if self.kind(each) in kinds.CLIPS | {"linear"}]
+                clips = [each for each in readers if self.kind(each) in CLIPS | {"linear"}]
                 if not clips or not all(each.output in self.specs for each in readers):
                     found[call.name] = "no quantizer behind it"
         return found
 
     # What the rules are made of.
 
+    def has_implied_range(self, call: Call) -> bool:
+        """Whether a result has a range without a quantizer: a fixed one, or that of its inputs."""
+        op = op_of(call)
+        if op is None:
+            return False
+        is_implied = isinstance(op.output, (SharedRange, FixedRange)) or not call.output.is_float
+        return is_implied or op.name == "mean" or self.kind(call) == "kernel"
+
     def kind(self, call: Call) -> str | None:
-        kind = kinds.kind_of(call)
-        return None if kind == "kernel" and type(call.layer) not in KERNELS else kind
+        """The kind of computation, as the original tells them apart; None for no known one."""
+        op, attributes, _ = match(call)
+        if op is None or op is AFFINE:
+            return op and "affine"
+        if op.is_weighted:
+            return "kernel" if type(call.layer) in KERNELS else None
+        if op.clips:
+            return {math.inf: "relu", 6.0: "relu6"}.get(attributes["maximum"], "relu_n")
+        return op.name
 
     def is_raw(self, kernel: Call) -> bool:
         """Whether a kernel has neither a bias nor a folded BatchNormalization."""
@@ -240,7 +270,7 @@ class ContribPlacement:
         """Gives a tensor a quantizer, if all of `scope` is in the scope and nothing has done so."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
-        if starts_at_zero and value.producer and self.kind(value.producer) in kinds.NON_NEGATIVE:
+        if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
             spec = dataclasses.replace(spec, lower_bound=0.0)
         if all(self.in_scope(call) for call in scope or []) and not self.is_followed(value):
             self.specs[value] = spec
@@ -291,9 +321,6 @@ class ContribPlacement:
     def is_biased(self, value: Value) -> bool:
         return self.layer_of_biased(value) is not None
 
-
-IMPLIED = kinds.RANGE_KEEPING | kinds.FIXED_RANGES.keys() | {"kernel", "mean", "index"}
-"""Kinds whose results have a range without a quantizer: a fixed one, or that of their inputs."""
 
 _OPS = {"add": "AddV2", "multiply": "Mul"}
 """Kind -> the TensorFlow 1 operation, which the original's names carry."""

@@ -3,6 +3,6 @@
 from keras_qat.export.onnx import export_onnx
 from keras_qat.export.saved_model import export_saved_model
 from keras_qat.export.tflite import export_tflite
-from keras_qat.flatbuffer import read_metadata
+from keras_qat.tflite.metadata import read_metadata
 
 __all__ = ["export_onnx", "export_saved_model", "export_tflite", "read_metadata"]

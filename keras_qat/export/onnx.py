@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from keras_qat.export.files import check_writable, replacing
-from keras_qat.export.folded import INT8_MAX, Folded
-from keras_qat.export.inference import check_exportable, inference_module
+from keras_qat.export.inference import inference_module
+from keras_qat.exportable import check_exportable
 from keras_qat.keras2.backend import swapped
+from keras_qat.keras2.graph import layers_in
+from keras_qat.resolved.weights import Weights
 from keras_qat.version import __version__
 
 __all__ = ["export_onnx"]
@@ -66,7 +68,7 @@ def export_onnx(
     module = inference_module(model, input_range=input_range)
     function = module.serve
     with contextlib.ExitStack() as scopes:
-        for layer in model._flatten_layers():
+        for layer in layers_in(model):
             # Keras computes groups in a function of its own, which tf2onnx does not look into.
             # The operation sees from the kernel's shape that there are groups.
             if getattr(layer, "groups", 1) > 1:
@@ -74,7 +76,9 @@ def export_onnx(
         proto, _ = tf2onnx.convert.from_function(
             function, input_signature=function.input_signature, opset=opset
         )
-    _store_weights(proto.graph, list(module.writer.folded.items()))
+    _store_weights(
+        proto.graph, [node.weights for node in module.graph.nodes if node.weights is not None]
+    )
     by_name = {each.name: each for each in proto.graph.output}
     outputs = [by_name[name] for name in model.output_names]
     del proto.graph.output[:]
@@ -89,7 +93,7 @@ def export_onnx(
     return contents
 
 
-def _store_weights(graph: Any, layers: list[tuple[Any, Folded]]) -> None:
+def _store_weights(graph: Any, layers: list[Weights]) -> None:
     """Replaces float weights and biases by integer ones with DequantizeLinear behind them.
 
     tf2onnx brings the axes of weights into another order, and names them as it likes; which layer
@@ -127,17 +131,18 @@ def _store_weights(graph: Any, layers: list[tuple[Any, Folded]]) -> None:
     graph.initializer.extend(kept)
 
 
-def _steps(kernel: np.ndarray, axis: int, layers: list[tuple[Any, Folded]]) -> Any:
+def _steps(kernel: np.ndarray, axis: int, layers: list[Weights]) -> Any:
     """The step of each output channel of a kernel, or None if no quantized layer has it."""
     columns = _columns(kernel, [axis])
-    for wrapper, folded in layers:
-        if folded.limits is None or not folded.name:
+    for weights in layers:
+        if not weights.name:
             continue
-        axes = wrapper.weight_axes[folded.name] or (-1,)
-        found = _columns(folded.kernel, [each % folded.kernel.ndim for each in axes])
+        real = (weights.q * weights.scale).astype(np.float32)
+        sizes = weights.scale.shape
+        axes = [each for each, size in enumerate(sizes) if size > 1] or [real.ndim - 1]
+        found = _columns(real, axes)
         if found.shape == columns.shape and np.array_equal(found, columns):
-            steps = folded.limits.reshape(-1) / np.float32(INT8_MAX)
-            return np.broadcast_to(steps, columns.shape[1]).astype(np.float32)
+            return np.broadcast_to(weights.scale.reshape(-1), columns.shape[1]).astype(np.float32)
     return None
 
 

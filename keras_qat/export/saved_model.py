@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.export.files import check_writable, replacing
-from keras_qat.export.inference import check_exportable, inference_module
+from keras_qat.export.inference import inference_module
+from keras_qat.exportable import check_exportable
 
 __all__ = ["export_saved_model"]
 

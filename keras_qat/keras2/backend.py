@@ -19,6 +19,7 @@ __all__ = [
     "attention_parts",
     "call_with",
     "deserialization_scope",
+    "is_building",
     "keras",
     "make_training_variables",
     "mask_of",
@@ -127,6 +128,14 @@ def resolve_training(training: Any) -> Any:
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
+
+
+def is_building() -> bool:
+    """Whether Keras calls a layer just to find out the shapes of what it gives."""
+    if tf.executing_eagerly():
+        return False
+    name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
+    return name == "keras_graph" or name.endswith("_scratch_graph")
 
 
 def mask_of(x: Any) -> Any:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2 import backend
@@ -27,8 +28,12 @@ __all__ = [
     "check_readable",
     "clone",
     "config_of",
+    "flat_arrays",
     "flat_inputs",
     "is_graph_model",
+    "layers_in",
+    "nested_inputs",
+    "nested_outputs",
     "read",
     "rebuild",
 ]
@@ -166,7 +171,7 @@ def read(model: Any) -> Graph:
         return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
 
     inputs = tf.nest.map_structure(
-        lambda tensor: new_value(tensor, _producer(tensor).name), _nested_inputs(model)
+        lambda tensor: new_value(tensor, _producer(tensor).name), nested_inputs(model)
     )
     calls: list[Call] = []
     counts: Counter[Any] = Counter()
@@ -201,7 +206,7 @@ def read(model: Any) -> Graph:
                 lambda tensor, value: tensors.update({id(tensor): value}), node.outputs, outputs
             )
             calls.append(Call(layer, args, kwargs, outputs, name))
-        return tf.nest.map_structure(lambda tensor: tensors[id(tensor)], _nested_outputs(model))
+        return tf.nest.map_structure(lambda tensor: tensors[id(tensor)], nested_outputs(model))
 
     outputs = trace(model, values_in(inputs), "", None)
     needed, aside = _split(calls, outputs)
@@ -220,7 +225,7 @@ def _split(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
 
 def config_of(model: Any) -> dict[str, Any]:
     """The configuration of a readable model as a functional one: `keras.Model.from_config`."""
-    inputs, outputs = _nested_inputs(model), _nested_outputs(model)
+    inputs, outputs = nested_inputs(model), nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     for node in _nodes(model):
         if add := _adding(node.layer):
@@ -305,6 +310,16 @@ def flat_inputs(model: Any, x: Any) -> list[Any]:
     ]
 
 
+def layers_in(model: Any) -> list[Any]:
+    """All layers of a model, or of a layer that holds others: itself first. Nothing of others."""
+    return list(getattr(model, "_flatten_layers", lambda: ())())
+
+
+def flat_arrays(model: Any, x: Any) -> list[np.ndarray]:
+    """Inputs of a functional model, as it takes them, as arrays in its order."""
+    return [np.asarray(each) for each in model._flatten_to_reference_inputs(x)]
+
+
 def clone(layer: Any, **changes: Any) -> Any:
     """An unbuilt copy of a layer, from its configuration with some entries changed."""
     if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
@@ -367,11 +382,13 @@ def _producer(tensor: Any) -> Any:
     return tensor._keras_history.layer
 
 
-def _nested_inputs(model: Any) -> Any:
+def nested_inputs(model: Any) -> Any:
+    """The symbolic inputs of a model, in the structure that it takes."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
 
 
-def _nested_outputs(model: Any) -> Any:
+def nested_outputs(model: Any) -> Any:
+    """The symbolic outputs of a model, in the structure that it gives."""
     return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
 
 

@@ -61,18 +61,22 @@ class PhasedModel:
 def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
     """A function that says which phase all layers will be in during the next execution.
 
+    There is one for each model, as it is traced.
+
     None if they differ, or if a phase ends within the execution. It looks at the layers' weights
     each time, so it does not matter how they were set.
     """
+    if getattr(model, "_phase_finder", None) is not None:
+        return model._phase_finder  # type: ignore[no-any-return]
     layers = list(scheduled_layers(model))
     most_calls = max(len(layer.inbound_nodes) for layer in layers)
 
-    @tf.function
+    @tf.function(autograph=False)
     def counters() -> Any:
         names = ("step", "quantize_from", "freeze_from")
         return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
 
-    @tf.function
+    @tf.function(autograph=False)
     def all_calibrated() -> Any:
         calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
         return tf.reduce_all(tf.stack([True, *calibrated]))
@@ -93,4 +97,5 @@ def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
         # A training step observes before it quantizes.
         return Phase(training, quantizing, frozen, training or bool(all_calibrated()))
 
+    object.__setattr__(model, "_phase_finder", look)  # Past Keras, which would track it.
     return look

@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras_qat.branching import cond
 from keras_qat.contrib.correction import CorrectedFold
 from keras_qat.keras2 import backend
-from keras_qat.layers import exact
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["FOLDS"]
@@ -25,7 +24,7 @@ def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
         x = wrapper.batch_norm(x, training=is_learning(phase))
-    return exact.with_rounded_bias(wrapper, x, phase)
+    return x
 
 
 def is_learning(phase: Phase) -> Any:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_qat import fake_quant, observers, specs
 from keras_qat.branching import cond, straight_through
 from keras_qat.keras2 import backend
-from keras_qat.layers import exact
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
 
 __all__ = ["ActivationQuantizer", "Quantize"]
@@ -36,8 +35,6 @@ class ActivationQuantizer:
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, each) for each in names]
-        self.sources: dict[Any, exact.Source] = {}
-        """Slot and kernel of a call -> what computes the tensor; set by the model."""
 
     def __call__(
         self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
@@ -163,17 +160,8 @@ class Quantize(ScheduledLayer):
         source: Any = None,
         kernel: str = "",
     ) -> Any:
+        # `source` and `kernel` are in models that the first version saved.
         phase = self.advance(training)
-        found = self.quantizer.sources.get((slot, kernel))
-        simulated = partial(self.simulate, phase=phase, slot=slot)
-        if found is not None:
-            return exact.merge_result(found, source, self.quantizer, inputs, simulated, phase)
-        if kernel == exact.NEAREST:
-            return exact.nearest(self.quantizer, inputs, simulated, phase)
-        return simulated(inputs)
-
-    def simulate(self, inputs: Any, phase: Phase, slot: int | None) -> Any:
-        """What training computes: the nearest steps."""
         x, ceiling = inputs, None
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
             x, ceiling = _before_relu(x)

@@ -17,7 +17,14 @@ import tensorflow as tf
 from keras_qat.branching import cond
 from keras_qat.keras2 import backend
 
-__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "infers", "shapes_only"]
+__all__ = [
+    "NEVER",
+    "Phase",
+    "ScheduledLayer",
+    "assuming",
+    "shapes_are_enough",
+    "shapes_only",
+]
 
 NEVER = 2**62
 """A threshold that no training reaches."""
@@ -31,18 +38,6 @@ class Phase(NamedTuple):
     frozen: Any
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
-
-
-def infers(phase: Phase, quantizers: list[Any], ranges: list[Any]) -> Any:
-    """Whether a call is inference with all of some activation quantizers, of these ranges, in use.
-
-    A bool, or a scalar tensor.
-    """
-    conditions = [phase.training is False or tf.logical_not(phase.training)]
-    conditions += [
-        each.applies(phase, *limits) for each, limits in zip(quantizers, ranges, strict=True)
-    ]
-    return all(each is True for each in conditions) or tf.reduce_all(tf.stack(conditions))
 
 
 @contextlib.contextmanager
@@ -76,6 +71,11 @@ def shapes_only() -> Iterator[None]:
         _shapes_only.reset(token)
 
 
+def shapes_are_enough() -> bool:
+    """Whether this is within `shapes_only`."""
+    return _shapes_only.get()
+
+
 class ScheduledLayer(backend.keras.layers.Layer):
     """A layer that knows the training step.
 
@@ -83,6 +83,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
     step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
     """
 
+    recipe: Any = None
+    """The recipe of the model that it was made for, so that models of parts of it know theirs."""
     assumed: Phase | None = None
     """The phase that calls are known to be in: seen by all threads, as replicas have their own."""
 

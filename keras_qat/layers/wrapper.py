@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import kinds, specs
+from keras_qat import specs
 from keras_qat.keras2 import backend
-from keras_qat.layers import exact, folding
+from keras_qat.layers import folding
 from keras_qat.layers.quantize import ActivationQuantizer
-from keras_qat.layers.scheduled import Phase, ScheduledLayer
+from keras_qat.layers.scheduled import ScheduledLayer
 from keras_qat.layers.weights import WeightQuantizer
+from keras_qat.ops.registry import relu_maximum
 
 __all__ = ["QuantizeWrapper"]
-
-Ends = tuple[ActivationQuantizer | None, ActivationQuantizer | None]
-"""What quantizes the input of a call, and what its result: the layer itself, or one behind it."""
 
 
 @backend.register
@@ -63,14 +60,6 @@ class QuantizeWrapper(ScheduledLayer):
         self.activation = _layer(activation)
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
-        self.ends: dict[int, Ends] = {}
-        """Number of a call -> what quantizes its input and its result; set by the model."""
-
-    @property
-    def input_quantizer(self) -> ActivationQuantizer | None:
-        """What quantizes the input, if it is one and the same in all calls."""
-        found = {before for before, _ in self.ends.values()}
-        return found.pop() if len(found) == 1 else None
 
     @property
     def quantizers(self) -> list[Any]:
@@ -102,19 +91,15 @@ class QuantizeWrapper(ScheduledLayer):
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:
-                self.ceiling = kinds.ceiling_of(self.activation)
+                self.ceiling = relu_maximum(self.activation)
         super().build(input_shape)
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, inputs: Any, training: Any, call: int = 0) -> Any:
+        # `call` is in models that the first version saved.
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
-        simulated = partial(self.simulate, phase=phase)
-        return exact.wrapper_result(self, call, inputs, simulated, phase)
-
-    def simulate(self, inputs: Any, phase: Phase) -> Any:
-        """What training computes: in real numbers, rounded to the nearest step."""
         x = folding.FOLDS[self.fold](self, inputs, phase)
         if self.activation is not None and self.ceiling is None:
             x = self.activation(x)

@@ -13,7 +13,6 @@ from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.inner_layers import Contract
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, class_path, values_in
-from keras_qat.kinds import kind_of
 from keras_qat.lower.activations import (
     split_activation,
     split_activation_layer,
@@ -35,6 +34,7 @@ from keras_qat.lower.parts import Lowering, Made
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
 from keras_qat.lower.twins import merge_twins
 from keras_qat.operations import is_operation
+from keras_qat.ops.registry import op_of
 from keras_qat.patterns import is_batch_norm
 
 __all__ = ["lower"]
@@ -89,12 +89,15 @@ def _drop_identities(graph: Graph) -> Graph:
     outputs = values_in(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:
-        if kind_of(call) != "linear" or len(consumers[call.output]) != 1:
+        op = op_of(call)
+        if op is None or op.name != "linear" or len(consumers[call.output]) != 1:
             continue
         before, (reader,) = call.inputs[0].producer, consumers[call.output]
+        weighted = op_of(before) if before is not None else None
         if (
             before is not None
-            and kind_of(before) == "kernel"
+            and weighted is not None
+            and weighted.folds_batch_norm
             and is_batch_norm(reader)
             and consumers[before.output] == [call]
             and before.output not in outputs

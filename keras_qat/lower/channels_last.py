@@ -15,20 +15,13 @@ import tensorflow as tf
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.kinds import NON_NEGATIVE, kind_of
 from keras_qat.lower.parts import Made
+from keras_qat.ops.registry import op_of
 from keras_qat.patterns import is_batch_norm
 
 __all__ = ["with_channels_last"]
 
 _layers = keras.layers
-
-_ELEMENTWISE = {
-    *("add", "subtract", "multiply", "maximum", "linear", "sigmoid", "tanh", "gelu"),
-    *("leaky_relu", "hard_swish", "elu"),
-    *NON_NEGATIVE,
-}
-"""Kinds of computation that treat all axes alike."""
 
 
 def with_channels_last(graph: Graph, made: Made) -> Graph:
@@ -83,9 +76,8 @@ class _Visitor:
     def is_elementwise(self, call: Call) -> bool:
         layer = call.layer
         known = (_layers.Activation, _layers.Dropout, _layers.GaussianNoise, _layers.ReLU)
-        is_plain = kind_of(call) in _ELEMENTWISE or type(layer) in known
-        if layer.__class__ is _layers.Activation and kind_of(call) == "softmax":
-            return False
+        op = op_of(call)
+        is_plain = op.elementwise if op is not None else type(layer) in known
         return is_plain and all(len(each.shape) == len(call.output.shape) for each in call.inputs)
 
     def changed(self, layer: Any, **config: Any) -> Any:

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, clone, map_values
-from keras_qat.kinds import FIXED_RANGES, RANGE_KEEPING, kind_of
 from keras_qat.lower.parts import Made, between, chain, path
+from keras_qat.ops.op import FixedRange, SharedRange
+from keras_qat.ops.registry import op_of
 
 __all__ = [
     "convert_fixed_ranges",
@@ -100,11 +101,13 @@ def _rescaled(call: Call, made: Made, values: list[Value]) -> list[Call]:
 def _fixed_range(value: Value) -> tuple[float, float] | None:
     """The fixed range that an activation gives a tensor, also behind layers that keep it."""
     call = value.producer
-    kind = kind_of(call) if call else None
-    if call is not None and kind in RANGE_KEEPING:
+    op = op_of(call) if call else None
+    if call is not None and op is not None and isinstance(op.output, SharedRange):
         ranges = {_fixed_range(each) for each in call.inputs}
         return ranges.pop() if len(ranges) == 1 else None
-    return FIXED_RANGES.get(str(kind))
+    if op is None or not isinstance(op.output, FixedRange):
+        return None
+    return op.output.minimum, op.output.maximum
 
 
 def split_average(call: Call, made: Made) -> list[Call]:

@@ -8,22 +8,15 @@ from keras_qat.inner_layers import FoldSteps, UnfoldSteps
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, map_values, values_in
-from keras_qat.kernels import KERNELS
-from keras_qat.kinds import KINDS
 from keras_qat.lower.parts import Made, between, chain, path
+from keras_qat.ops.registry import is_listed
 
 __all__ = ["split_pooling_3d", "split_time_distributed"]
 
 _layers = keras.layers
 
-_TOLD_BY_SETTINGS = (
-    _layers.Activation,
-    _layers.ReLU,
-    _layers.SeparableConv1D,
-    _layers.SeparableConv2D,
-    _layers.UpSampling2D,
-)
-"""Layers with rules that no table lists."""
+_SPLIT_LATER = (_layers.SeparableConv1D, _layers.SeparableConv2D)
+"""Layers that no row lists, but the rows of their parts do."""
 
 
 def split_time_distributed(call: Call, made: Made) -> list[Call]:
@@ -42,7 +35,7 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     layer = made.layer(call.layer, "layer", make, inner.weights)
     if type(inner) is _layers.Dense:
         return chain(call, layer)
-    is_known = type(inner) in (*KERNELS, *KINDS, *_TOLD_BY_SETTINGS)
+    is_known = is_listed(inner) or type(inner) in _SPLIT_LATER
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.keras2.graph import Call, Graph, Value, map_values, takes_training
-from keras_qat.kinds import is_known, kind_of
+from keras_qat.operations import is_operation
+from keras_qat.ops.registry import op_of
 
 __all__ = ["merge_twins"]
 
@@ -39,7 +40,7 @@ def merge_twins(graph: Graph) -> Graph:
 def _key(call: Call, has_weights: bool) -> Any:
     """What two calls have in common that compute the same, or None if that is not known."""
     layer = call.layer
-    if kind_of(call) is None or not is_known(layer) or takes_training(layer):
+    if op_of(call) is None or not is_known(layer) or takes_training(layer):
         return None
     if len(tf.nest.flatten(call.outputs)) > 1:
         return None
@@ -51,3 +52,8 @@ def _key(call: Call, has_weights: bool) -> Any:
     ]
     structure = repr(map_values(lambda _: None, (call.args, call.kwargs)))
     return type(layer), identity, tuple(arguments), structure
+
+
+def is_known(layer: Any) -> bool:
+    """Whether a layer is Keras' own, and not a custom one with a rule."""
+    return is_operation(layer) or type(layer).__module__.split(".")[0] in ("keras", "tf_keras")

@@ -131,10 +131,12 @@ class Example:
     Args:
         build: from a Keras tensor for each input to the result.
         shapes: of the inputs, without the batch.
+        dtypes: of the inputs, float32 by default. Integers are small ones.
     """
 
     build: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...] = ((4, 5, 6),)
+    dtypes: tuple[str, ...] = ()
 
 
 def _no_attributes(call: Call) -> Attributes:
@@ -164,7 +166,8 @@ class Op:
         attributes: reads the options of a call, once; everything else uses what it returns.
         needs: names of the attributes that `register_op` has to be given.
         defaults: those that it need not be given.
-        accepts: why a call has no integer kernel (a few words that `plan` prints), or None.
+        accepts: why a call has no integer kernel (a few words that `plan` prints; "" where another
+            row is to say that), or None.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
@@ -175,6 +178,7 @@ class Op:
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
+        symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
         example: makes a random example, for the generated tests.
@@ -200,6 +204,7 @@ class Op:
     clips: bool = False
     elementwise: bool = False
     takes_constants: bool = False
+    symmetric: tuple[int, ...] = ()
     alias: bool = False
     example: Callable[[np.random.Generator], Example] = _no_examples
 

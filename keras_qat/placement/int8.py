@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat import kinds, patterns
+from keras_qat import patterns
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
-from keras_qat.kernels import weights_only
+from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
+from keras_qat.ops.registry import match, op_of
+from keras_qat.ops.weights_only import weights_only
 from keras_qat.patterns import Group
+from keras_qat.placement.labels import label
 from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
@@ -26,6 +29,8 @@ class Int8Placement:
     The model's inputs and outputs are quantized too, so that they can be integers.
     """
 
+    lowers_activations = True
+
     def __init__(self, graph: Graph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
         self.is_int16 = settings.recipe.activations.bits == 16
@@ -35,7 +40,7 @@ class Int8Placement:
             group for group in patterns.groups(graph) if settings.quantizes(group.kernel)
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
-        self.symmetric = _second_factors(graph)
+        self.symmetric = _symmetric(graph)
         self.float_layers: dict[str, str] = {}
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
@@ -56,6 +61,7 @@ class Int8Placement:
             ranges=self.ranges(),
             weights={group: self.weights_of(group) for group in self.groups},
             float_layers=self.float_layers,
+            left_in_float=self.float_layers,
             weights_only=self.weights_only,
         )
 
@@ -68,15 +74,15 @@ class Int8Placement:
             return None
         return self.settings.weights(group.kernel)
 
-    def kind(self, call: Call) -> str | None:
-        """The kind of an int8 computation, or None for one in float."""
-        kind = kinds.kind_of(call)
-        if self.is_int16 and kind in kinds.NO_INT16:
+    def op(self, call: Call) -> Op | None:
+        """The operator of an integer computation, or None for one in float."""
+        op = op_of(call)
+        if op is None or not op.has_kernel_for(16 if self.is_int16 else 8):
             return None
         in_group = call in self.group_of
-        if kind in ("kernel", "affine"):
-            return kind if in_group else None
-        return kind if in_group or self.settings.quantizes(call) else None
+        if op.is_weighted:
+            return op if in_group else None
+        return op if in_group or self.settings.quantizes(call) else None
 
     def leave_in_float(self, call: Call) -> None:
         """Notes that a call computes in float, and which of its weights are quantized still."""
@@ -91,11 +97,12 @@ class Int8Placement:
         reason = self.settings.why_not(call)
         if reason is not None:
             return reason
-        if kinds.kind_of(call) == "affine":
-            return "not one factor per channel"
-        if kinds.kind_of(call) in kinds.NO_INT16:
-            return f"no int16 kernel for {type(call.layer).__name__}"
-        rule = f"no int8 rule for {kinds.label(call.layer)}"
+        op, _, refusal = match(call)
+        if op is not None:
+            return f"no int16 kernel for {label(call.layer)}"
+        rule = f"no int8 rule for {label(call.layer)}"
+        if refusal:
+            return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
@@ -104,65 +111,66 @@ class Int8Placement:
         own = self.settings.activations(call)
         if value in self.symmetric:
             own = dataclasses.replace(own, symmetric=True)
-        kind = self.kind(call) if call else None
-        if call and kind is None:
+        op = self.op(call) if call else None
+        if call and op is None:
             self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"
         if any(isinstance(each.layer, _Embedding) for each in self.consumers[value]):
             return None, "indices"
-        if call is None or kind is None:
+        if call is None or op is None:
             reason = self.float_layers[call.name] if call else "input of the model"
             return (own if self.is_read_by_int8(value) else None), reason
         group = self.group_of.get(call)
         if group and value is not group.output:
             return None, f"inside {group.kernel.name}"
-        if isinstance(call.layer, _Embedding) and self.is_int16:
-            return None, "entries of its table"
-        if self.merges_into_activation(value, kind):
+        if self.merges_into_activation(value, op):
             return None, f"merged into {self.consumers[value][0].name}"
-        if kind in kinds.FIXED_RANGES:
-            limits = kinds.FIXED_RANGE_INT16 if self.is_int16 else kinds.FIXED_RANGES[kind]
-            return FixedSpec(*limits, own.bits), f"{kind} has a fixed range"
-        if kind in kinds.RANGE_KEEPING:
+        output = op.output
+        if isinstance(output, FixedRange):
+            limits = output.wide if self.is_int16 else (output.minimum, output.maximum)
+            return FixedSpec(*limits, own.bits), f"{op.name} has a fixed range"
+        if isinstance(output, SharedRange):
             sources = [each for each in call.inputs if each in self.specs]
             if not sources:
                 return None, "its input is in float"
             joinable = all(self.has_own_range(each) for each in sources)
             fixed = {self.fixed_range(each) for each in sources}
             if joinable or (len(fixed) == 1 and isinstance(next(iter(fixed)), FixedSpec)):
-                return SharedSpec(sources[0].name, kind in kinds.ROUNDING), f"{kind} keeps it"
-        if kind in kinds.CLIPS and self.follows_pooling(call):
+                return SharedSpec(sources[0].name, output.rounds), f"{op.name} keeps it"
+        if op.clips and self.follows_pooling(call):
             return SharedSpec(
                 call.inputs[0].name, rounds=True
             ), "merged into pooling, which keeps it"
-        if kind in kinds.NON_NEGATIVE:
+        if isinstance(output, OwnRange) and output.non_negative:
             own = dataclasses.replace(own, lower_bound=0.0)
-        return own, f"output of {kind}"
+        return own, f"output of {op.name}"
 
     def is_read_by_int8(self, value: Value) -> bool:
         """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""
         at_the_ends = value in self.outputs or value.producer is None
-        return any(self.kind(call) for call in self.consumers[value]) or (
+        return any(self.op(call) for call in self.consumers[value]) or (
             at_the_ends and self.settings.is_whole_model
         )
 
-    def merges_into_activation(self, value: Value, kind: str) -> bool:
+    def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Whether the runtime computes the activation behind this tensor together with it."""
         readers = self.consumers[value]
-        return (
-            kind in kinds.MERGES_CLIP
-            and value not in self.outputs
-            and len(readers) == 1
-            and self.kind(readers[0]) in kinds.CLIPS
-        )
+        if not op.takes_clip or isinstance(op.output, SharedRange):
+            return False
+        if value in self.outputs or len(readers) != 1:
+            return False
+        reader = self.op(readers[0])
+        return reader is not None and reader.clips
 
     def follows_pooling(self, call: Call) -> bool:
         """Whether an activation is computed by pooling, whose kernels have one range."""
         (value,) = call.inputs
+        op = self.op(value.producer) if value.producer is not None else None
         return (
-            value.producer is not None
-            and type(value.producer.layer) in kinds.POOLING
+            op is not None
+            and op.takes_clip
+            and isinstance(op.output, SharedRange)
             and value in self.specs
             and value not in self.outputs
             and len(self.consumers[value]) == 1
@@ -202,15 +210,19 @@ class Int8Placement:
         return list(dict.fromkeys(range_of.values()))
 
 
-def _second_factors(graph: Graph) -> set[Value]:
-    """What is the second one of two tensors that are multiplied as matrices, and what that was.
+def _symmetric(graph: Graph) -> set[Value]:
+    """What operators read that ask for a symmetric range, and what that was.
 
-    XNNPACK takes their product if the second one's zero point is 0. In TensorFlow's interpreter it
-    also takes others, and computes as if it were 0.
+    XNNPACK multiplies two tensors as matrices if the right-hand side's zero point is 0. In
+    TensorFlow's interpreter it also takes others, and computes as if it were 0.
     """
-    found = {call.inputs[1] for call in graph.calls if kinds.kind_of(call) == "product"}
+    found = set()
+    for call in graph.calls:
+        op = op_of(call)
+        found.update(call.inputs[place] for place in (op.symmetric if op else ()))
     for call in reversed(graph.calls):
-        keeps_range = kinds.kind_of(call) in kinds.RANGE_KEEPING
+        op = op_of(call)
+        keeps_range = op is not None and isinstance(op.output, SharedRange)
         if keeps_range and found.intersection(values_in(call.outputs)):
             found.update(call.inputs)
     return found

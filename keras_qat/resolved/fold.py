@@ -14,10 +14,11 @@ from keras_qat import fake_quant
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
+from keras_qat.keras2.backend import keras
 from keras_qat.layers.bias import factor_and_bias
 from keras_qat.resolved.weights import Weights
 
-__all__ = ["INT8_MAX", "has_codes", "weights_of_calls"]
+__all__ = ["INT8_MAX", "has_codes", "table_of", "table_params", "weights_of_calls"]
 
 INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
@@ -38,8 +39,36 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_codes(wrapper: Any) -> bool:
-    """Whether a wrapper's weights are quantized, or are single factors, which always are exact."""
-    return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
+    """Whether a wrapper's weights are quantized, or are single factors, which always are exact.
+
+    The entries of a table are quantized as what it gives.
+    """
+    is_table = isinstance(wrapper.layer, keras.layers.Embedding)
+    has_range = is_table and wrapper.output_quantizer is not None
+    return has_range or set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
+
+
+def table_params(wrapper: Any) -> QuantParams:
+    """Those of a table with weights of its own between int16 tensors: they are held in int16."""
+    _, scale, _ = _folded(wrapper)
+    (scale,) = tf.reshape(scale, [-1])
+    is_number = tf.executing_eagerly()
+    return QuantParams(np.float32(scale.numpy()) if is_number else scale, 0, 16)
+
+
+def table_of(wrapper: Any, output: QuantParams, in_graph: bool) -> Weights:
+    """A table in the quantization parameters of what it gives, rounded as training rounds that."""
+    quantizer = wrapper.output_quantizer
+    table = tf.convert_to_tensor(wrapper.layer.embeddings)
+    scale = output.as_tensors().scale
+    if quantizer is not None:
+        limits = quantizer.observe(None, training=False)
+        table = fake_quant.fake_quantize(table, *limits, quantizer.spec.bits)
+    q = tf.round(tf.cast(table, tf.float64) / scale)
+    scale = tf.reshape(scale, [1, 1])
+    if not in_graph:
+        q, scale = q.numpy(), scale.numpy()
+    return Weights("embeddings", q, scale, bits=output.bits)
 
 
 def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
@@ -57,19 +86,24 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
         q, scale, bias, rounding = _folded_in_range(wrapper)
     wide = ends[0][0].bits == 16
     inputs, outputs = ([each.as_tensors().scale for each in end] for end in zip(*ends, strict=True))
-    alike = all(each == ends[0] for each in ends) if not in_graph else len(ends) == 1
+    alike = (
+        all(each is ends[0] or each == ends[0] for each in ends)
+        if not in_graph
+        else (len(ends) == 1)
+    )
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:
         q, scale = _fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
+    q = q if in_graph else tf.cast(q, tf.int8).numpy()
+    name = next(iter(wrapper.weight_axes), "")
     found = []
     for each in inputs:
-        whole = None if bias is None else _whole(bias, scale, each)
-        parts = [q, scale, whole]
+        parts = [scale, None if bias is None else _whole(bias, scale, each)]
         if not in_graph:
             parts = [None if part is None else part.numpy() for part in parts]
-        name = next(iter(wrapper.weight_axes), "")
-        found.append(Weights(name, *parts, bits=spec.bits if spec else 8, rounding=rounding))
+        bits = spec.bits if spec else 8
+        found.append(Weights(name, q, *parts, bits=bits, rounding=rounding))
     return found
 
 
@@ -81,7 +115,7 @@ def _whole(bias: Any, scale: Any, input_scale: Any) -> Any:
 
 
 def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
-    """Quantized values, scales and the real bias of symmetric weights, float64.
+    """Quantized values (float32), scales and the real bias (float64) of symmetric weights.
 
     Q(a W) = a Q(W): the values are those of the kernel as it is, the scales are multiplied by |a|.
     With fewer than 8 bits, scales become a whole number of times finer, so that the bias, which is
@@ -89,7 +123,8 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
     """
     factor, bias = factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer: one number for each channel, always exact.
-        return INT8_MAX * tf.sign(factor), single(_size(factor) / INT8_MAX), bias
+        q = tf.cast(INT8_MAX * tf.sign(factor), tf.float32)
+        return q, single(_size(factor) / INT8_MAX), bias
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
     rank = len(kernel.shape)
@@ -112,10 +147,9 @@ def _quantized(bits: int) -> Any:
     @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR])
     def found(kernel: Any, factor: Any) -> tuple[Any, Any]:
         limits = fake_quant.channel_limits(kernel, (-1,))
-        values = fake_quant.fake_quantize_channels(kernel, limits, bits)
-        limits, values = (tf.cast(each, tf.float64) for each in (limits, values))
-        q, scale = tf.round(values * levels / limits) * finer, limits / (levels * finer)
-        return q * tf.sign(factor), single(scale * _size(factor))
+        q = fake_quant.quantize_channels(kernel, limits, bits)
+        q *= tf.cast(tf.sign(factor), tf.float32) * finer
+        return q, single(tf.cast(limits, tf.float64) / (levels * finer) * _size(factor))
 
     return found
 
@@ -138,7 +172,16 @@ def _fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tup
             largest = tf.reduce_max(largest, keepdims=True)
         wider = tf.maximum(wider, tf.reshape(largest / (input_scale * BIAS_MAX), scale.shape))
     wider = single(wider)
-    return tf.round(q * (scale / wider)), wider
+    return _rounded(q, scale / wider), wider
+
+
+def _rounded(q: Any, factor: Any) -> Any:
+    """Quantized values times a factor for each channel, rounded: most often all ones."""
+    return tf.cond(
+        tf.reduce_all(factor == 1.0),
+        lambda: tf.identity(q),
+        lambda: tf.round(q * tf.cast(factor, q.dtype)),
+    )
 
 
 def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
@@ -151,9 +194,8 @@ def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
         q, scale: the weights.
         ratio: scale of the output over that of the input.
     """
-    least = LEAST_MULTIPLIER * ratio
-    q = tf.where(scale < least, tf.round(q * scale / least), q)
-    return q, single(exact_multiplier(tf.maximum(scale, least) / ratio) * ratio)
+    wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
+    return _rounded(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
 
 
 def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
@@ -185,5 +227,8 @@ def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
     lost = float(np.max(np.abs(rounded * widening - q), initial=0.0))
     finer = np.where(widening > 1, 1.0, np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0))
     found = rounded * finer, scale * widening / finer
-    q, scales = (tf.constant(each, tf.float64) for each in found)
+    q, scales = (
+        tf.constant(each, dtype)
+        for each, dtype in zip(found, (tf.float32, tf.float64), strict=True)
+    )
     return q, single(scales), bias, lost

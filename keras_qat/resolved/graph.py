@@ -97,6 +97,7 @@ class ResolvedGraph:
         inputs, outputs: by name, in the model's order.
         nodes: the nodes.
         tensors: value of the quantization-aware model's graph -> the tensor that holds it.
+        values: tensor -> the value that it is, behind its quantizer and the ReLU merged into it.
     """
 
     name: str
@@ -104,6 +105,7 @@ class ResolvedGraph:
     outputs: dict[str, Tensor]
     nodes: tuple[Node, ...]
     tensors: dict[Value, Tensor]
+    values: dict[Tensor, Value]
 
     def __str__(self) -> str:
         """A line for each node: operator, quantization parameters in and out, weights, clip."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.tflite.names import as_scope
 
-__all__ = ["PREFIX", "SCOPE", "as_scope", "in_scope", "label_of", "scope_of"]
+__all__ = ["PREFIX", "label_of", "scope_of"]
 
 PREFIX = "quant_"
 """Goes in front of the name of every layer but the inputs."""
-
-SCOPE = "keras_qat"
-"""The name scope around everything in a file: what is not in it was added by a converter."""
 
 
 def scope_of(call: Call, value: Value | None = None) -> str:
@@ -27,22 +22,6 @@ def scope_of(call: Call, value: Value | None = None) -> str:
     name = as_scope(values[0].name.split(":")[0])
     place = 0 if value is None else values.index(value)
     return name if place == 0 else f"{name}:{place}"
-
-
-def as_scope(name: str) -> str:
-    """A name as TensorFlow takes it for a scope."""
-    return re.sub(r"[^A-Za-z0-9_.\\/>-]", ">", name)
-
-
-def in_scope(name: str, scopes: Iterable[str]) -> str | None:
-    """The scope that a tensor of a TFLite file was computed in: one of `scopes`, or None.
-
-    Of scopes inside each other it is the inner one.
-    """
-    path = name.split(";")[0].removeprefix(f"{SCOPE}/").split("/")
-    starts = ["/".join(path[:end]) for end in range(len(path), 0, -1)]
-    known = set(scopes)
-    return next((start for start in starts if start in known), None)
 
 
 def label_of(value: Value) -> str:

@@ -16,13 +16,15 @@ from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import why_left_in_float
 from keras_qat.operations import number
+from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
-from keras_qat.ops.registry import Match, match
+from keras_qat.ops.registry import Match, match, relu_maximum
 from keras_qat.resolved import fold
 from keras_qat.resolved.constants import constant_of
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
-from keras_qat.resolved.names import as_scope, label_of, scope_of
+from keras_qat.resolved.names import label_of, scope_of
+from keras_qat.tflite.names import as_scope
 
 __all__ = ["resolve"]
 
@@ -70,6 +72,7 @@ class _Resolver:
         self.params: dict[Any, QuantParams] = {}
         """Quantizer, or what else says it -> quantization parameters: one object for each."""
         self.tensors: dict[Value, Tensor] = {}
+        self.values: dict[Tensor, Value] = {}
         self.nodes: list[Node] = []
         self.done: set[Call] = set()
         """Calls that a node in front of them has taken in."""
@@ -88,6 +91,7 @@ class _Resolver:
             dict(zip(names, outputs, strict=True)),
             tuple(self.nodes),
             self.tensors,
+            self.values,
         )
 
     # Quantization parameters.
@@ -115,7 +119,9 @@ class _Resolver:
         low = tf.reduce_min([each.scale * (each.lowest - each.zero_point) for each in given])
         high = tf.reduce_max([each.scale * (each.highest - each.zero_point) for each in given])
         bits = max(8, *(each.bits for each in given))
-        return self._fixed(("joined", *map(id, given)), lambda: QuantParams.of_range(low, high, bits))
+        return self._fixed(
+            ("joined", *map(id, given)), lambda: QuantParams.of_range(low, high, bits)
+        )
 
     def _same(self, one: QuantParams, other: QuantParams) -> bool:
         return one is other or (not self.in_graph and one == other)
@@ -147,11 +153,21 @@ class _Resolver:
 
     # Tensors.
 
-    def _tensor(self, value: Value, params: QuantParams | None, suffix: str = "") -> Tensor:
+    def _tensor(
+        self,
+        value: Value,
+        params: QuantParams | None,
+        suffix: str = "",
+        behind: list[Call] | None = None,
+    ) -> Tensor:
+        """A tensor for a value: what the calls `behind` it, which are taken in, make of it."""
         call = value.producer
         name = as_scope(value.name) if call is None else scope_of(call, value)
         dtype = "float32" if value.is_float else value.dtype
-        return Tensor(name + suffix, value.shape, dtype, params, label_of(value))
+        label = label_of(behind[-1].output if behind else value)
+        tensor = Tensor(name + suffix, value.shape, dtype, params, label)
+        self.values[tensor] = value
+        return tensor
 
     def _input(self, value: Value) -> Tensor:
         quantize, params = self._quantize_behind(value), None
@@ -169,6 +185,7 @@ class _Resolver:
         """Notes that a tensor holds what a call gives."""
         self.done.add(call)
         self.tensors[call.output] = tensor
+        self.values[tensor] = call.output
 
     # Weights.
 
@@ -179,6 +196,13 @@ class _Resolver:
             if node.op is not None and node.op.is_weighted:
                 places.setdefault(node.layer, []).append(place)
         for wrapper, found in places.items():
+            if self.nodes[found[0]].op is EMBEDDING:
+                for place in found:
+                    node = self.nodes[place]
+                    assert node.output.params is not None
+                    table = fold.table_of(wrapper, node.output.params, self.in_graph)
+                    self.nodes[place] = dataclasses.replace(node, weights=table)
+                continue
             ends = [
                 (node.inputs[0].params, node.output.params)
                 for node in map(self.nodes.__getitem__, found)
@@ -241,17 +265,20 @@ class _Resolver:
         wrapper = call.layer
         inner = _inner_call(call)
         found = match(inner)
-        clip = None if wrapper.activation is None else _maximum(wrapper.activation)
+        clip = None if wrapper.activation is None else relu_maximum(wrapper.activation)
         quantizer = wrapper.output_quantizer
         source = self.tensors[call.args[0]]
         known = found.op is not None and (wrapper.activation is None or clip is not None)
         if not known or not fold.has_codes(wrapper):
             self._in_float(call, call, found.reason or "its weights are not quantized")
             return
-        if source.params is None and source.dtype == "float32":
+        is_table = found.op is EMBEDDING
+        if source.params is None and source.dtype == "float32" and not is_table:
             self._in_float(call, call, "its input has no quantizer")
             return
         params = None if quantizer is None else self.params_of(quantizer)
+        if is_table and params is None and wrapper.weight_quantizers:
+            params = self._fixed(("table", wrapper), lambda: fold.table_params(wrapper))
         self._emit(call, inner, found, params, clip, wrapper)
 
     def _emit(
@@ -270,7 +297,8 @@ class _Resolver:
         quantized = [each.params for each in operands if each.params is not None]
         tensors = [each for each in operands if isinstance(each, Tensor) and _is_real(each)]
         bits = {each.bits == 16 for each in quantized}
-        if any(each.params is None for each in tensors) or len(bits) > 1:
+        in_float = any(each.params is None for each in tensors) and op is not EMBEDDING
+        if in_float or len(bits) > 1:
             self._in_float(call, inner, "its input has no quantizer")
             return
         if quantized and not op.has_kernel_for(quantized[0].bits):
@@ -301,7 +329,7 @@ class _Resolver:
                 for each in taken:
                     self._take(each, converted)
                 return
-        outputs = tuple(self._tensor(value, params) for value in values)
+        outputs = tuple(self._tensor(value, params, behind=taken) for value in values)
         self.tensors.update(zip(values, outputs, strict=True))
         for each in taken:
             self._take(each, outputs[0])
@@ -378,10 +406,15 @@ class _Resolver:
 
     def _in_float(self, call: Call, inner: Call, reason: str) -> None:
         operands = tuple(self.tensors[value] for value in _read(call))
-        values = values_in(call.outputs)
-        outputs = tuple(self._tensor(value, None) for value in values)
+        values, layer = values_in(call.outputs), call.layer
+        quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
+        suffix = "" if quantizer is None else "/real"
+        outputs = tuple(self._tensor(value, None, suffix) for value in values)
+        self._add(call, None, {}, call, operands, outputs, None, None, layer, reason)
+        if quantizer is not None:
+            params = self.params_of(quantizer)
+            outputs = (self._convert(outputs[0], params, QUANTIZE, call),)
         self.tensors.update(zip(values, outputs, strict=True))
-        self._add(call, None, {}, call, operands, outputs, None, None, call.layer, reason)
 
 
 def _read(call: Call) -> list[Value]:
@@ -402,10 +435,3 @@ def _inner_call(call: Call) -> Call:
     wrapper, value = call.layer, call.output
     output = Value(value.name, value.shape, value.dtype)
     return Call(wrapper.layer, call.args[:1], {}, output, call.name, call.origin)
-
-
-def _maximum(activation: Any) -> float | None:
-    """Where the activation in a wrapper ends, None if it is no ReLU."""
-    value = Value("x", (None,), "float32")
-    op, attributes, _ = match(Call(activation, (value,), {}, Value("y", (None,), "float32"), "y"))
-    return attributes["maximum"] if op is not None and op.clips else None

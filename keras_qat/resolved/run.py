@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away
+from keras_qat.keras2.graph import Value
 from keras_qat.ops.op import Arguments, FixedRange
 from keras_qat.ops.quantize import requantized
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
+from keras_qat.resolved.masks import Masks
 
 __all__ = ["compute_node", "dequantized", "quantized_input", "run"]
 
@@ -94,20 +96,31 @@ def run(
         graph: the graph.
         inputs: what each input is given: real numbers, or what is said above of quantized ones.
         family: whose rounding.
-        in_float: computes the nodes that have no operator, from real numbers.
+        in_float: computes the nodes that have no operator, from real numbers with Keras' masks.
 
     Returns:
         Each tensor's values: real numbers where it is not quantized.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
+
+    def real(tensor: Tensor) -> Any:
+        number = tensors.get(tensor)
+        if number is None or tensor.params is None:
+            return number
+        return dequantized(number, tensor.params)
+
+    def number_of(value: Value) -> Any:
+        return real(graph.tensors[value]) if value in graph.tensors else None
+
+    masks = Masks(number_of)
     for node in graph.nodes:
         numbers = [None if isinstance(each, Constant) else tensors[each] for each in node.inputs]
         if node.op is None:
-            real = [
-                number if each.params is None else dequantized(number, each.params)
-                for each, number in zip(node.inputs, numbers, strict=True)
+            given = [
+                masks.attached(value, real(each))  # type: ignore[arg-type]
+                for value, each in zip(node.call.inputs, node.inputs, strict=True)
             ]
-            results = tf.nest.flatten(in_float(node, real))
+            results = tf.nest.flatten(in_float(node, given))
         else:
             results = compute_node(node, numbers, family)
         tensors.update(zip(node.outputs, results, strict=True))

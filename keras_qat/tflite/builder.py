@@ -58,7 +58,11 @@ class Builder:
     and -1 in the shape's signature.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pack_int4: bool = False) -> None:
+        self.pack_int4 = pack_int4
+        """Whether weights that fit into 4 bits are held in them."""
+        self.packed_int4 = 0
+        """How many weights are."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
         self.model.operatorCodes, self.model.metadata = [], []
@@ -137,7 +141,7 @@ class Builder:
             dtype: that of `values` by default; "int4" for packed ones.
             shape: that of `values` by default.
         """
-        values = np.ascontiguousarray(values)
+        values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
         data = (
             values.view(np.uint8).reshape(-1) if values.ndim else values.reshape(1).view(np.uint8)

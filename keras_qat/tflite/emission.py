@@ -11,8 +11,8 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Attributes
 from keras_qat.resolved.graph import Node
-from keras_qat.resolved.names import SCOPE
 from keras_qat.tflite.builder import TYPES, Builder
+from keras_qat.tflite.names import SCOPE
 
 __all__ = ["Emission"]
 
@@ -89,7 +89,9 @@ class Emission:
         self, name: str, values: Any, params: QuantParams | None = None, **how: Any
     ) -> int:
         """Adds a constant named after the node; `how` as for `Builder.constant`."""
-        return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", np.asarray(values), params, **how)
+        return self.builder.constant(
+            f"{SCOPE}/{self.node.name}/{name}", np.asarray(values), params, **how
+        )
 
     def temporary(
         self, name: str, shape: tuple[int | None, ...], like: int, params: QuantParams | None = None

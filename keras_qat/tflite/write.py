@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+
 import numpy as np
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
-from keras_qat.resolved.names import SCOPE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.islands import write_island
+from keras_qat.tflite.islands import reads, write_island
+from keras_qat.tflite.names import SCOPE
 
 __all__ = ["tensor_index", "write_graph", "write_node"]
 
@@ -49,7 +49,7 @@ def write_graph(
     island: list[Node] = []
     made: set[Tensor] = set()
     wanted = set(graph.outputs.values())
-    readers = _readers(graph.nodes)
+    readers = _readers(graph)
 
     def flush() -> None:
         if island:
@@ -59,7 +59,7 @@ def write_graph(
                 for tensor in node.outputs
                 if tensor in wanted or any(each not in island for each in readers.get(tensor, ()))
             ]
-            write_island(builder, island, ends, indices, in_float)
+            write_island(builder, graph, island, ends, indices, in_float)
             island.clear()
             made.clear()
 
@@ -79,12 +79,11 @@ def write_graph(
     return inputs, outputs
 
 
-def _readers(nodes: Iterable[Node]) -> dict[Tensor, list[Node]]:
+def _readers(graph: ResolvedGraph) -> dict[Tensor, list[Node]]:
     found: dict[Tensor, list[Node]] = {}
-    for node in nodes:
-        for each in node.inputs:
-            if isinstance(each, Tensor):
-                found.setdefault(each, []).append(node)
+    for node in graph.nodes:
+        for each in reads(graph, node):
+            found.setdefault(each, []).append(node)
     return found
 
 
@@ -175,9 +174,7 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if params.bits < 8 and node.op.output != SharedRange():
         steps.append(("MINIMUM", params))
     places = [
-        builder.tensor(
-            f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each
-        )
+        builder.tensor(f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each)
         for _, each in steps
     ]
     chain = [*places, target]
@@ -189,4 +186,3 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
             rest.add(code, [source, highest], options="MaximumMinimumOptions")
         else:
             rest.add(code, options="QuantizeOptions")
-

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keras_qat.interpreter import Kernels, TFLiteModel
+from keras_qat.keras2.graph import flat_arrays
 from keras_qat.schedule import is_quantized
 from keras_qat.verify.layers import compare_layers
 from keras_qat.verify.outputs import check_match, compare_outputs
@@ -51,10 +50,7 @@ def verify(
     if not is_quantized(model):
         raise ValueError(f"'{model.name}' is not quantization-aware: verify what was exported.")
     file = TFLiteModel(tflite, kernels)
-    inputs = {
-        name: np.asarray(each)
-        for name, each in zip(model.input_names, model._flatten_to_reference_inputs(x), strict=True)
-    }
+    inputs = dict(zip(model.input_names, flat_arrays(model, x), strict=True))
     check_match(file, model)
     examples = len(next(iter(inputs.values())))
     outputs = tuple(compare_outputs(model, file, x, inputs, batch_size))

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.flatbuffer import FileGraph
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.keras2.phases import phase_finder
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.layers.scheduled import assuming
-from keras_qat.schedule import scheduled_layers
-from keras_qat.simulate import Codes
-from keras_qat.simulate.walk import Walk
+from keras_qat.resolved.resolve import resolve
+from keras_qat.schedule import kernels_of, scheduled_layers
+from keras_qat.simulate import run_batch
+from keras_qat.tflite.read import FileGraph
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.verify.tensors import Pair, float_operations, pair
 
 __all__ = ["compare_layers"]
 
 SIMULATED = 8
-"""How many examples the integer simulation computes: enough to tell rounding from errors."""
+"""How many examples are computed in the file's own rounding: enough to tell that from errors."""
 
 
 def compare_layers(
@@ -39,33 +39,42 @@ def compare_layers(
     """Runs model and file batch by batch and compares their tensors; only counts are kept.
 
     The file is run twice: as it is, with every tensor an output, and cut into pieces, each fed
-    the codes that the model computed.
+    the quantized values that the model computed.
 
     Raises:
         ValueError: if the file does not name its layers, or has layers that the model has not.
     """
     graph, file = graph_lib.read(model), FileGraph(contents)
-    found = pair(graph, file, model.output_names)
+    resolved = resolve(model, input_range=_input_range(graph, file), graph=graph)
+    found = pair(resolved, file)
     indices = [each.tensor.index for each in found.pairs]
     whole = TFLiteModel(file.with_outputs(indices), kernels)
     pieces: TFLiteModel | None = None
+    values = [each.value for each in found.pairs]
+    in_float = _evaluator(graph, values, _in_float)
+    family = kernels_of(model)
     phase, layers = phase_finder(model)(False), list(scheduled_layers(model))
-    simulate = _evaluator(
-        graph, [each.value for each in found.pairs], lambda: assuming(phase, layers)
-    )
+    with assuming(phase, layers):
+        simulated = None if family else _evaluator(graph, values, _simulated)
     sums = [_Sums(each) for each in found.pairs]
     examples = len(next(iter(inputs.values())))
     for start in range(0, examples, batch_size):
         batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
-        simulated, exact = simulate(*(tf.convert_to_tensor(each) for each in batch.values()))
-        # The file's inputs by index, as the caller gives them: codes of real numbers.
+        arrays = list(batch.values())
+        exact = in_float(arrays)
+        if simulated is None:
+            computed = run_batch(resolved, arrays, family or "xnnpack")
+            ours = [_as_in(each.tensor, computed[each.ours]) for each in found.pairs]
+        else:
+            pairs = zip(found.pairs, simulated(arrays), strict=True)
+            ours = [each.tensor.codes(real) for each, real in pairs]
+        # The file's inputs by index, as the caller gives them.
         given = {
             str(tensor.index): to_codes(batch[name], _detail(tensor))
             for name, tensor in file.inputs.items()
         }
         expected = {
-            str(each.tensor.index): each.tensor.codes(values.numpy())
-            for each, values in zip(found.pairs, simulated, strict=True)
+            str(each.tensor.index): codes for each, codes in zip(found.pairs, ours, strict=True)
         }
         run = given | whole.run_once(given)
         if pieces is None:
@@ -73,48 +82,52 @@ def compare_layers(
             pieces = TFLiteModel(file.in_pieces(shapes), kernels)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
         fed = pieces.run_once(known)
-        for each, values in zip(sums, exact, strict=True):
+        for each, real in zip(sums, exact, strict=True):
             name = str(each.pair.tensor.index)
-            each.add(expected[name], fed.get(name), run[name], values.numpy())
+            each.add(expected[name], fed.get(name), run[name], real)
         if start == 0 and kernels != "optimized":
-            integers = _in_integers(graph, file, kernels, batch)
+            some = run_batch(resolved, [each[:SIMULATED] for each in arrays], kernels)
             for each in sums:
-                each.compare_exactly(integers(each.pair.value), run[str(each.pair.tensor.index)])
+                name = str(each.pair.tensor.index)
+                each.compare_exactly(_as_in(each.pair.tensor, some[each.pair.ours]), run[name])
     return Report(
         examples,
         kernels,
         outputs,
         tuple(each.report(file, set(indices)) for each in sums),
         found.merged,
-        float_operations(graph, file),
+        float_operations(resolved, file),
     )
 
 
-def _in_integers(
-    graph: Graph, file: FileGraph, kernels: str, inputs: dict[str, np.ndarray]
-) -> Callable[[Value], Any]:
-    """The integer simulation of the first examples, asked tensor by tensor."""
-    walk = Walk(graph, kernels)
-    start = []
-    for value, x in zip(values_in(graph.inputs), inputs.values(), strict=True):
-        tensor = file.inputs[value.name]
-        limits = None
-        if tensor.is_quantized:
+def _input_range(graph: Graph, file: FileGraph) -> tuple[float, float] | None:
+    """The range that a file gives to an input without a quantizer."""
+    consumers = graph.consumers()
+    for value in values_in(graph.inputs):
+        tensor = file.inputs.get(value.name)
+        is_bare = not any(isinstance(each.layer, Quantize) for each in consumers[value])
+        if tensor is not None and tensor.is_quantized and is_bare:
             ends = np.iinfo(tensor.dtype)
             low, high = tensor.values(np.array([ends.min, ends.max]))
-            limits = (float(low), float(high))
-        start.append(walk.start(value, x[:SIMULATED], limits))
-    graph_lib.evaluate(graph, start, walk.apply)
-    return walk.tensors.get
+            return float(low), float(high)
+    return None
 
 
-def _evaluator(graph: Graph, wanted: list[Value], scope: Callable[[], Any]) -> Any:
-    """A function from inputs to the wanted tensors: of the simulation, and in float.
+def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:
+    """Quantized values as a tensor of the file holds them; real ones are quantized to it."""
+    if values.dtype.kind == "f":
+        return np.asarray(tensor.codes(values))
+    offset = 128 if tensor.dtype == np.uint8 else 0
+    return (values.astype(np.int32) + offset).astype(tensor.dtype)
 
-    It is traced within `scope`.
-    """
 
-    def tensors(inputs: tuple[Any, ...], compute: Callable[..., Any]) -> list[Any]:
+def _evaluator(
+    graph: Graph, wanted: list[Value], compute: Callable[..., Any]
+) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+    """A function from inputs to the wanted tensors, layer by layer with `compute`."""
+
+    @tf.function(autograph=False)
+    def tensors(*inputs: Any) -> list[Any]:
         found = dict(zip(values_in(graph.inputs), inputs, strict=True))
 
         def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -125,11 +138,13 @@ def _evaluator(graph: Graph, wanted: list[Value], scope: Callable[[], Any]) -> A
         graph_lib.evaluate(graph, list(inputs), apply)
         return [found[value] for value in wanted]
 
-    def both(*inputs: Any) -> tuple[list[Any], list[Any]]:
-        with scope():
-            return tensors(inputs, _simulated), tensors(inputs, _in_float)
+    dtypes = [value.dtype for value in values_in(graph.inputs)]
 
-    return tf.function(both, autograph=False)
+    def evaluated(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        given = [tf.constant(x, dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
+        return [each.numpy() for each in tensors(*given)]
+
+    return evaluated
 
 
 def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -160,7 +175,7 @@ def _detail(tensor: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class _Difference:
-    """Sums over the differences of one tensor's codes."""
+    """Sums over the differences of one tensor's quantized values."""
 
     count: int = 0
     same: int = 0
@@ -190,13 +205,13 @@ class _Sums:
         self.signal = self.noise = 0.0
         self.simulated: float | None = None
         limits = np.iinfo(pair.tensor.dtype)
-        bits = pair.levels.bits if pair.levels is not None else limits.bits
+        bits = pair.params.bits if pair.params is not None else limits.bits
         self.ends = int(limits.min), int(limits.min) + 2**bits - 1
 
     def add(
         self, expected: np.ndarray, fed: np.ndarray | None, run: np.ndarray, exact: np.ndarray
     ) -> None:
-        """Takes in a batch: the model's codes, the file's fed and in a free run, the floats."""
+        """Takes in a batch: the model's values, the file's fed and in a free run, the floats."""
         if fed is not None:
             self.fed.add(expected, fed)
         self.run.add(expected, run)
@@ -207,10 +222,10 @@ class _Sums:
         self.signal += float(np.sum(exact**2))
         self.noise += float(np.sum((self.pair.tensor.values(run).ravel() - exact) ** 2))
 
-    def compare_exactly(self, simulated: Any, run: np.ndarray) -> None:
-        """Takes in what the integer simulation has for the first examples."""
-        if isinstance(simulated, Codes) and self.pair.tensor.dtype == simulated.codes.dtype:
-            codes = simulated.codes.ravel()
+    def compare_exactly(self, simulated: np.ndarray, run: np.ndarray) -> None:
+        """Takes in what the resolved graph gives for the first examples, in the file's rounding."""
+        if self.pair.params is not None:
+            codes = simulated.ravel()
             self.simulated = float(np.mean(run.ravel()[: codes.size] == codes))
 
     def report(self, file: FileGraph, known: set[int]) -> TensorReport:
@@ -229,8 +244,8 @@ class _Sums:
             fed=self.fed.agreement(),
             run=run,
             simulated=self.simulated,
-            scale=None if pair.levels is None else pair.levels.scale,
-            zero_point=None if pair.levels is None else pair.levels.zero_point,
+            scale=None if pair.params is None else float(pair.params.scale),
+            zero_point=None if pair.params is None else int(pair.params.zero_point),
             file_scale=pair.tensor.scale,
             file_zero_point=pair.tensor.zero_point,
             scale_ulps=pair.scale_ulps,

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.interpreter import TFLiteModel, to_values
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.graph import Graph, values_in
+from keras_qat.resolved.resolve import resolve
 from keras_qat.verify.report import OutputReport
-from keras_qat.verify.tensors import levels_of
 
 __all__ = ["check_match", "compare_outputs"]
 
@@ -22,19 +21,11 @@ def compare_outputs(
     """Runs both on all examples; one report for each output."""
     codes = file.run(inputs, batch_size)
     expected = tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=0))
+    tensors = resolve(model).outputs
     return [
-        _compare(name, values, codes[name], file.outputs[name], step)
-        for name, values, step in zip(
-            model.output_names, expected, _steps(graph_lib.read(model)), strict=True
-        )
+        _compare(name, values, codes[name], file.outputs[name], tensors[name].params)
+        for name, values in zip(model.output_names, expected, strict=True)
     ]
-
-
-def _steps(graph: Graph) -> list[float | None]:
-    """The step (LSB) of each output, None for one that is not quantized."""
-    levels = levels_of(graph)
-    found = [levels.get(value) for value in values_in(graph.outputs)]
-    return [None if each is None else each.scale for each in found]
 
 
 def check_match(file: TFLiteModel, model: Any) -> None:
@@ -69,8 +60,9 @@ def _compare(
     expected: np.ndarray,
     codes: np.ndarray,
     detail: dict[str, Any],
-    step: float | None,
+    params: QuantParams | None,
 ) -> OutputReport:
+    step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
         step = float(detail["quantization"][0]) or None
     if step is None:

@@ -25,14 +25,19 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
 
 BATCH = 3
+SMALL = 3
+"""What integers stay below that are no quantized values."""
 
 LACKING = {("elu", "reference")}
 """What the interpreter has no reference kernel of, though its own kernel is the only one."""
 
 
-def random_params(numbers: np.random.Generator, bits: int) -> QuantParams:
+def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = False) -> QuantParams:
     """A range that holds zero: one-sided or not, from small to large."""
     size = 10.0 ** numbers.uniform(-2, 1.5)
+    if symmetric:
+        half = 2 ** (bits - 1)
+        return QuantParams.of_range(-size * half / (half - 1), size, bits)
     if bits == 16:
         return QuantParams.of_range(-size * 32768 / 32767, size, 16)
     low = -size * numbers.choice([0.0, 1.0, numbers.uniform(0, 1)])
@@ -43,13 +48,13 @@ def random_params(numbers: np.random.Generator, bits: int) -> QuantParams:
 def random_weights(call: Call, op: Op, params: QuantParams, numbers: Any) -> Weights:
     """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
     ((name, axes),) = op.weights.items()
-    shape = tuple(getattr(call.layer, name).shape)
+    shape = tuple(getattr(call.layer, name).shape) if name else (call.output.shape[-1],)
     channels = [shape[axis] if axis in axes else 1 for axis in range(-len(shape), 0)]
     scale = np.float32(10.0 ** numbers.uniform(-3, -1, channels)).astype(np.float64)
     q = numbers.integers(-127, 128, shape).astype(np.float64)
     bias = None
-    if getattr(call.layer, "use_bias", False):
-        size = tuple(call.layer.bias.shape)
+    if not name or getattr(call.layer, "bias", None) is not None:
+        size = tuple(call.layer.bias.shape) if name else shape
         bias = np.round(numbers.normal(size=size) * 2000).astype(np.float64)
     return Weights(name, q, scale, bias)
 
@@ -59,7 +64,10 @@ def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple
     numbers = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
     example = op.example(numbers)
-    inputs = [keras.Input(shape) for shape in example.shapes]
+    dtypes = example.dtypes or ("float32",) * len(example.shapes)
+    inputs = [
+        keras.Input(shape, dtype=dtype) for shape, dtype in zip(example.shapes, dtypes, strict=True)
+    ]
     model = keras.Model(inputs, example.build(*inputs))
     graph = graph_lib.read(model)
     (call,) = [each for each in graph.calls if match(each).op is op]
@@ -73,12 +81,14 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
     shared = random_params(numbers, bits)
     is_shared = isinstance(op.output, SharedRange)
     made: dict[Value, Tensor] = {}
+    symmetric = [call.inputs[place] for place in op.symmetric]
 
     def tensor(value: Value) -> Tensor:
         if value not in made:
             params = None
             if value.is_float:
-                params = shared if is_shared else random_params(numbers, bits)
+                is_symmetric = value in symmetric and numbers.random() < 0.7
+                params = shared if is_shared else random_params(numbers, bits, is_symmetric)
             made[value] = Tensor(value.name, value.shape, value.dtype, params)
         return made[value]
 
@@ -120,12 +130,18 @@ def output_params(
     for each in operands:
         if isinstance(each, Tensor):
             sizes = [BATCH if size is None else size for size in each.shape]
+            if each.params is None:
+                real.append(tf.constant(numbers.integers(0, SMALL, sizes), each.dtype))
+                continue
             q = numbers.integers(each.params.lowest, each.params.highest + 1, sizes)
             real.append(tf.constant(each.params.dequantize(q)))
     given = iter(real)
     args, kwargs = graph_lib.map_values(lambda value: next(given), (call.args, call.kwargs))
     layer = call.layer
-    if weights is not None:
+    if weights is not None and not weights.name:
+        factors, unit = weights.q * weights.scale, operands[0].params.scale
+        layer = lambda x: x * factors + weights.bias * unit * weights.scale  # noqa: E731
+    elif weights is not None:
         before = layer.get_weights()
         kernel = (weights.q * weights.scale).astype(np.float32)
         layer.set_weights([kernel, *before[1:]])
@@ -146,6 +162,9 @@ def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
     for each in node.inputs:
         if isinstance(each, Tensor) and each.name not in found:
             sizes = [BATCH if size is None else size for size in each.shape]
+            if each.params is None:
+                found[each.name] = numbers.integers(0, SMALL, sizes).astype(each.dtype)
+                continue
             low, high = each.params.lowest, each.params.highest
             q = numbers.integers(low, high + 1, sizes).astype(each.params.dtype)
             if high - low < 256:
@@ -183,6 +202,8 @@ def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: Family) -
 
     @functools.cache  # A tensor that is read twice is one.
     def centred(tensor: Tensor) -> Any:
+        if tensor.params is None:
+            return tf.convert_to_tensor(inputs[tensor.name])
         q = tf.cast(inputs[tensor.name], tf.float64) - tensor.params.zero_point
         return tf.cast(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
 
@@ -199,7 +220,13 @@ def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: Family) -
 def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = None) -> None:
     """Asserts that file and implementation give the same values, all of them."""
     node, numbers = node_of(op, bits, seed, maximum)
-    inputs = random_inputs(node, numbers)
+    assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
+
+
+def assert_same(node: Node, inputs: dict[str, np.ndarray], family: Family, label: str = "") -> None:
+    """Asserts that the file of a node and its implementation give the same values."""
+    op = node.op
+    assert op is not None
     kernels = "optimized" if (op.name, family) in LACKING else family
     expected = in_the_interpreter(file_of(node), inputs, kernels)
     found = in_integers(node, inputs, family)
@@ -208,7 +235,7 @@ def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = No
         differing = np.count_nonzero(there != here)
         largest = np.abs(there.astype(np.int64) - here.astype(np.int64)).max(initial=0)
         assert not differing, (
-            f"{op.name}, {bits} bits, {family}, seed {seed}: {differing} of {here.size} values "
-            f"differ, by up to {largest}; {dict(node.attributes)}, in "
-            f"{[str(each.params) for each in node.inputs]}, out {node.output.params}"
+            f"{op.name}, {family}, {label}: {differing} of {here.size} values differ, by up to "
+            f"{largest}; {dict(node.attributes)}, in {[str(each.params) for each in node.inputs]}, "
+            f"out {node.output.params}"
         )

@@ -1,0 +1,57 @@
+"""Whether a model can be exported, and what to do if not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_qat import specs
+from keras_qat.quantize import activation_quantizers
+from keras_qat.schedule import is_quantized
+
+__all__ = ["check_exportable", "some"]
+
+
+def check_exportable(model: Any) -> None:
+    """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
+    if not is_quantized(model):
+        raise ValueError(
+            f"'{getattr(model, 'name', model)}' is not quantization-aware. Call "
+            f"keras_qat.quantize_model(model) and train it, then export what it returns."
+        )
+    found = [
+        each for each in activation_quantizers(model) if isinstance(each.spec, specs.QuantSpec)
+    ]
+    broken = [each.name for each in found if not np.all(np.isfinite([each.minimum, each.maximum]))]
+    if broken:
+        raise ValueError(
+            f"{len(broken)} quantizers have a range with NaN or infinity: {some(broken)}. The "
+            f"training diverged; go back to a checkpoint from before and lower the learning rate."
+        )
+    broken = [weight.name for weight in model.weights if not _is_finite(weight)]
+    if broken:
+        raise ValueError(
+            f"{len(broken)} weights hold NaN or infinity: {some(broken)}. The training diverged; "
+            f"go back to a checkpoint from before and lower the learning rate."
+        )
+    blind = [each.name for each in found if not each.calibrated]
+    if blind:
+        raise ValueError(
+            f"{len(blind)} quantizers have seen no data yet: {some(blind)}. Train the model "
+            f"(fit, or calls with training=True) so that ranges are observed, then export."
+        )
+
+
+def _is_finite(weight: Any) -> bool:
+    """Whether a weight holds numbers. Its sum does, unless there are very large ones in it."""
+    if not weight.dtype.is_floating:
+        return True
+    values = weight.numpy()
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
+
+
+def some(names: list[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

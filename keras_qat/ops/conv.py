@@ -1,0 +1,219 @@
+"""Convolutions: CONV_2D and DEPTHWISE_CONV_2D, along one axis or two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.ops.images import from_image, image_of, pair
+from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.sums import weight_constants, weighted
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["CONV", "DEPTHWISE_CONV"]
+
+_layers = keras.layers
+
+DEFAULTS: Attributes = {
+    "strides": 1,
+    "padding": "valid",
+    "dilation": 1,
+    "data_format": "channels_last",
+}
+
+
+def _attributes(call: Call) -> Attributes:
+    layer = call.layer
+    return {
+        "strides": tuple(layer.strides),
+        "padding": layer.padding,
+        "dilation": tuple(layer.dilation_rate),
+        "data_format": layer.data_format,
+    }
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    if attributes["data_format"] == "channels_first":
+        return "its channels come first"
+    rank = len(call.output.shape)
+    return None if rank in (3, 4) else f"{rank - 2} spatial axes"
+
+
+def _left(a: Attributes, steps: int) -> int:
+    """What causal padding adds in front of a sequence, for a kernel of so many steps."""
+    return (steps - 1) * pair(a["dilation"])[1] if a["padding"] == "causal" else 0
+
+
+def _padding(a: Attributes) -> str:
+    return "SAME" if a["padding"] == "same" else "VALID"
+
+
+def _as_images(function: Any) -> Any:
+    """A function of images and a kernel that also computes sequences."""
+
+    def linear(x: Any, kernel: Any) -> Any:
+        if x.shape.rank == 4:
+            return function(x, kernel)
+        return tf.squeeze(function(tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
+
+    return linear
+
+
+def _conv(a: Arguments) -> Any:
+    given = a.attributes
+
+    def linear(x: Any, kernel: Any) -> Any:
+        padding: Any = _padding(given)
+        if left := _left(given, kernel.shape[1]):
+            padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
+        return tf.nn.conv2d(
+            x, kernel, pair(given["strides"]), padding, dilations=pair(given["dilation"])
+        )
+
+    return weighted(a, _as_images(linear), (-1,))
+
+
+def _depthwise(a: Arguments) -> Any:
+    strides = pair(a.attributes["strides"])
+    if a.q[0].shape.rank == 3:  # TensorFlow wants equal ones; there is nothing along the first.
+        strides = strides[1], strides[1]
+
+    def linear(x: Any, kernel: Any) -> Any:
+        return tf.nn.depthwise_conv2d(
+            x,
+            kernel,
+            [1, *strides, 1],
+            _padding(a.attributes),
+            dilations=pair(a.attributes["dilation"]),
+        )
+
+    return weighted(a, _as_images(linear), (-2, -1))
+
+
+def _options(e: Emission) -> dict[str, Any]:
+    a = e.attributes
+    strides, dilation = pair(a["strides"]), pair(a["dilation"])
+    if len(e.shape(e.inputs[0])) == 3:
+        strides, dilation = (1, strides[1]), (1, dilation[1])
+    return {
+        "padding": getattr(schema.Padding, _padding(a)),
+        "strideH": strides[0],
+        "strideW": strides[1],
+        "dilationHFactor": dilation[0],
+        "dilationWFactor": dilation[1],
+        "fusedActivationFunction": e.activation,
+    }
+
+
+def _emit_conv(e: Emission) -> None:
+    def arrange(q: np.ndarray) -> np.ndarray:
+        return (q[None] if q.ndim == 3 else q).transpose(3, 0, 1, 2)
+
+    x = image_of(e, e.inputs[0])
+    steps = e.node.weights.q.shape[0]  # type: ignore[union-attr]
+    if left := _left(e.attributes, steps):
+        batch, height, width, channels = e.shape(x)
+        width = None if width is None else width + left
+        padded = e.temporary("padded", (batch, height, width, channels), x)
+        pads = np.array([[0, 0], [0, 0], [left, 0], [0, 0]], np.int32)
+        e.add("PAD", [x, e.constant("pads", pads)], [padded], "PadOptions")
+        x = padded
+    end, finish = from_image(e, e.outputs[0])
+    e.add("CONV_2D", [x, *weight_constants(e, arrange, 0)], [end], "Conv2DOptions", **_options(e))
+    finish()
+
+
+def _emit_depthwise(e: Emission) -> None:
+    def arrange(q: np.ndarray) -> np.ndarray:
+        return q.reshape(1, *(1,) * (4 - q.ndim), *q.shape[:-2], -1)
+
+    multiplier = int(e.node.weights.q.shape[-1])  # type: ignore[union-attr]
+    x = image_of(e, e.inputs[0])
+    end, finish = from_image(e, e.outputs[0])
+    e.add(
+        "DEPTHWISE_CONV_2D",
+        [x, *weight_constants(e, arrange, 3)],
+        [end],
+        "DepthwiseConv2DOptions",
+        depthMultiplier=multiplier,
+        **_options(e),
+    )
+    finish()
+
+
+def _random_options(numbers: np.random.Generator, axes: int, equal: bool) -> dict[str, Any]:
+    """Strides or dilation, of which Keras takes one at a time, and whether there is a bias."""
+    strides = [int(each) for each in numbers.integers(1, 4, axes)]
+    dilation = [int(each) for each in numbers.integers(1, 4, axes)]
+    if equal:
+        strides = strides[:1] * axes
+    if numbers.random() < 0.5:
+        strides = [1] * axes
+    else:
+        dilation = [1] * axes
+    return {
+        "strides": strides,
+        "dilation_rate": dilation,
+        "padding": str(numbers.choice(["same", "valid"])),
+        "use_bias": bool(numbers.random() < 0.8),
+    }
+
+
+def _conv_example(numbers: np.random.Generator) -> Example:
+    axes = int(numbers.integers(1, 3))
+    groups = int(numbers.choice([1, 1, 2, 3]))
+    filters = groups * int(numbers.integers(1, 8))
+    channels = groups * int(numbers.integers(1, 6))
+    size = [int(each) for each in numbers.integers(1, 4, axes)]
+    options = _random_options(numbers, axes, False)
+    if axes == 1 and numbers.random() < 0.4:
+        options["padding"] = "causal"
+    kind = _layers.Conv1D if axes == 1 else _layers.Conv2D
+    layer = kind(filters, size, groups=groups, **options)
+    return Example(layer, ((12, 10, channels)[-axes - 1 :],))
+
+
+def _depthwise_example(numbers: np.random.Generator) -> Example:
+    axes = int(numbers.integers(1, 3))
+    kind = _layers.DepthwiseConv1D if axes == 1 else _layers.DepthwiseConv2D
+    size = [int(each) for each in numbers.integers(1, 5, axes)]
+    layer = kind(
+        size, depth_multiplier=int(numbers.integers(1, 4)), **_random_options(numbers, axes, True)
+    )
+    return Example(layer, ((12, 13, int(numbers.integers(1, 9)))[-axes - 1 :],))
+
+
+CONV = Op(
+    "conv",
+    _conv,
+    _emit_conv,
+    doc="convolutions along one axis or two, with groups, strides and dilation",
+    layers=(_layers.Conv1D, _layers.Conv2D),
+    attributes=_attributes,
+    defaults=DEFAULTS,
+    accepts=_accepts,
+    weights={"kernel": (-1,)},
+    folds_batch_norm=True,
+    takes_clip=True,
+    example=_conv_example,
+)
+
+DEPTHWISE_CONV = Op(
+    "depthwise_conv",
+    _depthwise,
+    _emit_depthwise,
+    doc="convolutions of each channel by itself",
+    layers=(_layers.DepthwiseConv1D, _layers.DepthwiseConv2D),
+    attributes=_attributes,
+    defaults=DEFAULTS,
+    accepts=_accepts,
+    weights={"depthwise_kernel": (-2, -1)},
+    folds_batch_norm=True,
+    takes_clip=True,
+    example=_depthwise_example,
+)

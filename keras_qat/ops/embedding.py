@@ -1,0 +1,71 @@
+"""Rows of a table: GATHER."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+from keras_qat.ops.op import Arguments, Example, Op
+from keras_qat.tflite.builder import TYPES
+from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.names import SCOPE
+
+__all__ = ["EMBEDDING"]
+
+_layers = keras.layers
+
+INDICES = ("int32", "int64")
+"""Types of indices that GATHER takes; others are converted."""
+
+
+def _rounded(make: Any, q: Any, scale: Any, output_scale: Any) -> Any:
+    """Entries of a table as the file holds them: in the output's parameters, less the zero point.
+
+    Those that have its scale already stay as they are.
+    """
+    return make.round(q * (scale / output_scale))
+
+
+def _compute(a: Arguments) -> Any:
+    (indices,) = a.q
+    if indices.dtype.name not in INDICES:
+        indices = tf.cast(indices, tf.int32)
+    scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
+    rows = tf.cast(tf.gather(a.weights.q, indices), tf.float64)
+    rows = _rounded(tf, rows, scale, a.output.scale)
+    return rows if a.output.bits == 16 else tf.cast(rows, tf.float32)
+
+
+def _emit(e: Emission) -> None:
+    weights, params = e.node.weights, e.node.output.params
+    assert weights is not None
+    assert params is not None
+    (scale,) = np.asarray(weights.scale, np.float64).reshape(-1)
+    table = _rounded(np, np.asarray(weights.q, np.float64), scale, np.float64(params.scale))
+    table = np.clip(table + params.zero_point, params.lowest, params.highest).astype(params.dtype)
+    indices, tensor = e.inputs[0], e.builder.graph.tensors[e.inputs[0]]
+    if tensor.type not in [TYPES[each] for each in INDICES]:
+        indices = e.builder.tensor(f"{SCOPE}/{e.node.name}/indices", e.shape(indices), "int32")
+        types = {"inDataType": tensor.type, "outDataType": TYPES["int32"]}
+        e.add("CAST", e.inputs, [indices], "CastOptions", **types)
+    e.add("GATHER", [e.constant("table", table, params), indices], options="GatherOptions", axis=0)
+
+
+def _example(numbers: np.random.Generator) -> Example:
+    layer = _layers.Embedding(int(numbers.integers(3, 40)), int(numbers.integers(1, 7)))
+    rank = int(numbers.integers(0, 3))
+    return Example(layer, ((4, 5)[:rank],), (str(numbers.choice(["int32", "int64", "uint8"])),))
+
+
+EMBEDDING = Op(
+    "embedding",
+    _compute,
+    _emit,
+    doc="rows of a table of weights, which is held in the parameters of the output",
+    layers=(_layers.Embedding,),
+    weights={"embeddings": ()},
+    example=_example,
+)

@@ -1,0 +1,99 @@
+"""Integers that follow from a tensor: its shape, and where its largest value is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import operands
+from keras_qat.ops.movement import axes_of, chosen, move, rank_of, source_of
+from keras_qat.ops.op import Arguments, Attributes, Example, OwnRange
+from keras_qat.tflite.builder import TYPES
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["ARGMAX", "ARGMIN", "SHAPE"]
+
+
+def _on_values(a: Arguments) -> Any:
+    return a.on(a.q)
+
+
+def _emit_shape(e: Emission) -> None:
+    out = TYPES[e.node.output.dtype]
+    e.add("SHAPE", [source_of(e)], options="ShapeOptions", outType=out)
+
+
+SHAPE = move(
+    "shape",
+    "the sizes of a tensor",
+    _emit_shape,
+    compute=_on_values,
+    output=OwnRange(),
+    symbols=("compat.v1.shape", "shape"),
+    example=lambda numbers: Example(
+        chosen(numbers, tf.shape, lambda x: tf.shape(x, out_type=tf.int64))
+    ),
+)
+
+
+def _attributes(call: Call) -> Attributes:
+    _, axis = operands(call, "input", "axis")
+    axis = call.kwargs.get("dimension", axis)
+    axes = axes_of(axis or 0, rank_of(call))
+    return {"axis": axes[0] if axes else None}
+
+
+def _emit_arg(code: str) -> Any:
+    def emit(e: Emission) -> None:
+        source = source_of(e)
+        if e.wide:  # The kernels take int8 and int32.
+            wider = e.builder.tensor(f"{e.node.name}/int32", e.shape(source), "int32")
+            types = {"inDataType": TYPES["int16"], "outDataType": TYPES["int32"]}
+            e.add("CAST", [source], [wider], "CastOptions", **types)
+            source = wider
+        axis = e.constant("axis", np.int32(e.attributes["axis"]))
+        kind = code.title().replace("_", "")  # ArgMax
+        out = TYPES[e.node.output.dtype]
+        e.add(code, [source, axis], options=f"{kind}Options", outputType=out)
+
+    return emit
+
+
+def _example(function: Any) -> Any:
+    return lambda numbers: Example(
+        chosen(
+            numbers,
+            lambda x: function(x, -1),
+            lambda x: function(x, axis=2),
+            lambda x: function(x, axis=1, output_type=tf.int32),
+            lambda x: function(x),
+        )
+    )
+
+
+ARGMAX = move(
+    "argmax",
+    "where the largest value is",
+    _emit_arg("ARG_MAX"),
+    compute=_on_values,
+    output=OwnRange(),
+    symbols=("math.argmax",),
+    attributes=_attributes,
+    needs=("axis",),
+    example=_example(tf.argmax),
+)
+
+ARGMIN = move(
+    "argmin",
+    "where the smallest value is",
+    _emit_arg("ARG_MIN"),
+    compute=_on_values,
+    output=OwnRange(),
+    symbols=("math.argmin",),
+    attributes=_attributes,
+    needs=("axis",),
+    example=_example(tf.argmin),
+)

@@ -1,0 +1,213 @@
+"""What operators that only move values have in common, and those that do not even move them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.inner_layers import Regularize
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call, Value
+from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.ops.op import Arguments, Attributes, Emit, Example, Op, SharedRange
+from keras_qat.tflite.emission import Emission
+
+__all__ = [
+    "IDENTITY",
+    "MAX_SLICED",
+    "MOVE",
+    "Part",
+    "axes_of",
+    "chosen",
+    "example_of",
+    "first",
+    "integers",
+    "move",
+    "moved",
+    "open_sizes",
+    "rank_of",
+    "source_of",
+    "symbol_of",
+    "take_parts",
+]
+
+_layers = keras.layers
+
+Part = tuple[int | None, int | None, int]
+"""Begin, end and step along an axis, None for its ends."""
+
+MAX_SLICED = 5
+"""Axes that kernels take parts of."""
+
+
+def moved(a: Arguments) -> Any:
+    """What the call's own layer makes of the values less their zero point: its zeros are zeros."""
+
+    def in_type(given: Any) -> Any:
+        return tf.cast(given, a.q[0].dtype) if given.dtype.is_floating else given
+
+    return tf.nest.map_structure(in_type, a.on(a.q))
+
+
+def source_of(e: Emission) -> int:
+    """The tensor whose values are moved; the others, integers, say where to."""
+    for index, operand in zip(e.inputs, e.node.inputs, strict=True):
+        if operand.params is not None:
+            return index
+    return e.inputs[0]
+
+
+def open_sizes(shape: tuple[int | None, ...]) -> int:
+    """How many sizes are known at run time only."""
+    return shape.count(None)
+
+
+def symbol_of(call: Call) -> str:
+    """TensorFlow's name of an operation, "" for a layer."""
+    return str(getattr(call.layer, "symbol", ""))
+
+
+def first(call: Call) -> Any:
+    """The tensor that a call is about."""
+    if call.args:
+        return call.args[0]
+    names = ("input", "input_", "input_tensor", "tensor", "a", "params", "value", "values")
+    return next((call.kwargs[name] for name in names if name in call.kwargs), call.inputs[0])
+
+
+def integers(given: Any) -> tuple[int, ...] | None:
+    """An argument as whole numbers; None if it is not given, or not known before run time."""
+    if given is None:
+        return None
+    leaves = tf.nest.flatten(given)
+    known = [tf.get_static_value(each) if tf.is_tensor(each) else each for each in leaves]
+    if any(each is None or isinstance(each, Value) for each in known):
+        return None
+    return tuple(int(each) for part in known for each in np.ravel(part))
+
+
+def rank_of(call: Call) -> int:
+    """How many axes the tensor has that a call is about; 1 if it is no single tensor."""
+    return len(getattr(first(call), "shape", ())) or 1
+
+
+def axes_of(given: Any, rank: int) -> tuple[int, ...] | None:
+    """Axes among `rank`, all of them by default; None if they are not known."""
+    if given is None:
+        return tuple(range(rank))
+    axes = integers(given)
+    return None if axes is None else tuple(sorted({axis % rank for axis in axes}))
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    value = first(call)
+    if not isinstance(value, Value):
+        return "not of one tensor"
+    if any(each is None for each in attributes.values()):
+        return "its options are not known before run time"
+    return None
+
+
+def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
+    """An operator that only moves values. It has a kernel if none of its attributes is None."""
+    more: Callable[..., str | None] | None = fields.pop("accepts", None)
+
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        reason = _accepts(call, attributes)
+        return more(call, attributes) if reason is None and more is not None else reason
+
+    fields = {"compute": moved, "output": SharedRange(), **fields}
+    return Op(name, emit=emit, doc=doc, accepts=accepts, **fields)
+
+
+def take_parts(
+    e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
+) -> None:
+    """Adds a STRIDED_SLICE: a part for each axis of a tensor; of the `dropped` one entry."""
+    begins, ends, steps = ([each[place] for each in parts] for place in range(3))
+    for axis in dropped:
+        ends[axis] = (begins[axis] or 0) + 1
+    constants = [
+        e.constant(name, np.array([each or 0 for each in given], np.int32))
+        for name, given in {"begin": begins, "end": ends, "strides": steps}.items()
+    ]
+    e.add(
+        "STRIDED_SLICE",
+        [source, *constants],
+        [target],
+        "StridedSliceOptions",
+        beginMask=_mask(each is None for each in begins),
+        endMask=_mask(each is None for each in ends),
+        ellipsisMask=0,
+        newAxisMask=0,
+        shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
+        offset=False,
+    )
+
+
+def _mask(flags: Iterable[bool]) -> int:
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
+
+
+def chosen(numbers: np.random.Generator, *given: Any) -> Any:
+    """One of several."""
+    return given[numbers.integers(len(given))]
+
+
+def example_of(
+    shapes: tuple[tuple[int, ...], ...],
+    make: Callable[[np.random.Generator], tuple[Callable[..., Any], ...]],
+) -> Callable[[np.random.Generator], Example]:
+    """Examples with one of the calls that `make` gives, on inputs of these shapes."""
+    return lambda numbers: Example(chosen(numbers, *make(numbers)), shapes)
+
+
+def _emit_identity(e: Emission) -> None:
+    e.builder.copy(source_of(e), e.outputs[0])
+
+
+def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
+    if call.inputs[0].dtype != call.output.dtype:
+        return f"makes {call.output.dtype} of {call.inputs[0].dtype}"
+    return None
+
+
+IDENTITY = move(
+    "identity",
+    "nothing at run time: what regularizes or augments in training only",
+    _emit_identity,
+    compute=lambda a: a.q[0],
+    accepts=_accepts_identity,
+    alias=True,
+    elementwise=True,
+    layers=(
+        *(_layers.InputLayer, _layers.Identity, _layers.ActivityRegularization, Regularize),
+        *(_layers.Dropout, _layers.SpatialDropout1D, _layers.SpatialDropout2D),
+        *(_layers.SpatialDropout3D, _layers.GaussianNoise, _layers.GaussianDropout),
+        *(_layers.AlphaDropout, _layers.RandomFlip, _layers.RandomRotation, _layers.RandomZoom),
+        *(_layers.RandomTranslation, _layers.RandomContrast, _layers.RandomBrightness),
+        *(_layers.RandomHeight, _layers.RandomWidth),
+    ),
+    symbols=("identity", "stop_gradient", "ensure_shape"),
+    example=example_of(
+        ((4, 5, 6),),
+        lambda numbers: (
+            _layers.Dropout(0.3),
+            _layers.SpatialDropout2D(0.3),
+            _layers.RandomFlip(),
+            _layers.GaussianNoise(0.3),
+            tf.identity,
+            tf.stop_gradient,
+        ),
+    ),
+)
+
+MOVE = move(
+    "move",
+    "custom layers that only move, copy or select values",
+    emit_by_converter,
+)
+"""For layers that are registered as such."""

@@ -1,0 +1,282 @@
+"""The largest value, or the mean, of windows or of whole axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
+from keras_qat.arithmetic.qparams import single
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import operands
+from keras_qat.ops.images import from_image, image_of, pair
+from keras_qat.ops.movement import (
+    axes_of,
+    chosen,
+    integers,
+    move,
+    rank_of,
+    source_of,
+    symbol_of,
+)
+from keras_qat.ops.op import Arguments, Attributes, Example, OwnRange, SharedRange
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["AVERAGE_POOLING", "MAX_POOLING", "MEAN", "REDUCE_MAX", "REDUCE_MIN"]
+
+_layers = keras.layers
+
+PADDINGS = {"SAME": 0, "VALID": 1}
+"""Padding -> its number in a file."""
+
+
+def _pool_attributes(call: Call) -> Attributes:
+    """`pool` and `strides` along the axes between batch and channels, `padding`."""
+    layer, axes = call.layer, rank_of(call) - 2
+    if not symbol_of(call):
+        pool, strides, padding = layer.pool_size, layer.strides, layer.padding
+        last = layer.data_format == "channels_last"
+    else:
+        names = ("input", "ksize", "strides", "padding", "data_format")
+        _, pool, strides, padding, data_format = operands(call, *names)
+        last = data_format is None or data_format.endswith("C")
+    return {
+        "pool": _window(pool, axes),
+        "strides": _window(strides, axes),
+        "padding": padding.upper() if isinstance(padding, str) else "EXPLICIT",
+        "channels_last": last,
+    }
+
+
+def _window(given: Any, axes: int) -> tuple[int, ...] | None:
+    """Sizes along `axes` axes; those of batch and channels, where they are given too, are 1."""
+    sizes = integers(given)
+    if sizes is None or len(sizes) == axes:
+        return sizes
+    if len(sizes) == 1:
+        return sizes * axes
+    return sizes[1:-1] if sizes[0] == sizes[-1] == 1 else None
+
+
+def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
+    if len(attributes["pool"]) not in (1, 2):
+        return "not of sequences or images"
+    if not attributes["channels_last"]:
+        return "data_format='channels_first'"
+    return None if attributes["padding"] in PADDINGS else "explicit paddings"
+
+
+def _emit_pool(code: str) -> Any:
+    def emit(e: Emission) -> None:
+        """Sequences are images of the height 1."""
+        (height, width), strides = (pair(e.attributes[name]) for name in ("pool", "strides"))
+        target, finish = from_image(e, e.outputs[0])
+        e.add(
+            code,
+            [image_of(e, source_of(e))],
+            [target],
+            "Pool2DOptions",
+            padding=PADDINGS[e.attributes["padding"]],
+            strideH=strides[0],
+            strideW=strides[1],
+            filterHeight=height,
+            filterWidth=width,
+            fusedActivationFunction=e.activation,
+        )
+        finish()
+
+    return emit
+
+
+def _pool_example(kind: str) -> Any:
+    make = {name: getattr(_layers, f"{kind}Pooling{name}") for name in ("1D", "2D")}
+    in_nn = {"Max": tf.nn.max_pool2d, "Average": tf.nn.avg_pool2d}[kind]
+    in_nn_1d = {"Max": tf.nn.max_pool1d, "Average": tf.nn.avg_pool1d}[kind]
+
+    def example(numbers: np.random.Generator) -> Example:
+        padding = str(numbers.choice(["same", "valid"]))
+        pool = tuple(int(each) for each in numbers.integers(1, 5, 2))
+        strides = tuple(int(each) for each in numbers.integers(1, 4, 2))
+        return chosen(
+            numbers,
+            Example(make["2D"](pool, strides, padding), ((7, 9, 3),)),
+            Example(make["2D"](pool[0], padding=padding), ((9, 8, 2),)),
+            Example(make["1D"](pool[0], strides[0], padding), ((9, 5),)),
+            Example(lambda x: in_nn(x, pool, strides, padding.upper()), ((7, 9, 3),)),
+            Example(lambda x: in_nn(x, [1, 2, 3, 1], 2, padding.upper()), ((7, 9, 3),)),
+            Example(lambda x: in_nn_1d(x, 3, 2, padding.upper()), ((9, 3),)),
+        )
+
+    return example
+
+
+MAX_POOLING = move(
+    "max_pooling",
+    "the largest value of windows",
+    _emit_pool("MAX_POOL_2D"),
+    layers=(_layers.MaxPooling1D, _layers.MaxPooling2D),
+    symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
+    attributes=_pool_attributes,
+    needs=("pool", "strides"),
+    defaults={"padding": "VALID", "channels_last": True},
+    accepts=_accepts_pool,
+    takes_clip=True,
+    example=_pool_example("Max"),
+)
+
+
+def _average(a: Arguments) -> Any:
+    """Averages of the quantized values themselves, half away from zero."""
+    (x,), zero_point = a.q, a.params[0].zero_point
+    averages = a.on([tf.cast(x, tf.float64)]) + zero_point
+    # Halves are off by far less than the distance to the next quotient of whole numbers.
+    away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
+    return tf.cast(away - zero_point, x.dtype)
+
+
+AVERAGE_POOLING = move(
+    "average_pooling",
+    "the mean of windows",
+    _emit_pool("AVERAGE_POOL_2D"),
+    compute=_average,
+    output=SharedRange(rounds=True),
+    layers=(_layers.AveragePooling1D, _layers.AveragePooling2D),
+    symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
+    attributes=_pool_attributes,
+    needs=("pool", "strides"),
+    defaults={"padding": "VALID", "channels_last": True},
+    accepts=_accepts_pool,
+    takes_clip=True,
+    example=_pool_example("Average"),
+)
+
+
+def _reduce_attributes(call: Call) -> Attributes:
+    """`axes` and whether they stay, with the size 1: `keepdims`."""
+    layer, rank = call.layer, rank_of(call)
+    if not symbol_of(call):
+        start = 2 if layer.data_format == "channels_first" else 1
+        return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
+    _, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
+    return {"axes": axes_of(axis, rank), "keepdims": bool(keepdims)}
+
+
+def _accepts_axes(call: Call, attributes: Attributes) -> str | None:
+    if not attributes["axes"]:
+        return "along no axis"
+    return "with a mask" if any(value.masked for value in call.inputs) else None
+
+
+def _emit_reduce(code: str) -> Any:
+    def emit(e: Emission) -> None:
+        axes = e.constant("axes", np.array(e.attributes["axes"], np.int32))
+        keep = e.attributes["keepdims"]
+        e.add(code, [source_of(e), axes], options="ReducerOptions", keepDims=keep)
+
+    return emit
+
+
+def _reduce_example(function: Any, kind: str = "") -> Any:
+    def example(numbers: np.random.Generator) -> Example:
+        rank = int(numbers.integers(1, 5))
+        shape = tuple(int(each) for each in numbers.integers(2, 7, rank))
+        count = int(numbers.integers(1, rank + 2))
+        axes = [int(each) for each in numbers.permutation(rank + 1)[:count]]
+        keep = bool(numbers.integers(2))
+        size = int(numbers.integers(1, 4))
+        lengths = (3, 4, 5)[:size]
+        examples = [
+            Example(lambda x: function(x, axes, keepdims=keep), (shape,)),
+            Example(lambda x: function(x, axes[0], keep), (shape,)),
+            Example(lambda x: function(x), (shape,)),
+            Example(lambda x: function(x, [1, 2], keep), ((6, 7, 5),)),
+        ]
+        if kind:
+            make = getattr(_layers, f"Global{kind}Pooling{size}D")
+            examples += [
+                Example(make(keepdims=keep), ((*lengths, 4),)),
+                Example(make("channels_first", keepdims=keep), ((4, *lengths),)),
+            ]
+        found: Example = chosen(numbers, *examples)
+        return found
+
+    return example
+
+
+REDUCE_MAX = move(
+    "reduce_max",
+    "the largest value along axes",
+    _emit_reduce("REDUCE_MAX"),
+    layers=(
+        _layers.GlobalMaxPooling1D,
+        _layers.GlobalMaxPooling2D,
+        _layers.GlobalMaxPooling3D,
+    ),
+    symbols=("math.reduce_max",),
+    attributes=_reduce_attributes,
+    needs=("axes",),
+    defaults={"keepdims": False},
+    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    example=_reduce_example(tf.reduce_max, "Max"),
+)
+
+REDUCE_MIN = move(
+    "reduce_min",
+    "the smallest value along axes",
+    _emit_reduce("REDUCE_MIN"),
+    symbols=("math.reduce_min",),
+    attributes=_reduce_attributes,
+    needs=("axes",),
+    defaults={"keepdims": False},
+    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    example=_reduce_example(tf.reduce_min),
+)
+
+
+def _mean(a: Arguments) -> Any:
+    """XNNPACK: the sum, zero point included, times a factor, in float32.
+
+    TFLite divides a multiplier of 31 bits by the number of values, which it was shifted for.
+    """
+    (x,), (params,), output = a.q, a.params, a.output
+    axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
+    keep = a.attributes["keepdims"]
+    sums = tf.reduce_sum(tf.cast(x, tf.float64), axes, keep)
+    sizes = tf.gather(tf.shape(x, tf.int64), axes)
+    count = tf.reduce_prod(sizes)
+    if a.family == "reference" or a.wide:
+        multiplier, exponent = fixed_point(params.scale / output.scale)
+        bits = exponent_of(tf.cast(count, tf.float64))
+        bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)
+        whole = tf.cast(sums, tf.int64)
+        scaled = multiply(whole, (shift(multiplier, bits) // count, exponent - bits))
+        return tf.cast(scaled, x.dtype)
+    of_all = tf.cast(count, tf.float64)
+    factor = single(single(params.scale / output.scale) * single(1.0 / of_all))
+    of_zero = of_all * params.zero_point
+    offset = single(output.zero_point - single(of_zero * factor))
+    scaled = tf.round(single(single((sums + of_zero) * factor) + offset))
+    return tf.cast(scaled - output.zero_point, x.dtype)
+
+
+MEAN = move(
+    "mean",
+    "means along axes",
+    _emit_reduce("MEAN"),
+    compute=_mean,
+    output=OwnRange(),
+    layers=(
+        _layers.GlobalAveragePooling1D,
+        _layers.GlobalAveragePooling2D,
+        _layers.GlobalAveragePooling3D,
+    ),
+    symbols=("math.reduce_mean",),
+    attributes=_reduce_attributes,
+    needs=("axes",),
+    defaults={"keepdims": False},
+    accepts=_accepts_axes,
+    example=_reduce_example(tf.reduce_mean, "Average"),
+)

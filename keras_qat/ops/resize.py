@@ -1,0 +1,173 @@
+"""Images of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.ops.movement import chosen, first, move, source_of, take_parts
+from keras_qat.ops.op import Arguments, Attributes, Example, SharedRange
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["RESIZE_BILINEAR", "RESIZE_NEAREST"]
+
+_layers = keras.layers
+
+
+def _attributes(call: Call) -> Attributes:
+    """`height` and `width`, 0 if they are not known; `crop`: parts of rows and columns."""
+    layer, shape = call.layer, call.output.shape
+    is_first = getattr(layer, "data_format", "") == "channels_first"
+    crops = getattr(layer, "crop_to_aspect_ratio", False)
+    return {
+        "height": shape[1] or 0 if len(shape) == 4 else 0,
+        "width": shape[2] or 0 if len(shape) == 4 else 0,
+        "interpolation": layer.interpolation,
+        "crop": _crop(call.inputs[0].shape[1:3], shape[1:3]) if crops else (),
+        "channels_last": not is_first,
+    }
+
+
+def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
+    """The part of an image that has the new aspect ratio, as Keras computes it; None if unknown."""
+    if None in (*old, *new):
+        return None
+    (height, width), (new_height, new_width) = old, new
+    rows = min(height, int(np.float32(width * new_height) / np.float32(new_width)))
+    columns = min(width, int(np.float32(height * new_width) / np.float32(new_height)))
+    top, left = (int(np.float32(each) / 2) for each in (height - rows, width - columns))
+    return ((top, top + rows, 1), (left, left + columns, 1))
+
+
+def _accepts(interpolation: str) -> Any:
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        if attributes["interpolation"] != interpolation:
+            return "" if interpolation == "nearest" else _named(attributes)
+        if len(first(call).shape) != 4:
+            return "not of images"
+        if not attributes["channels_last"]:
+            return "data_format='channels_first'"
+        if interpolation == "bilinear" and not attributes["height"] * attributes["width"]:
+            return "sizes that are not known before run time"
+        return None
+
+    return accepts
+
+
+def _named(attributes: Attributes) -> str:
+    return f"interpolation={attributes['interpolation']!r}"
+
+
+def _emit(code: str, options: str) -> Any:
+    def emit(e: Emission) -> None:
+        height, width, crop = (e.attributes[name] for name in ("height", "width", "crop"))
+        if not height * width:
+            emit_by_converter(e)
+            return
+        source, every = source_of(e), (None, None, 1)
+        if crop:
+            batch, *_, channels = e.shape(source)
+            sizes = (end - begin for begin, end, _ in crop)
+            part = e.temporary("cropped", (batch, *sizes, channels), source)
+            take_parts(e, source, part, (every, *crop, every))
+            source = part
+        inputs = [source, e.constant("size", np.array([height, width], np.int32))]
+        e.add(code, inputs, options=options, alignCorners=False, halfPixelCenters=True)
+
+    return emit
+
+
+DEFAULTS = {"crop": (), "channels_last": True}
+
+
+def _example(interpolation: str) -> Any:
+    def example(numbers: np.random.Generator) -> Example:
+        sizes = [int(each) for each in numbers.integers(1, 14, 2)]
+        times = tuple(int(each) for each in numbers.integers(1, 4, 2))
+        height, width = (int(each) for each in numbers.integers(1, 9, 2))
+        build = chosen(
+            numbers,
+            _layers.Resizing(*sizes, interpolation),
+            _layers.Resizing(*sizes, interpolation, crop_to_aspect_ratio=True),
+            _layers.UpSampling2D(times, interpolation=interpolation),
+        )
+        return Example(build, ((height, width, 3),))
+
+    return example
+
+
+RESIZE_NEAREST = move(
+    "resize_nearest",
+    "images of other sizes, of copied pixels",
+    _emit("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions"),
+    layers=(_layers.UpSampling2D, _layers.Resizing),
+    attributes=_attributes,
+    needs=("height", "width"),
+    defaults={**DEFAULTS, "interpolation": "nearest"},
+    accepts=_accepts("nearest"),
+    example=_example("nearest"),
+)
+
+
+def _bilinear(a: Arguments) -> Any:
+    """Between pixel centres. Shares of pixels are whole numbers.
+
+    XNNPACK: of 2048ths, half up once. TFLite: of 1024ths, half away from zero.
+    """
+    bits = 11 if a.family == "xnnpack" and not a.wide else 10
+    neighbours = _neighbours if bits == 11 else _reference_neighbours
+    zero_point = tf.cast(a.params[0].zero_point, tf.int64)
+    x = tf.cast(a.q[0], tf.int64) + zero_point
+    if a.attributes["crop"]:
+        (top, bottom, _), (left, right, _) = a.attributes["crop"]
+        x = x[:, top:bottom, left:right]
+    for axis, name in ((1, "height"), (2, "width")):
+        low, high, share = neighbours(tf.shape(x)[axis], a.attributes[name])
+        share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
+        first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)
+        x = first * (2**bits - share) + second * share
+    x = shift_back(x + 2**21, 22) if bits == 11 else divide(x, tf.constant(20, tf.int64))
+    return tf.cast(x - zero_point, a.q[0].dtype)
+
+
+def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
+    """For each pixel of a resized axis the two next to it, and the second one's share."""
+    scale = tf.cast(old, tf.float32) / tf.cast(new, tf.float32)
+    place = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
+    place = tf.clip_by_value(place, 0.0, tf.cast(old - 1, tf.float32))
+    low = tf.floor(place)
+    share = tf.cast(tf.round((place - low) * 2.0**11), tf.int64)
+    low = tf.cast(low, tf.int32)
+    return low, tf.minimum(low + 1, old - 1), share
+
+
+def _reference_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
+    """The same, all in integers."""
+    old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
+    scale = (shift(old, 10) + count // 2) // count
+    place = tf.range(count) * scale + scale // 2 - 2**9
+    low = tf.maximum(shift_back(place, 10), 0)
+    high = tf.minimum(shift_back(place + 1023, 10), old - 1)
+    return low, tf.maximum(high, 0), place - shift(low, 10)
+
+
+RESIZE_BILINEAR = move(
+    "resize_bilinear",
+    "images of other sizes, of interpolated pixels",
+    _emit("RESIZE_BILINEAR", "ResizeBilinearOptions"),
+    compute=_bilinear,
+    output=SharedRange(rounds=True),
+    layers=(_layers.UpSampling2D, _layers.Resizing),
+    attributes=_attributes,
+    needs=("height", "width"),
+    defaults={**DEFAULTS, "interpolation": "bilinear"},
+    accepts=_accepts("bilinear"),
+    example=_example("bilinear"),
+)

@@ -1,0 +1,177 @@
+"""Sums of products with quantized weights: exact, and what kernels make of them.
+
+What all weighted operators share: they add up whole numbers, add a bias and multiply by input scale
+x weight scale / output scale, which each kernel rounds in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
+from keras_qat.arithmetic.qparams import single
+from keras_qat.branching import cond
+from keras_qat.ops.op import Arguments
+from keras_qat.resolved.weights import Weights
+from keras_qat.tflite import int4
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["Rounding", "weight_constants", "weighted"]
+
+Rounding = Literal["fixed", "double", "eights"]
+"""How TFLite's own kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
+double precision, rounded once, halves away from zero, with int16 too. `eights`: the optimized
+TRANSPOSE_CONV, which XNNPACK leaves to it: `fixed`, but eight channels at a time halves up."""
+
+EXACT = 2.0**24
+"""Float32 holds all whole numbers below this."""
+
+Linear = Callable[[Any, Any], Any]
+"""From quantized values and weights of the same dtype to the sums of their products, the output
+channels last."""
+
+
+def weighted(
+    a: Arguments, linear: Linear, channels: tuple[int, ...], rounding: Rounding = "fixed"
+) -> Any:
+    """The quantized values less the zero point of a weighted operator.
+
+    Args:
+        a: its arguments.
+        linear: adds up products.
+        channels: axes of the weights that are output channels, counted from the end.
+        rounding: how TFLite's own kernel rounds. XNNPACK's kernels, which have no int16, multiply
+            in float32 and round half to even.
+    """
+    weights: Weights = a.weights
+    scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
+    before, after = a.params[0].scale, a.output.scale
+    ratio = before * scale / after
+    if a.wide:
+        sums = _sums_of_16_bits(a.q[0], weights, linear)
+        if rounding == "double":
+            return _round_half_away(sums * ratio)
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), fixed_point(ratio)), tf.float64)
+    if a.family == "xnnpack" and rounding != "eights":
+        sums = _sums_of_8_bits(a, linear, channels, tf.float32)
+        return tf.round(sums * tf.cast(single(before * scale) / after, tf.float32))
+    sums = _sums_of_8_bits(a, linear, channels, tf.float64)
+    if rounding == "double":
+        return tf.cast(_round_half_away(sums * ratio), tf.float32)
+    whole, number = tf.cast(sums, tf.int64), fixed_point(ratio)
+    result = multiply(whole, number)
+    if a.family == "xnnpack":
+        count = sums.shape[-1]
+        up = multiply(whole, number, halves_up=True)
+        result = tf.where(tf.range(count) < count // 8 * 8, up, result)
+    return tf.cast(result, tf.float32)
+
+
+def _round_half_away(x: Any) -> Any:
+    """To whole numbers; exact where adding a half would round up what is just below it."""
+    size = tf.abs(x)
+    whole = tf.floor(size)
+    return tf.sign(x) * (whole + tf.cast(size - whole >= 0.5, x.dtype))
+
+
+def _sums_of_16_bits(x: Any, weights: Weights, linear: Linear) -> Any:
+    sums = linear(x, _held_in(weights.q, tf.float64))
+    if weights.bias is None:
+        return sums
+    return sums + tf.reshape(tf.cast(weights.bias, tf.float64), [-1])
+
+
+def _sums_of_8_bits(
+    a: Arguments, linear: Linear, channels: tuple[int, ...], dtype: tf.DType
+) -> Any:
+    """The sums in float32, rounded once where they do not fit, or in float64.
+
+    One computation in float32 is exact if no sum passes 2^24, as is most often so. Otherwise it is
+    done again in float64.
+    """
+    x, weights = a.q[0], a.weights
+    kernel = _held_in(weights.q, tf.float32)
+    bias = None
+    if weights.bias is not None:
+        bias = tf.reshape(tf.cast(weights.bias, tf.float64), [-1])
+
+    def computed(dtype: tf.DType) -> Any:
+        sums = linear(tf.cast(x, dtype), tf.cast(kernel, dtype))
+        return sums if bias is None else tf.nn.bias_add(sums, tf.cast(bias, dtype))
+
+    fits = _fits(weights, 2 ** a.params[0].bits - 1, channels)
+    if isinstance(fits, bool):
+        return tf.cast(computed(tf.float32 if fits else tf.float64), dtype)
+    quickly = tf.cast(computed(tf.float32), dtype)
+    return cond(fits, lambda: tf.identity(quickly), lambda: tf.cast(computed(tf.float64), dtype))
+
+
+def _held_in(q: Any, dtype: tf.DType) -> Any:
+    """Weights as a tensor. Arrays, which become constants of a graph, are converted before."""
+    if isinstance(q, np.ndarray):
+        return tf.constant(q.astype(dtype.as_numpy_dtype))
+    return tf.cast(q, dtype)
+
+
+def _fits(weights: Weights, largest: int, channels: tuple[int, ...]) -> Any:
+    """Whether no partial sum can pass 2^24: a bool for arrays, a tensor for tensors.
+
+    The range holds zero: what is above it and below it add up to `largest`. So a sum is at most
+    that times the weights of one sign.
+    """
+    q, bias = weights.q, weights.bias
+    axes = [axis for axis in range(-len(q.shape), 0) if axis not in channels]
+    if isinstance(q, np.ndarray):
+        both = [np.sum(np.maximum(sign * q, 0.0), tuple(axes)) for sign in (1, -1)]
+        bound = largest * np.max(both) + (0.0 if bias is None else np.max(np.abs(bias)))
+        return bool(bound < EXACT)
+    size, total = tf.reduce_sum(tf.abs(q), axes), tf.reduce_sum(q, axes)
+    bound = largest * 0.5 * tf.reduce_max(size + tf.abs(total))
+    if bias is not None:
+        bound += tf.reduce_max(tf.abs(tf.cast(bias, bound.dtype)))
+    return bound < EXACT
+
+
+def weight_constants(
+    e: Emission,
+    arrange: Callable[[np.ndarray], np.ndarray],
+    axis: int,
+    takes_int4: bool = True,
+) -> list[int]:
+    """Adds an operator's weights and bias to a file.
+
+    There always is a bias: XNNPACK takes no convolution without one, and by its type int16 kernels
+    know that they add up 64 bits.
+
+    Args:
+        e: the operator.
+        arrange: from the weights in the layer's shape to those in the file's.
+        axis: of the output channels in the file.
+        takes_int4: whether there are kernels for weights of 4 bits.
+
+    Returns:
+        The tensors of the weights and the bias.
+    """
+    weights = e.node.weights
+    assert weights is not None
+    q = arrange(np.asarray(weights.q).astype(np.int8))
+    scales = np.asarray(weights.scale, np.float32).reshape(-1)
+    shape, dtype, data = q.shape, "int8", q
+    bias = np.zeros(shape[axis]) if weights.bias is None else np.asarray(weights.bias).reshape(-1)
+    if e.builder.pack_int4 and takes_int4 and not e.wide:
+        packed = int4.packed(q, axis if scales.size > 1 else None)
+        if packed is not None:
+            data, divisors = packed
+            scales, bias = scales * np.float32(divisors), np.round(bias / divisors)
+            dtype = "int4"
+            e.builder.packed_int4 += 1
+    input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
+    whole = bias.astype(np.int64 if e.wide else np.int32)
+    return [
+        e.constant("weights", data, scales=scales, axis=axis, shape=shape, dtype=dtype),
+        e.constant("bias", whole, scales=input_scale * scales),
+    ]

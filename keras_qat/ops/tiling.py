@@ -1,0 +1,254 @@
+"""Values repeated, turned around or shifted along axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.inner_layers import Roll
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import operands
+from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.ops.movement import (
+    MAX_SLICED,
+    axes_of,
+    chosen,
+    integers,
+    move,
+    open_sizes,
+    rank_of,
+    source_of,
+    take_parts,
+)
+from keras_qat.ops.op import Attributes, Example
+from keras_qat.tflite.emission import Emission
+
+__all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
+
+_layers = keras.layers
+
+
+Entries = list[tuple[int, Any]]
+"""An axis, and the numbers of its entries; or how many copies of it there are, side by side, if
+its size is open."""
+
+
+def _take(e: Emission, source: int, entries: Entries) -> None:
+    """Entries of axes, one axis after the other, by GATHER: runtimes have no TILE everywhere."""
+    shape = list(e.shape(source))
+    for place, (axis, indices) in enumerate(entries):
+        is_open, target = isinstance(indices, int), e.outputs[0]
+        shape[axis] = None if is_open else len(indices)
+        if place < len(entries) - 1:
+            target = e.temporary(f"axis{axis}", tuple(shape), target)
+        if is_open:
+            options = {"axis": axis, "fusedActivationFunction": 0}
+            e.add("CONCATENATION", [source] * indices, [target], "ConcatenationOptions", **options)
+        else:
+            constant = e.constant("indices", indices.astype(np.int32))
+            options = {"axis": axis, "batchDims": 0}
+            e.add("GATHER", [source, constant], [target], "GatherOptions", **options)
+        source = target
+    if not entries:
+        e.builder.copy(source, e.outputs[0])
+
+
+def _copies(size: int | None, count: int) -> Any:
+    return count if size is None else np.tile(np.arange(size), count)
+
+
+def _tile_attributes(call: Call) -> Attributes:
+    return {"multiples": integers(operands(call, "input", "multiples")[1])}
+
+
+def _emit_tile(e: Emission) -> None:
+    source = source_of(e)
+    sizes = enumerate(zip(e.shape(source), e.attributes["multiples"], strict=True))
+    _take(e, source, [(axis, _copies(*each)) for axis, each in sizes if each[1] != 1])
+
+
+TILE = move(
+    "tile",
+    "copies of a tensor along its axes",
+    _emit_tile,
+    symbols=("tile",),
+    attributes=_tile_attributes,
+    needs=("multiples",),
+    example=lambda numbers: Example(
+        chosen(
+            numbers,
+            lambda x: tf.tile(x, [1, 2, 1, 3]),
+            lambda x: tf.tile(x, [1, 1, 4, 1]),
+            lambda x: tf.tile(x, [3, 1, 1, 1]),
+        )
+    ),
+)
+
+
+def _broadcast_attributes(call: Call) -> Attributes:
+    """`added`: axes of the output that the input has not."""
+    if isinstance(call.layer, _layers.RepeatVector):
+        return {"added": (1,)}
+    return {"added": tuple(range(len(call.output.shape) - rank_of(call)))}
+
+
+def _emit_broadcast(e: Emission) -> None:
+    """RESHAPE for new axes, and copies; BROADCAST_TO for a batch that becomes another one."""
+    source, (target,) = source_of(e), e.outputs
+    before, after = e.shape(source), e.shape(target)
+    for axis in e.attributes["added"]:
+        before = (*before[:axis], 1, *before[axis:])
+    repeated = [axis for axis, size in enumerate(before) if size != after[axis]]
+    known = all(before[axis] == 1 and after[axis] is not None for axis in repeated)
+    if not known and None not in after:
+        shape = e.constant("shape", np.array(after, np.int32))
+        e.add("BROADCAST_TO", [source, shape], options="BroadcastToOptions")
+        return
+    if not known or (e.attributes["added"] and open_sizes(before) > 1):
+        emit_by_converter(e)
+        return
+    if e.attributes["added"]:
+        raised = e.temporary("raised", before, target)
+        e.reshape(source, raised)
+        source = raised
+    _take(e, source, [(axis, _copies(1, after[axis] or 1)) for axis in repeated])
+
+
+BROADCAST = move(
+    "broadcast",
+    "copies of a tensor along axes of size 1",
+    _emit_broadcast,
+    layers=(_layers.RepeatVector,),
+    symbols=("broadcast_to",),
+    attributes=_broadcast_attributes,
+    defaults={"added": ()},
+    example=lambda numbers: chosen(
+        numbers,
+        Example(_layers.RepeatVector(int(numbers.integers(1, 5))), ((6,),)),
+        Example(lambda x: tf.broadcast_to(x, (BATCH, 3, 5, 6)), ((1, 5, 1),)),
+    ),
+)
+
+BATCH = 3
+"""Of the tests, where a shape has to be given."""
+
+
+def _repeat_attributes(call: Call) -> Attributes:
+    """`times`: an axis, and how often all of its entries are repeated, or each of them."""
+    layer, rank = call.layer, rank_of(call)
+    if isinstance(layer, _layers.UpSampling1D):
+        return {"times": ((1, int(layer.size)),)}
+    if isinstance(layer, _layers.UpSampling3D):
+        start = 2 if layer.data_format == "channels_first" else 1
+        return {"times": tuple((start + place, int(n)) for place, n in enumerate(layer.size))}
+    _, repeats, axis = operands(call, "input", "repeats", "axis")
+    known, axes = integers(repeats), integers(axis)
+    if known is None or axes is None:
+        return {"times": None}
+    each = known[0] if len(known) == 1 else known
+    return {"times": ((axes[0] % rank, each),)}
+
+
+def _emit_repeat(e: Emission) -> None:
+    """A GATHER for each axis."""
+    source, times = source_of(e), e.attributes["times"]
+    shape = e.shape(source)
+    if any(shape[axis] is None for axis, _ in times):
+        emit_by_converter(e)
+        return
+    _take(e, source, [(axis, np.repeat(np.arange(shape[axis]), count)) for axis, count in times])
+
+
+def _repeat_example(numbers: np.random.Generator) -> Example:
+    return chosen(
+        numbers,
+        Example(_layers.UpSampling1D(3), ((4, 5),)),
+        Example(_layers.UpSampling3D((2, 1, 3)), ((2, 3, 2, 3),)),
+        Example(_layers.UpSampling3D((2, 1, 3), "channels_first"), ((2, 3, 2, 3),)),
+        Example(lambda x: tf.repeat(x, 2, axis=2)),
+        Example(lambda x: tf.repeat(x, [3, 0, 1, 2], axis=1)),
+        Example(lambda x: tf.repeat(x, [2], axis=-1)),
+    )
+
+
+REPEAT = move(
+    "repeat",
+    "entries of an axis, each several times",
+    _emit_repeat,
+    layers=(_layers.UpSampling1D, _layers.UpSampling3D),
+    symbols=("repeat",),
+    attributes=_repeat_attributes,
+    needs=("times",),
+    example=_repeat_example,
+)
+
+
+def _reverse_attributes(call: Call) -> Attributes:
+    axis = operands(call, "tensor", "axis")[1]
+    rank = rank_of(call)
+    return {"axes": None if axis is None else axes_of(axis, rank)}
+
+
+def _accepts_reverse(call: Call, attributes: Attributes) -> str | None:
+    if not attributes["axes"]:
+        return "along no axis"
+    return None if len(call.output.shape) <= MAX_SLICED else f"more than {MAX_SLICED} axes"
+
+
+def _emit_reverse(e: Emission) -> None:
+    """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes."""
+    axes, source = e.attributes["axes"], source_of(e)
+    parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(e.shape(source)))]
+    take_parts(e, source, e.outputs[0], parts)
+
+
+REVERSE = move(
+    "reverse",
+    "axes turned around",
+    _emit_reverse,
+    symbols=("reverse",),
+    attributes=_reverse_attributes,
+    needs=("axes",),
+    accepts=_accepts_reverse,
+    example=lambda numbers: Example(
+        chosen(numbers, *(lambda x, a=a: tf.reverse(x, a) for a in ([1], [-1, 1], [2], [1, 2, 3])))
+    ),
+)
+
+
+def _roll_attributes(call: Call) -> Attributes:
+    """`shifts`: an axis, and by how many places."""
+    given = operands(call, "input", "shift", "axis")[1:]
+    if isinstance(call.layer, Roll):
+        given = [call.layer.shifts, call.layer.axes]
+    shifts, axes = map(integers, given)
+    if shifts is None or axes is None or len(shifts) != len(axes):
+        return {"shifts": None}
+    rank = rank_of(call)
+    return {"shifts": tuple(zip((axis % rank for axis in axes), shifts, strict=True))}
+
+
+def _emit_roll(e: Emission) -> None:
+    source, shifts = source_of(e), e.attributes["shifts"]
+    shape = e.shape(source)
+    if any(shape[axis] is None for axis, _ in shifts):
+        emit_by_converter(e)
+        return
+    _take(e, source, [(axis, np.roll(np.arange(shape[axis]), shift)) for axis, shift in shifts])
+
+
+ROLL = move(
+    "roll",
+    "what leaves at one end of an axis comes in at the other",
+    _emit_roll,
+    layers=(Roll,),
+    attributes=_roll_attributes,
+    needs=("shifts",),
+    accepts=lambda call, attributes: None if attributes["shifts"] else "along no axis",
+    example=lambda numbers: Example(
+        chosen(numbers, Roll([2], [1]), Roll([-1, 7], [2, 1]), Roll([1, 1, 5], [1, -1, 2]))
+    ),
+)

@@ -1,0 +1,2 @@
+def traced_row(*a):
+    raise NotImplementedError

@@ -1,0 +1,54 @@
+"""Layers that compute in float with int8 weights: those without integer kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_qat.keras2.backend import keras
+from keras_qat.ops.registry import weights_listed
+
+__all__ = ["weights_only"]
+
+_layers = keras.layers
+
+_CELL = ("kernel", "recurrent_kernel")
+
+WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            _layers.Conv3D,
+            _layers.Conv3DTranspose,
+            _layers.LocallyConnected1D,
+            _layers.LocallyConnected2D,
+        ),
+        ("kernel",),
+    ),
+    **dict.fromkeys((_layers.LSTMCell, _layers.GRUCell, _layers.SimpleRNNCell), _CELL),
+    **dict.fromkeys(
+        (
+            _layers.LSTM,
+            _layers.GRU,
+            _layers.SimpleRNN,
+            _layers.ConvLSTM1D,
+            _layers.ConvLSTM2D,
+            _layers.ConvLSTM3D,
+        ),
+        tuple(f"cell.{name}" for name in _CELL),
+    ),
+}
+"""Layer class without int8 kernels -> paths of its weights that files hold in 8 bits."""
+
+
+def weights_only(layer: Any) -> tuple[str, ...]:
+    """The paths of the weights that a layer which computes in float holds in 8 bits."""
+    parts: dict[str, Any] = {}
+    if isinstance(layer, _layers.Bidirectional):
+        parts = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
+    elif isinstance(layer, _layers.TimeDistributed):
+        parts = {"layer": layer.layer}
+    elif type(layer) is _layers.RNN:
+        parts = {"cell": layer.cell}
+    elif isinstance(layer, _layers.StackedRNNCells):
+        parts = {f"cells.{index}": cell for index, cell in enumerate(layer.cells)}
+    found = [f"{name}.{path}" for name, part in parts.items() for path in weights_only(part)]
+    return (*WEIGHTS_ONLY.get(type(layer), weights_listed(layer)), *found)

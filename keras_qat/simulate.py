@@ -1,0 +1,153 @@
+"""The integer simulation: what the exported file computes, without the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import Family, check_family
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.exportable import check_exportable
+from keras_qat.keras2.graph import flat_arrays
+from keras_qat.resolved.graph import ResolvedGraph, Tensor
+from keras_qat.resolved.in_float import compute_in_float
+from keras_qat.resolved.resolve import resolve
+from keras_qat.resolved.run import held_in, quantized_input, run
+
+__all__ = ["Codes", "Simulation", "run_batch", "simulate"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codes:
+    """A quantized tensor.
+
+    Args:
+        codes: its quantized values, int8 or int16.
+        params: what they stand for.
+    """
+
+    codes: np.ndarray
+    params: QuantParams
+
+    @property
+    def scale(self) -> np.float32:
+        """Real value of one LSB."""
+        return np.float32(self.params.scale)
+
+    @property
+    def zero_point(self) -> int:
+        """The quantized value of zero."""
+        return int(self.params.zero_point)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The real values, float32."""
+        return self.params.dequantize(self.codes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """What a simulated file gives.
+
+    Args:
+        kernels: the family of kernels.
+        outputs: each output of the model by name: `Codes`, or an array if it is not quantized.
+        tensors: each quantized tensor inside, by its name in the float model.
+        float_layers: layers that the file computes in float. What follows from them may differ in
+            single quantized values.
+    """
+
+    kernels: str
+    outputs: dict[str, Any]
+    tensors: dict[str, Codes]
+    float_layers: tuple[str, ...]
+
+
+def simulate(
+    model: Any,
+    x: Any,
+    kernels: Family = "xnnpack",
+    *,
+    input_range: tuple[float, float] | None = None,
+    batch_size: int = 32,
+) -> Simulation:
+    """Computes in integers what the exported file gives, code for code.
+
+    Args:
+        model: a trained quantization-aware model.
+        x: inputs, as `model.predict` takes them; real numbers, or quantized values of its type.
+        kernels: whose rounding: "xnnpack", what phones run, or "reference", TFLite's portable
+            kernels, which microcontrollers run.
+        input_range: as in `export_tflite`.
+        batch_size: how many examples are computed at a time.
+
+    Returns:
+        The quantized values of the outputs and of every quantized tensor inside.
+
+    Raises:
+        ValueError: if the model is not quantized, a quantizer has no usable range, or on another
+            family of kernels.
+
+    Example:
+        >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
+        >>> golden.outputs["logits"].codes, golden.outputs["logits"].scale
+    """
+    family = check_family(kernels)
+    check_exportable(model)
+    graph = resolve(model, input_range=input_range)
+    arrays = flat_arrays(model, x)
+    labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
+    outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
+    inside: dict[str, list[Any]] = {label: [] for label in labels}
+    for start in range(0, len(arrays[0]), batch_size):
+        batch = [array[start : start + batch_size] for array in arrays]
+        found = run_batch(graph, batch, family)
+        for name, tensor in graph.outputs.items():
+            outputs[name].append(found[tensor])
+        for label, tensor in labels.items():
+            inside[label].append(found[tensor])
+    return Simulation(
+        kernels,
+        {name: _joined(parts, graph.outputs[name]) for name, parts in outputs.items()},
+        {label: _joined(parts, labels[label]) for label, parts in inside.items()},
+        tuple(dict.fromkeys(_layer(node) for node in graph.nodes if node.op is None)),
+    )
+
+
+def run_batch(
+    graph: ResolvedGraph, batch: list[np.ndarray], family: Family
+) -> dict[Tensor, np.ndarray]:
+    """All tensors for some examples: quantized values, or real ones of what is not quantized."""
+    inputs = [_fed(each, tensor) for each, tensor in zip(batch, graph.inputs.values(), strict=True)]
+    return {
+        tensor: _quantized_values(np.asarray(values), tensor)
+        for tensor, values in run(graph, inputs, family, compute_in_float).items()
+    }
+
+
+def _fed(x: np.ndarray, tensor: Tensor) -> Any:
+    """An input as `run` takes it: real numbers are quantized as a caller of the file does."""
+    params = tensor.params
+    if params is None:
+        return tf.constant(x, tensor.dtype)
+    if x.dtype == params.dtype:
+        dtype = held_in(params).as_numpy_dtype
+        return tf.constant(x.astype(dtype) - dtype(params.zero_point))
+    return quantized_input(tf.constant(x, tf.float32), params)
+
+
+def _quantized_values(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+    params = tensor.params
+    return values if params is None else (values + params.zero_point).astype(params.dtype)
+
+
+def _layer(node: Any) -> str:
+    return str(node.call.name.removeprefix("quant_"))
+
+
+def _joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
+    joined = np.concatenate(parts)
+    return joined if tensor.params is None else Codes(joined, tensor.params)

@@ -1,0 +1,46 @@
+"""What the library notes in the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tensorflow.lite.python import schema_py_generated as schema
+
+__all__ = ["METADATA", "read_metadata"]
+
+METADATA = "keras_qat"
+"""Name of the library's entry in a file's metadata. Interpreters pass over it."""
+
+
+def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
+    """Reads what `export_tflite` noted in a file.
+
+    Args:
+        tflite: path or contents of the file.
+
+    Returns:
+        A dict with `version`, that of keras_qat, and `recipe`, the recipe as JSON data:
+        `Recipe.from_config` makes a recipe of it.
+
+    Raises:
+        ValueError: if it is no TFLite file, or not one that `export_tflite` wrote.
+
+    Example:
+        >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]
+        'int8'
+    """
+    contents = tflite if isinstance(tflite, bytes) else Path(tflite).read_bytes()
+    if contents[4:8] != b"TFL3":
+        name = "The given bytes are" if isinstance(tflite, bytes) else f"{tflite} is"
+        raise ValueError(f"{name} no TFLite file. Pass what keras_qat.export_tflite wrote.")
+    model = schema.Model.GetRootAsModel(contents, 0)
+    for index in range(model.MetadataLength()):
+        entry = model.Metadata(index)
+        if entry.Name() == METADATA.encode():
+            return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+    raise ValueError(
+        "The file holds no metadata of keras_qat: another program has written or changed it."
+    )

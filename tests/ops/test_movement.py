@@ -1,0 +1,327 @@
+"""What moves, joins and pools values, beyond what its examples cover."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.inner_layers import Contract, Roll
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras, register
+from keras_qat.ops import movement, pooling, registry
+from keras_qat.ops.op import SharedRange
+from keras_qat.ops.registry import match
+from keras_qat.ops.rows import ROWS
+from keras_qat.resolved.graph import Node, Tensor
+from keras_qat.resolved.run import compute_node
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.write import tensor_index, write_node
+from tests.ops.harness import (
+    assert_exact,
+    assert_same,
+    file_of,
+    in_integers,
+    make_node,
+    node_of,
+    random_inputs,
+)
+
+layers = keras.layers
+
+
+def calls_of(build, *shapes):
+    """The calls of a function on Keras tensors."""
+    inputs = [keras.Input(shape) for shape in shapes]
+    return graph_lib.read(keras.Model(inputs, build(*inputs))).calls
+
+
+def check(build, *shapes, bits=8, families=FAMILIES):
+    """Asserts that the last call of a function is exact, in both families; gives its operators."""
+    numbers = np.random.default_rng(0)
+    node = make_node(calls_of(build, *shapes)[-1], bits, numbers)
+    inputs = random_inputs(node, numbers)
+    for family in families:
+        assert_same(node, inputs, family)
+    return [name for name, *_ in TFLiteModel(file_of(node)).operations()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [8, 16, 5])
+@pytest.mark.parametrize("maximum", [math.inf, 6.0, 1.5])
+@pytest.mark.parametrize("op", [pooling.MAX_POOLING, pooling.AVERAGE_POOLING], ids=repr)
+def test_pooling_takes_a_relu(op, maximum, bits, family):
+    for seed in range(4):
+        assert_exact(op, bits, family, seed, maximum)
+
+
+OPEN = {
+    "max_pool_1d": (layers.MaxPooling1D(2), (None, 4), ["EXPAND_DIMS", "MAX_POOL_2D", "SQUEEZE"]),
+    "average_1d": (
+        layers.AveragePooling1D(2, padding="same"),
+        (None, 4),
+        ["EXPAND_DIMS", "AVERAGE_POOL_2D", "SQUEEZE"],
+    ),
+    "max_pool_2d": (layers.MaxPooling2D(2), (None, None, 4), ["MAX_POOL_2D"]),
+    "mean": (layers.GlobalAveragePooling2D(), (None, None, 4), ["MEAN"]),
+    "resizing": (layers.Resizing(5, 7), (None, None, 4), ["RESIZE_BILINEAR"]),
+    "pad": (layers.ZeroPadding2D(2), (None, None, 4), ["PAD"]),
+    "crop": (layers.Cropping2D(1), (None, None, 4), ["STRIDED_SLICE"]),
+    "slice": (lambda x: x[:, ::-2, -2:, 1], (None, None, 4), ["STRIDED_SLICE"]),
+    "permute": (layers.Permute((3, 1, 2)), (None, None, 4), ["TRANSPOSE"]),
+    "flatten": (lambda x: tf.reshape(x, [-1, 4]), (None, None, 4), ["RESHAPE"]),
+    "new_axes": (
+        lambda x: x[:, None, :, 1:, None],
+        (None, 5),
+        ["STRIDED_SLICE", "EXPAND_DIMS", "EXPAND_DIMS"],
+    ),
+    "tile": (
+        lambda x: tf.tile(x, [2, 1, 3, 2]),
+        (None, None, 4),
+        ["CONCATENATION"] * 2 + ["GATHER"],
+    ),
+    "stack": (lambda x: tf.stack([x, x], 1), (None, None, 4), ["PACK"]),
+    "reverse": (lambda x: tf.reverse(x, [2, 1]), (None, None, 4), ["STRIDED_SLICE"]),
+}
+"""Sizes that are not known before run time: what is called, on what, as which operators."""
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_open_sizes(name):
+    build, shape, expected = OPEN[name]
+    assert check(build, shape) == expected
+
+
+BY_CONVERTER = {
+    "nearest": (layers.UpSampling2D((2, 3)), (None, None, 4)),
+    "repeat": (layers.UpSampling1D(3), (None, 4)),
+    "roll": (Roll([2, -1], [1, 2]), (None, None, 4)),
+    "flatten": (layers.Flatten(), (None, None, 4)),
+    "expand": (lambda x: tf.expand_dims(x, 1), (None, 5)),
+}
+"""Open sizes that files ask for at run time."""
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", BY_CONVERTER)
+def test_what_the_converter_writes(name, bits):
+    build, shape = BY_CONVERTER[name]
+    families = ("xnnpack",) if name == "repeat" else FAMILIES  # The reference has no TILE.
+    check(build, shape, bits=bits, families=families)
+
+
+@register
+class Shuffle(layers.Layer):
+    """Channels in another order, with a border of copies."""
+
+    def call(self, x):
+        groups = tf.reshape(x, [-1, *x.shape[1:-1], 2, x.shape[-1] // 2])
+        mixed = tf.reshape(tf.linalg.matrix_transpose(groups), [-1, *x.shape[1:]])
+        wide = tf.pad(mixed, [[0, 0], [1, 0], [0, 0], [0, 0]], "SYMMETRIC")
+        return wide, tf.pad(wide[:, :, ::2], [[0, 0], [0, 0], [1, 1], [0, 0]])
+
+
+@register
+class Scale(layers.Layer):
+    """No movement."""
+
+    def build(self, shape):
+        self.factor = self.add_weight("factor", shape[1:])
+
+    def call(self, x):
+        return self.factor * x
+
+
+@register
+class Frame(layers.Layer):
+    """A border of ones."""
+
+    def call(self, x):
+        return tf.pad(x, [[0, 0], [1, 1]], constant_values=1.0)
+
+
+@pytest.fixture
+def registered():
+    with contextlib.ExitStack() as stack:
+        for layer in (Shuffle, Scale, Frame):
+            stack.enter_context(registry.register(layer, movement.MOVE))
+        yield
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_custom_movement(registered, bits):
+    operators = check(Shuffle(), (3, 4, 6), bits=bits)
+    assert {"TRANSPOSE", "MIRROR_PAD"} < set(operators)
+
+
+def test_a_custom_layer_that_is_no_movement(registered):
+    reasons = {Scale(): "Scale does more than to move its values: .* makes MUL", Frame(): "not 0"}
+    for layer, reason in reasons.items():
+        node = make_node(calls_of(layer, (4,))[-1], 8, np.random.default_rng(0))
+        with pytest.raises(ValueError, match=reason):
+            file_of(node)
+
+
+def chain(build, *shapes):
+    """A file of calls that all keep one range, and what they compute themselves."""
+    inputs = [keras.Input(shape) for shape in shapes]
+    graph = graph_lib.read(keras.Model(inputs, build(*inputs)))
+    params, builder, indices = QuantParams(np.float32(0.1), 5), Builder(), {}
+    tensors = {
+        value: Tensor(value.name, value.shape, value.dtype, params if value.is_float else None)
+        for value in graph.values()
+    }
+    starts = [tensors[value] for value in graph_lib.values_in(graph.inputs)]
+    ends = [tensors[value] for value in graph_lib.values_in(graph.outputs)]
+    ins = {each.name: tensor_index(builder, indices, each) for each in starts}
+    numbers = np.random.default_rng(0)
+    given = {
+        each.name: numbers.integers(-128, 128, (3, *each.shape[1:])).astype(np.int8)
+        for each in starts
+    }
+    computed = {each: tf.constant(given[each.name] - 5.0, tf.float32) for each in starts}
+    for call in graph.calls:
+        op, attributes, reason = match(call)
+        assert op is not None, reason
+        sources = tuple(tensors[value] for value in call.inputs)
+        outputs = tuple(tensors[value] for value in graph_lib.values_in(call.outputs))
+        node = Node(call.name, op, attributes, call, sources, outputs)
+        results = compute_node(node, [computed[each] for each in sources], "xnnpack")
+        computed.update(zip(outputs, results, strict=True))
+        write_node(builder, node, indices)
+    contents = builder.finish(ins, {f"y{i}": indices[each] for i, each in enumerate(ends)})
+    file = TFLiteModel(contents)
+    found = file.run_once(given)
+    for place, end in enumerate(ends):
+        expected = np.asarray(computed[end]) + (5 if end.params is not None else 0)
+        np.testing.assert_array_equal(found[f"y{place}"], expected)
+    return [name for name, *_ in file.operations()]
+
+
+def test_shapes_that_tensors_were_asked_for():
+    def build(x):
+        batch, height = tf.shape(x)[0], tf.shape(x)[1]
+        made = [
+            tf.reshape(x, [batch, 20, 6]),
+            tf.reshape(x, tf.stack([batch, 120])),
+            tf.broadcast_to(x[:, None], [batch, 3, 4, 5, 6]),
+            tf.gather(x, tf.stack([height, 0]) - 2 * tf.stack([0, 0]), axis=2),
+        ]
+        return made[:3]
+
+    operators = chain(build, (4, 5, 6))
+    assert operators.count("SHAPE") >= 1
+    assert operators.count("GATHER") == 1
+
+
+def test_indices_of_the_largest():
+    def build(x):
+        where = tf.argmax(x, -1, output_type=tf.int32)
+        return where, tf.gather(x, where, axis=2, batch_dims=2), tf.stack(tf.unstack(x, axis=1), 2)
+
+    assert sorted(chain(build, (4, 5))) == ["ARG_MAX", "GATHER", "PACK", "UNPACK"]
+
+
+REFUSED = {
+    "a list": (lambda x: tf.reduce_mean([x, x], axis=0), "not of one tensor"),
+    "a list's largest": (lambda x: tf.reduce_max([x, x], axis=0), "not of one tensor"),
+    "a dynamic slice": (lambda x: x[:, : tf.shape(x)[1]], "not known before run time"),
+    "a dynamic permutation": (
+        lambda x: tf.transpose(x, tf.range(4) + 0 * tf.shape(x)),
+        "not known before run time",
+    ),
+    "a constant": (lambda x: tf.concat([x, np.ones((1, 6, 4, 4), np.float32)], 0), "constants"),
+    "explicit paddings": (
+        lambda x: tf.nn.max_pool2d(x, 2, 2, [[0, 0], [1, 1], [1, 1], [0, 0]]),
+        "explicit paddings",
+    ),
+    "pads with ones": (
+        lambda x: tf.pad(x, [[0, 0]] * 3 + [[1, 1]], constant_values=1.0),
+        "other numbers",
+    ),
+    "channels_first": (layers.UpSampling2D(2, data_format="channels_first"), "channels_first"),
+    "bicubic": (layers.Resizing(3, 5, "bicubic"), "interpolation='bicubic'"),
+    "a trace": (lambda x: Contract("abcc,abcd->ad")([x, x]), "no product of matrices"),
+    "a broadcast": (
+        lambda x: Contract("...bc,...dc->...bd")([x, x[:, :1]]),
+        "repeated for the other tensor",
+    ),
+    "a diagonal": (lambda x: Contract("abcd,abcd->a")([x, x]), None),
+    "a sum": (lambda x: Contract("abcd,abce->abd")([x, x]), "no product of matrices"),
+    "normalize": (lambda x: layers.Dot(-1, normalize=True)([x, x]), "normalize=True"),
+    "no axis": (lambda x: tf.reduce_max(x, []), "along no axis"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_kernel(name):
+    build, reason = REFUSED[name]
+    op, _, found = match(calls_of(build, (6, 4, 4))[-1])
+    if reason is None:
+        assert op is not None
+    else:
+        assert op is None
+        assert reason in found
+
+
+def test_a_masked_mean_has_no_kernel():
+    x = keras.Input((5, 4))
+    y = layers.GlobalAveragePooling1D()(layers.Masking()(x))
+    found = match(graph_lib.read(keras.Model(x, y)).calls[-1])
+    assert found.op is None
+    assert found.reason == "with a mask"
+
+
+def test_a_mean_over_the_batch():
+    assert check(lambda x: tf.reduce_mean(x, [0, 1]), (4, 5)) == ["MEAN"]
+    assert check(tf.reduce_mean, (4, 5)) == ["MEAN"]
+
+
+def test_layers_that_augment_are_nothing_at_run_time():
+    for build in (layers.Dropout(0.5), layers.RandomRotation(0.1), layers.GaussianNoise(1.0)):
+        (call,) = calls_of(build, (6, 6, 3))
+        assert match(call).op.alias
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_compute_the_same(family, compiled):
+    """With quantization parameters that the graph reads when it runs."""
+    rows = [row for row in ROWS if row.compute.__module__ in MODULES]
+    assert len(rows) > 20
+    for row in rows:
+        if not (row.layers or row.symbols):
+            continue
+        node, numbers = node_of(row, 8, 1)
+        inputs = random_inputs(node, numbers)
+        expected = in_integers(node, inputs, family)
+        function = tf.function(compute_with, jit_compile=compiled)
+        found = function(node, inputs, family)
+        for here, there in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(here, there, row.name)
+
+
+MODULES = [f"keras_qat.ops.{name}" for name in ("movement", "pooling", "resize", "matmul", "index")]
+
+
+def compute_with(node, inputs, family):
+    """What `in_integers` computes, in a graph."""
+    given = []
+    for each in node.inputs:
+        q = tf.identity(inputs[each.name])
+        given.append(q if each.params is None else tf.cast(q, tf.float32) - each.params.zero_point)
+    results = compute_node(node, given, family)
+    ends = [each.params.zero_point if each.params else 0 for each in node.outputs]
+    return [each + tf.cast(zero, each.dtype) for each, zero in zip(results, ends, strict=True)]
+
+
+def test_moves_keep_their_range():
+    for name in ("reshape", "transpose", "slice", "concatenate", "max_pooling"):
+        (op,) = [row for row in ROWS if row.name == name]
+        assert op.output == SharedRange()
