@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_qat.ops import registry
 from keras_qat.ops.registry import Registration
-from keras_qat.ops.traced import traced_row
+from keras_qat.ops.traced import traced
 
 __all__ = ["register_op", "register_rule"]
 
@@ -53,7 +53,7 @@ def register_op(
         raise ValueError(f"{op} has {wanted}. You gave weights={weights!r}.")
     if weights:
         row = dataclasses.replace(row, weights=_axes(weights))
-    return registry.register(layer_class, row)
+    return registry.register(layer_class, registry.as_row(row))
 
 
 def register_rule(
@@ -90,7 +90,7 @@ def register_rule(
     if kind is not None:
         return register_op(layer_class, kind)
     _check_class(layer_class)
-    return registry.register(layer_class, traced_row(layer_class, _axes(weights or {})))
+    return registry.register(layer_class, traced(_axes(weights or {})))
 
 
 def _axes(weights: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from keras_qat.ops.op import Arguments, Attributes, Example, Op
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["CONV", "DEPTHWISE_CONV"]
+__all__ = ["CONV", "DEPTHWISE_CONV", "convolved", "convolved_by_channel"]
 
 _layers = keras.layers
 
@@ -53,46 +54,43 @@ def _padding(a: Attributes) -> str:
     return "SAME" if a["padding"] == "same" else "VALID"
 
 
-def _as_images(function: Any) -> Any:
-    """A function of images and a kernel that also computes sequences."""
+def _on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
+    """A function of attributes, images and a kernel, on images or sequences."""
+    if x.shape.rank == 4:
+        return function(a, x, kernel)
+    return tf.squeeze(function(a, tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
 
-    def linear(x: Any, kernel: Any) -> Any:
-        if x.shape.rank == 4:
-            return function(x, kernel)
-        return tf.squeeze(function(tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
 
-    return linear
+def convolved(a: Attributes, x: Any, kernel: Any) -> Any:
+    """A convolution of numbers: one with the attributes of CONV."""
+    return _on_images(_convolved, a, x, kernel)
+
+
+def _convolved(a: Attributes, x: Any, kernel: Any) -> Any:
+    padding: Any = _padding(a)
+    if left := _left(a, kernel.shape[1]):
+        padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
+    return tf.nn.conv2d(x, kernel, pair(a["strides"]), padding, dilations=pair(a["dilation"]))
+
+
+def convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
+    """A convolution of numbers: one with the attributes of DEPTHWISE_CONV."""
+    if x.shape.rank == 3:  # TensorFlow wants equal strides; there is nothing along the first axis.
+        a = {**a, "strides": pair(a["strides"])[1]}
+    return _on_images(_convolved_by_channel, a, x, kernel)
+
+
+def _convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
+    strides = [1, *pair(a["strides"]), 1]
+    return tf.nn.depthwise_conv2d(x, kernel, strides, _padding(a), dilations=pair(a["dilation"]))
 
 
 def _conv(a: Arguments) -> Any:
-    given = a.attributes
-
-    def linear(x: Any, kernel: Any) -> Any:
-        padding: Any = _padding(given)
-        if left := _left(given, kernel.shape[1]):
-            padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
-        return tf.nn.conv2d(
-            x, kernel, pair(given["strides"]), padding, dilations=pair(given["dilation"])
-        )
-
-    return weighted(a, _as_images(linear), (-1,))
+    return weighted(a, partial(convolved, a.attributes), (-1,))
 
 
 def _depthwise(a: Arguments) -> Any:
-    strides = pair(a.attributes["strides"])
-    if a.q[0].shape.rank == 3:  # TensorFlow wants equal ones; there is nothing along the first.
-        strides = strides[1], strides[1]
-
-    def linear(x: Any, kernel: Any) -> Any:
-        return tf.nn.depthwise_conv2d(
-            x,
-            kernel,
-            [1, *strides, 1],
-            _padding(a.attributes),
-            dilations=pair(a.attributes["dilation"]),
-        )
-
-    return weighted(a, _as_images(linear), (-2, -1))
+    return weighted(a, partial(convolved_by_channel, a.attributes), (-2, -1))
 
 
 def _options(e: Emission) -> dict[str, Any]:

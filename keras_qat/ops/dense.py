@@ -26,7 +26,7 @@ from keras_qat.ops.runtime import RECENT
 from keras_qat.ops.sums import Rounding, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR"]
+__all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR", "product"]
 
 _layers = keras.layers
 
@@ -42,12 +42,13 @@ def _rounding(a: Arguments) -> Rounding:
     return "double" if _is_fully_connected(a.attributes, a.wide) else "fixed"
 
 
-def _product(x: Any, kernel: Any) -> Any:
+def product(x: Any, kernel: Any) -> Any:
+    """The product with a matrix along the last axis."""
     return tf.matmul(x, kernel) if x.shape.rank == 2 else tf.tensordot(x, kernel, 1)
 
 
 def _dense(a: Arguments) -> Any:
-    return weighted(a, _product, (-1,), _rounding(a))
+    return weighted(a, product, (-1,), _rounding(a))
 
 
 def _emit_dense(e: Emission) -> None:
@@ -189,7 +190,7 @@ def _einsum(a: Arguments) -> Any:
         rows = math.prod(shape[axis] for axis in given["weights"][:summed])
         columns = tf.reshape(tf.transpose(kernel, given["weights"]), [rows, -1])
         x = tf.transpose(x, given["input"])
-        return _product(tf.reshape(x, [*_sizes(x)[: x.shape.rank - summed], rows]), columns)
+        return product(tf.reshape(x, [*_sizes(x)[: x.shape.rank - summed], rows]), columns)
 
     weights = dataclasses.replace(a.weights, bias=_full_bias(given, a.weights.bias))
     channels = tuple(each - len(given["weights"]) for each in given["weights"][summed:])
@@ -232,16 +233,16 @@ def _emit_einsum(e: Emission) -> None:
     end = e.outputs[0]
     whole = (*stay, *given["sizes"])
     last = end if in_order else e.temporary("in_order", whole, end)
-    product = last
+    end_of_product = last
     if len(given["sizes"]) > 1:
-        product = e.temporary("product", (*stay, math.prod(given["sizes"])), end)
+        end_of_product = e.temporary("product", (*stay, math.prod(given["sizes"])), end)
     node = dataclasses.replace(
         e.node, weights=dataclasses.replace(weights, bias=_full_bias(given, weights.bias))
     )
     inner = dataclasses.replace(e, node=node)
-    _emit_product(inner, x, product, lambda q: q.transpose(order).reshape(rows, -1).T)
-    if product != last:
-        e.reshape(product, last)
+    _emit_product(inner, x, end_of_product, lambda q: q.transpose(order).reshape(rows, -1).T)
+    if end_of_product != last:
+        e.reshape(end_of_product, last)
     if last != end:
         _transpose(e, last, end, given["output"], "output")
 

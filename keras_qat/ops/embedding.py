@@ -34,7 +34,10 @@ def _compute(a: Arguments) -> Any:
     if indices.dtype.name not in INDICES:
         indices = tf.cast(indices, tf.int32)
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
-    rows = tf.cast(tf.gather(a.weights.q, indices), tf.float64)
+    table = a.weights.q
+    if isinstance(table, np.ndarray):  # A constant of the graph.
+        table = tf.constant(table.astype(np.float32))
+    rows = tf.cast(tf.gather(table, indices), tf.float64)
     rows = _rounded(tf, rows, scale, a.output.scale)
     return rows if a.output.bits == 16 else tf.cast(rows, tf.float32)
 

@@ -55,15 +55,33 @@ class _Index:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """What a layer class was registered as.
+
+    Args:
+        match: says which operator a call is.
+        weights: attributes of the layer that hold weights.
+    """
+
+    match: Callable[[Call], Match]
+    weights: tuple[str, ...] = ()
+
+
 _INDEX = _Index(ROWS)
-_REGISTERED: dict[type, Op] = {}
+_REGISTERED: dict[type, Registered] = {}
 
 
 def match(call: Call) -> Match:
     """The operator of a call with its attributes, or why there is none."""
     registered = _REGISTERED.get(type(call.layer))
+    return registered.match(call) if registered else _first(_INDEX.candidates(call), call)
+
+
+def _first(rows: list[Op], call: Call) -> Match:
+    """The first of some rows that accepts a call, or why the first one that says so does not."""
     reason = ""
-    for op in [registered] if registered else _INDEX.candidates(call):
+    for op in rows:
         attributes = op.attributes(call)
         refusal = op.accepts(call, attributes)
         if refusal is None:
@@ -103,8 +121,9 @@ def is_listed(layer: Any) -> bool:
 
 def weights_listed(layer: Any) -> tuple[str, ...]:
     """Attributes of a layer that hold a weight, by the rows that list its class."""
-    registered = _REGISTERED.get(type(layer))
-    rows = [registered] if registered else _INDEX.by_key.get(type(layer), [])
+    if type(layer) in _REGISTERED:
+        return _REGISTERED[type(layer)].weights
+    rows = _INDEX.by_key.get(type(layer), [])
     return tuple(name for op in rows[:1] for name in op.weights if name)
 
 
@@ -121,10 +140,10 @@ class Registration:
         self.undo()
 
 
-def register(layer_class: type, op: Op) -> Registration:
-    """Makes a layer class an operator; an earlier registration of it is restored when undone."""
+def register(layer_class: type, registered: Registered) -> Registration:
+    """Says what a layer class is; an earlier registration of it is restored when undone."""
     before = _REGISTERED.get(layer_class)
-    _REGISTERED[layer_class] = op
+    _REGISTERED[layer_class] = registered
 
     def undo() -> None:
         if before is None:
@@ -133,6 +152,11 @@ def register(layer_class: type, op: Op) -> Registration:
             _REGISTERED[layer_class] = before
 
     return Registration(undo)
+
+
+def as_row(op: Op) -> Registered:
+    """A layer class that is one operator."""
+    return Registered(lambda call: _first([op], call), tuple(name for name in op.weights if name))
 
 
 def with_attributes(
@@ -172,6 +196,4 @@ def with_attributes(
             )
         return {**op.defaults, **found}
 
-    return dataclasses.replace(
-        op, layers=(layer_class,), symbols=(), functions=(), attributes=attributes
-    )
+    return dataclasses.replace(op, attributes=attributes)

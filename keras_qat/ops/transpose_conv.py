@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
 
-__all__ = ["TRANSPOSE_CONV"]
+__all__ = ["TRANSPOSE_CONV", "transposed"]
 
 _layers = keras.layers
 
@@ -62,32 +63,33 @@ def _strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
     return (1, width) if is_sequence else (height, width)
 
 
+def transposed(a: Attributes, x: Any, kernel: Any) -> Any:
+    """A transposed convolution of numbers: one with the attributes of TRANSPOSE_CONV."""
+    is_sequence, factors = len(kernel.shape) == 3, _sizes(a, tuple(kernel.shape))
+    if is_sequence:
+        x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
+    before = tf.shape(x)
+    sizes = [
+        (before[axis] if x.shape[axis] is None else x.shape[axis]) * times + more
+        for axis, (times, more) in enumerate(factors, 1)
+    ]
+    y = tf.nn.conv2d_transpose(
+        x,
+        kernel,
+        tf.stack([before[0], *sizes, kernel.shape[2]]),
+        _strides(a, is_sequence),
+        a["padding"].upper(),
+    )
+    known = [tf.get_static_value(each) for each in sizes]
+    y = tf.ensure_shape(y, [x.shape[0], *known, kernel.shape[2]])
+    return tf.squeeze(y, 1) if is_sequence else y
+
+
 def _compute(a: Arguments) -> Any:
-    given, shape = a.attributes, tuple(a.weights.q.shape)
-    is_sequence = len(shape) == 3
-
-    def linear(x: Any, kernel: Any) -> Any:
-        if is_sequence:
-            x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
-        before = tf.shape(x)
-        sizes = [
-            (before[axis] if x.shape[axis] is None else x.shape[axis]) * times + more
-            for axis, (times, more) in enumerate(_sizes(given, shape), 1)
-        ]
-        y = tf.nn.conv2d_transpose(
-            x,
-            kernel,
-            tf.stack([before[0], *sizes, kernel.shape[2]]),
-            _strides(given, is_sequence),
-            given["padding"].upper(),
-        )
-        y = tf.ensure_shape(y, [None, *(tf.get_static_value(each) for each in sizes), shape[-2]])
-        return tf.squeeze(y, 1) if is_sequence else y
-
     # XNNPACK takes those whose output's shape is known.
     is_known = None not in a.call.output.shape
     taken = is_known and (RECENT or not a.weights.per_channel)
-    return weighted(a, linear, (-2,), "fixed" if taken else "eights")
+    return weighted(a, partial(transposed, a.attributes), (-2,), "fixed" if taken else "eights")
 
 
 def _emit(e: Emission) -> None:
