@@ -160,12 +160,12 @@ def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]
 
 
 def _example_of(
-    layer: Any, function: Callable[[Any, Any], Any], rank: int = 6
+    layer: Any, function: Callable[[Any, Any], Any]
 ) -> Callable[[np.random.Generator], Example]:
     """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
 
     def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, rank)))
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
         other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
         kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
         if kind == "layer":
@@ -241,7 +241,7 @@ MAXIMUM = dataclasses.replace(
     accepts=_accepts_up_to(5),
     output=SharedRange(),
     takes_clip=False,
-    example=_example_of(_layers.Maximum, tf.maximum, rank=5),
+    example=_example_of(_layers.Maximum, tf.maximum),
 )
 
 MINIMUM = dataclasses.replace(
@@ -252,5 +252,5 @@ MINIMUM = dataclasses.replace(
     doc="the smaller one of two tensors, or of one and a constant, value by value",
     layers=(_layers.Minimum,),
     symbols=("math.minimum",),
-    example=_example_of(_layers.Minimum, tf.minimum, rank=5),
+    example=_example_of(_layers.Minimum, tf.minimum),
 )
