@@ -197,14 +197,14 @@ def lookup_row(
     symbols: tuple[str, ...] = (),
     functions: tuple[Any, ...] = (),
     attributes: Callable[[Call], Attributes] = _no_attributes,
-    defaults: Attributes | None = None,
+    needs: tuple[str, ...] = (),
     output: OutputRange | None = None,
     kernel: Kernel | None = None,
 ) -> Op:
     """The row of a function of one number.
 
     Args:
-        name, doc, layers, symbols, functions, attributes, defaults: as in `Op`.
+        name, doc, layers, symbols, functions, attributes, needs: as in `Op`.
         function: in TensorFlow, of a float64 tensor and the attributes. Where it is infinite, the
             result is the end of the output's range, so that e.g. a logarithm of what is not
             positive is the lowest value.
@@ -244,7 +244,7 @@ def lookup_row(
         symbols=symbols,
         functions=functions,
         attributes=attributes,
-        defaults=defaults or {},
+        needs=needs,
         accepts=of_reals,
         output=output or OwnRange(),
         elementwise=True,
