@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.families import Family
-from keras_qat.branching import cond, with_gradient_of
+from keras_qat.branching import cond, straight_through, with_gradient_of
 from keras_qat.keras2 import backend
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value
@@ -58,22 +58,34 @@ class Inference:
         """
         if training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)
-        flat = graph_lib.flat_inputs(self.model, x)
         applies = self._applies(training)
         if applies is False:
             return simulated(x)
-        structure = graph_lib.nested_outputs(self.model)
+        flat = graph_lib.flat_inputs(self.model, x)
+        if applies is not True:
+            return self._if(applies, flat, simulated(x))
+        exact = self.traced if tf.executing_eagerly() else self._infer
 
         def again(*inputs: Any) -> list[Any]:
             given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(self.model), list(inputs))
             return tf.nest.flatten(simulated(given))
 
-        exact: Callable[..., list[Any]] = self._infer
-        if tf.executing_eagerly():
-            exact = self.traced
-        if applies is not True:
-            exact = _if(applies, self._infer, again)
-        return tf.nest.pack_sequence_as(structure, with_gradient_of(exact, again, flat))
+        outputs = with_gradient_of(exact, again, flat)
+        return tf.nest.pack_sequence_as(graph_lib.nested_outputs(self.model), outputs)
+
+    def _if(self, applies: Any, flat: list[Any], y: Any) -> Any:
+        """What kernels compute if that applies, else `y`, what training computes. Its gradient."""
+        given = tf.nest.flatten(y)
+        exact = cond(
+            applies,
+            lambda: infer(self.graph, flat, self.family, adds_losses=False),
+            lambda: [tf.identity(each) for each in given],
+        )
+        outputs = [
+            straight_through(lambda _, one=one: tf.stop_gradient(one), each)
+            for one, each in zip(exact, given, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(y, outputs)
 
     def _applies(self, training: Any) -> Any:
         """Whether all layers quantize, to ranges that they have: a bool, or a scalar tensor."""
@@ -83,10 +95,7 @@ class Inference:
             if phase is None:
                 return False
         if phase is not None and phase.training is training:
-            if phase.quantizing is False or (phase.calibrated is False and tf.executing_eagerly()):
-                return False
-            if phase.calibrated and phase.quantizing is True:
-                return True
+            return phase.quantizing is True and phase.calibrated
         conditions = [layer.step >= layer.quantize_from for layer in self.layers]
         conditions += [each.is_calibrated() for layer in self.layers for each in layer.quantizers]
         if training is not False:
@@ -94,20 +103,16 @@ class Inference:
         return tf.reduce_all(tf.stack(conditions))
 
 
-def _if(applies: Any, exact: Callable[..., Any], simulated: Callable[..., Any]) -> Any:
-    def chosen(*inputs: Any) -> list[Any]:
-        return list(cond(applies, lambda: exact(*inputs), lambda: simulated(*inputs)))
-
-    return chosen
-
-
-def infer(graph: Graph, inputs: list[Any], family: Family) -> list[Any]:
+def infer(
+    graph: Graph, inputs: list[Any], family: Family, adds_losses: bool = True
+) -> list[Any]:
     """The real values of a model's outputs, as kernels of a family compute them.
 
     Args:
         graph: the quantization-aware model; its ranges and weights are read whenever this runs.
         inputs: real numbers, one tensor for each input.
         family: whose rounding.
+        adds_losses: whether layers add to the model's losses and metrics.
     """
     resolved = resolve(None, in_graph=True, graph=graph)
     given = [
@@ -115,7 +120,8 @@ def infer(graph: Graph, inputs: list[Any], family: Family) -> list[Any]:
         for x, tensor in zip(inputs, resolved.inputs.values(), strict=True)
     ]
     tensors = run(resolved, given, family, compute_in_float)
-    _add_losses(graph, resolved, tensors)
+    if adds_losses:
+        _add_losses(graph, resolved, tensors)
     return [
         tf.ensure_shape(_real(tensors, tensor), tensor.shape)
         for tensor in resolved.outputs.values()
