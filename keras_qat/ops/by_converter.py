@@ -14,6 +14,7 @@ from keras_qat.ops.op import Arguments
 from keras_qat.resolved.graph import Node, Tensor
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.names import SCOPE
 from keras_qat.tflite.splice import read, splice_model
 from keras_qat.tflite.versions import version_of
 
@@ -51,7 +52,7 @@ def emit_by_converter(e: Emission) -> None:
         for each in [*signature.inputs, *signature.outputs]
     }
     inputs, outputs = ([ends[int(each)] for each in end] for end in (main.inputs, main.outputs))
-    splice_model(e.builder, model, inputs, outputs, params, prefix=f"{node.name}/")
+    splice_model(e.builder, model, inputs, outputs, params, prefix=f"{SCOPE}/{node.name}/")
 
 
 def _converted(node: Node) -> bytes:
