@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat import specs
 from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2.backend import (
@@ -66,6 +68,7 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
         object.__setattr__(self, "_inference", None)
         self.predict_function = self.test_function = None
 
+    @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """What training simulates; at inference what the kernels of `kernels` compute."""
 

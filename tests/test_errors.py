@@ -210,7 +210,7 @@ def no_conversion(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("The path was not checked before the work.")
 
-    monkeypatch.setattr("keras_qat.export.tflite.inference_module", refuse)
+    monkeypatch.setattr("keras_qat.export.tflite.resolve", refuse)
     monkeypatch.setattr("keras_qat.export.saved_model.inference_module", refuse)
 
 

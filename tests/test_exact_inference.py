@@ -190,5 +190,5 @@ def test_each_call_of_a_shared_layer_has_its_own_ranges():
     x = [images(64), 3 * images(64, seed=9)]
     qat = observe(keras_qat.quantize_model(scramble(model)), *x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
-    assert len(report.tensors) == 10
+    assert len(report.tensors) == 12
     assert all(each.run.identical == 1 for each in report.tensors)

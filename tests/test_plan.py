@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec
@@ -106,8 +107,8 @@ def test_batch_norm_that_cannot_be_folded_is_reported():
 def test_reasons_name_what_has_no_rule():
     def build(x):
         x = layers.Masking()(x)
-        return layers.GlobalAveragePooling1D()(layers.Activation("selu", name="bent")(x))
+        return layers.GlobalAveragePooling1D()(layers.Activation(tf.sin, name="bent")(x))
 
     reasons = keras_qat.plan(functional((6, 3), build=build)).float_layers
-    assert reasons["bent"] == "no int8 rule for selu with a mask"
-    assert "no int8 rule for GlobalAveragePooling1D with a mask" in reasons.values()
+    assert reasons["bent"] == "no int8 rule for sin with a mask"
+    assert any("GlobalAveragePooling1D: " in each and "mask" in each for each in reasons.values())

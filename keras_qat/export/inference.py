@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import call_with
+from keras_qat.keras2.backend import call_with, swapped
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.ops.op import SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
@@ -88,10 +88,10 @@ def _called(node: Node, numbers: list[Any]) -> Any:
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.name:
         (x,) = numbers
-        if node.op is not None and node.op.reads_indices:
-            table = tf.constant((weights.q * weights.scale).astype(np.float32))
-            return call_with(layer, x, weights.name, table, None)
         kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
+        if x.dtype != kernel.dtype:  # Indices of a table.
+            with swapped(layer, **{weights.name: kernel}):
+                return layer.call(x)
         bias = None
         if weights.bias is not None:
             unit = np.float64(node.inputs[0].params.scale) * weights.scale  # type: ignore[union-attr]

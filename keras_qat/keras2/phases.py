@@ -71,12 +71,12 @@ def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
     layers = list(scheduled_layers(model))
     most_calls = max(len(layer.inbound_nodes) for layer in layers)
 
-    @tf.function
+    @tf.function(autograph=False)
     def counters() -> Any:
         names = ("step", "quantize_from", "freeze_from")
         return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
 
-    @tf.function
+    @tf.function(autograph=False)
     def all_calibrated() -> Any:
         calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
         return tf.reduce_all(tf.stack([True, *calibrated]))

@@ -22,6 +22,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of
 from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.runtime import RECENT
 from keras_qat.ops.sums import Rounding, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
@@ -29,9 +30,7 @@ __all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENS
 
 _layers = keras.layers
 
-_VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
-
-FORM = "fully_connected" if _VERSION >= (2, 17) else "convolution"
+FORM = "fully_connected" if RECENT else "convolution"
 """The form of layers; their attribute `form` can say otherwise."""
 
 
@@ -132,7 +131,14 @@ def _einsum_attributes(call: Call) -> Attributes:
         return found
     if not summed or set(summed) - set(x):
         return found
-    bias = None if layer.bias_axes is None else tuple(layer.bias.shape)
+    # By the call, as the layer may be one that is not built yet.
+    sizes = dict(zip(output, call.output.shape, strict=True))
+    if getattr(layer, "kernel", None) is not None:
+        sizes |= {axis: layer.kernel.shape[weights.index(axis)] for axis in result}
+    bias = None
+    if layer.bias_axes is not None:
+        first = min(map(output.index, layer.bias_axes))
+        bias = tuple(sizes[axis] if axis in layer.bias_axes else 1 for axis in output[first:])
     return {
         **found,
         "input": tuple(map(x.index, [*stay, *summed])),
@@ -141,7 +147,7 @@ def _einsum_attributes(call: Call) -> Attributes:
         "summed": len(summed),
         "result": len(result),
         "bias": bias,
-        "sizes": tuple(layer.kernel.shape[weights.index(axis)] for axis in result),
+        "sizes": tuple(sizes[axis] for axis in result),
     }
 
 

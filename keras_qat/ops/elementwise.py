@@ -28,9 +28,6 @@ __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
 
 _layers = keras.layers
 
-LARGEST_RANK = 6
-"""Of tensors that kernels are known to broadcast."""
-
 
 def _add(a: Arguments) -> Any:
     """a + b, or a - b. XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once.
@@ -124,14 +121,19 @@ def _operands(call: Call) -> list[Any]:
     return [each for each in leaves if each is not None and not isinstance(each, (str, bool))]
 
 
-def _accepts(call: Call, attributes: Attributes) -> str | None:
-    operands = _operands(call)
-    if len(operands) != 2:
-        return "not two inputs"
-    shapes = {tuple(getattr(each, "shape", ())) for each in operands}
-    if len(shapes) > 1 and max(map(len, shapes)) > LARGEST_RANK:
-        return f"broadcast with more than {LARGEST_RANK} axes"
-    return of_reals(call)
+def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
+    """Two inputs, which are broadcast if they have at most `rank` axes."""
+
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        operands = _operands(call)
+        if len(operands) != 2:
+            return "not two inputs"
+        shapes = {tuple(getattr(each, "shape", ())) for each in operands}
+        if len(shapes) > 1 and max(map(len, shapes)) > rank:
+            return f"broadcast with more than {rank} axes"
+        return of_reals(call)
+
+    return accepts
 
 
 def _emit_sum(e: Emission) -> None:
@@ -158,12 +160,12 @@ def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]
 
 
 def _example_of(
-    layer: Any, function: Callable[[Any, Any], Any]
+    layer: Any, function: Callable[[Any, Any], Any], rank: int = 6
 ) -> Callable[[np.random.Generator], Example]:
     """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
 
     def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 6)))
+        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, rank)))
         other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
         kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
         if kind == "layer":
@@ -195,7 +197,7 @@ ADD = Op(
     symbols=("__operators__.add", "math.add"),
     attributes=lambda call: {"sign": 1},
     defaults={"sign": 1},
-    accepts=_accepts,
+    accepts=_accepts_up_to(6),
     takes_clip=True,
     elementwise=True,
     takes_constants=True,
@@ -236,9 +238,10 @@ MAXIMUM = dataclasses.replace(
     symbols=("math.maximum",),
     attributes=lambda call: {},
     defaults={},
+    accepts=_accepts_up_to(5),
     output=SharedRange(),
     takes_clip=False,
-    example=_example_of(_layers.Maximum, tf.maximum),
+    example=_example_of(_layers.Maximum, tf.maximum, rank=5),
 )
 
 MINIMUM = dataclasses.replace(
@@ -249,5 +252,5 @@ MINIMUM = dataclasses.replace(
     doc="the smaller one of two tensors, or of one and a constant, value by value",
     layers=(_layers.Minimum,),
     symbols=("math.minimum",),
-    example=_example_of(_layers.Minimum, tf.minimum),
+    example=_example_of(_layers.Minimum, tf.minimum, rank=5),
 )

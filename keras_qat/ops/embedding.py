@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Arguments, Example, Op
-from keras_qat.ops.quantize import requantized
-from keras_qat.resolved.weights import Weights
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
@@ -24,48 +21,37 @@ INDICES = ("int32", "int64")
 """Types of indices that GATHER takes; others are converted."""
 
 
-def _params(weights: Weights, output: QuantParams) -> QuantParams:
-    """Those of the table: the output's, if it has their scale, or symmetric ones of 8 bits."""
-    (scale,) = np.asarray(weights.scale).reshape(-1)
-    if np.float32(scale) == np.float32(output.scale):
-        return output
-    return QuantParams(np.float32(scale), 0)
+def _rounded(make: Any, q: Any, scale: Any, output_scale: Any) -> Any:
+    """Entries of a table as the file holds them: in the output's parameters, less the zero point.
+
+    Those that have its scale already stay as they are.
+    """
+    return make.round(q * (scale / output_scale))
 
 
 def _compute(a: Arguments) -> Any:
-    """Rows of a table that holds quantized values less the zero point, of the output or of 0."""
-    weights: Weights = a.weights
-    scale = tf.reshape(tf.cast(weights.scale, tf.float64), [])
     (indices,) = a.q
     if indices.dtype.name not in INDICES:
         indices = tf.cast(indices, tf.int32)
-    dtype = tf.float64 if a.output.bits == 16 else tf.float32
-    table = weights.q
-    if isinstance(table, np.ndarray):
-        table = tf.constant(table.astype(dtype.as_numpy_dtype))
-    rows = tf.cast(tf.gather(table, indices), dtype)
-    return requantized(a.family, rows, QuantParams(scale, 0.0), a.output)
+    scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
+    rows = tf.cast(tf.gather(a.weights.q, indices), tf.float64)
+    rows = _rounded(tf, rows, scale, a.output.scale)
+    return rows if a.output.bits == 16 else tf.cast(rows, tf.float32)
 
 
 def _emit(e: Emission) -> None:
-    weights, output = e.node.weights, e.node.output
-    assert weights is not None and output.params is not None
-    params = _params(weights, output.params)
-    table = (np.asarray(weights.q) + params.zero_point).astype(params.dtype)
-    tensor = e.builder.graph.tensors[e.inputs[0]]
-    (indices,) = e.inputs
+    weights, params = e.node.weights, e.node.output.params
+    assert weights is not None
+    assert params is not None
+    (scale,) = np.asarray(weights.scale, np.float64).reshape(-1)
+    table = _rounded(np, np.asarray(weights.q, np.float64), scale, np.float64(params.scale))
+    table = np.clip(table + params.zero_point, params.lowest, params.highest).astype(params.dtype)
+    indices, tensor = e.inputs[0], e.builder.graph.tensors[e.inputs[0]]
     if tensor.type not in [TYPES[each] for each in INDICES]:
         indices = e.builder.tensor(f"{SCOPE}/{e.node.name}/indices", e.shape(indices), "int32")
         types = {"inDataType": tensor.type, "outDataType": TYPES["int32"]}
         e.add("CAST", e.inputs, [indices], "CastOptions", **types)
-    end = e.outputs[0]
-    if params != output.params:
-        end = e.builder.tensor(
-            f"{SCOPE}/{e.node.name}/rows", output.shape, params.dtype.name, params
-        )
-    e.add("GATHER", [e.constant("table", table, params), indices], [end], "GatherOptions", axis=0)
-    if end != e.outputs[0]:
-        e.add("QUANTIZE", [end], options="QuantizeOptions")
+    e.add("GATHER", [e.constant("table", table, params), indices], options="GatherOptions", axis=0)
 
 
 def _example(numbers: np.random.Generator) -> Example:
@@ -78,7 +64,7 @@ EMBEDDING = Op(
     "embedding",
     _compute,
     _emit,
-    doc="rows of a table of weights",
+    doc="rows of a table of weights, which is held in the parameters of the output",
     layers=(_layers.Embedding,),
     weights={"embeddings": ()},
     example=_example,

@@ -177,7 +177,6 @@ class Op:
         clips: whether it is such a ReLU.
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
-        reads_indices: whether its input holds whole numbers, of whatever type.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
@@ -207,7 +206,6 @@ class Op:
     takes_constants: bool = False
     symmetric: tuple[int, ...] = ()
     alias: bool = False
-    reads_indices: bool = False
     example: Callable[[np.random.Generator], Example] = _no_examples
 
     @property

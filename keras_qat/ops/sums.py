@@ -160,18 +160,18 @@ def weight_constants(
     assert weights is not None
     q = arrange(np.asarray(weights.q).astype(np.int8))
     scales = np.asarray(weights.scale, np.float32).reshape(-1)
-    shape, how, data = q.shape, {}, q
+    shape, dtype, data = q.shape, "int8", q
     bias = np.zeros(shape[axis]) if weights.bias is None else np.asarray(weights.bias).reshape(-1)
     if e.builder.pack_int4 and takes_int4 and not e.wide:
         packed = int4.packed(q, axis if scales.size > 1 else None)
         if packed is not None:
             data, divisors = packed
             scales, bias = scales * np.float32(divisors), np.round(bias / divisors)
-            how = {"dtype": "int4"}
+            dtype = "int4"
             e.builder.packed_int4 += 1
     input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
     whole = bias.astype(np.int64 if e.wide else np.int32)
     return [
-        e.constant("weights", data, scales=scales, axis=axis, shape=shape, **how),
+        e.constant("weights", data, scales=scales, axis=axis, shape=shape, dtype=dtype),
         e.constant("bias", whole, scales=input_scale * scales),
     ]

@@ -12,6 +12,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of, pair
 from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.runtime import RECENT
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
@@ -84,8 +85,9 @@ def _compute(a: Arguments) -> Any:
         return tf.squeeze(y, 1) if is_sequence else y
 
     # XNNPACK takes those whose output's shape is known.
-    any_batch = a.call.output.shape[0] is None
-    return weighted(a, linear, (-2,), "eights" if any_batch else "fixed")
+    is_known = None not in a.call.output.shape
+    taken = is_known and (RECENT or not a.weights.per_channel)
+    return weighted(a, linear, (-2,), "fixed" if taken else "eights")
 
 
 def _emit(e: Emission) -> None:

@@ -100,9 +100,9 @@ class Int8Placement:
         op, _, refusal = match(call)
         if op is not None:
             return f"no int16 kernel for {label(call.layer)}"
-        if refusal:
-            return refusal
         rule = f"no int8 rule for {label(call.layer)}"
+        if refusal:
+            return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:

@@ -14,10 +14,11 @@ from keras_qat import fake_quant
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
+from keras_qat.keras2.backend import keras
 from keras_qat.layers.bias import factor_and_bias
 from keras_qat.resolved.weights import Weights
 
-__all__ = ["INT8_MAX", "has_codes", "weights_of_calls"]
+__all__ = ["INT8_MAX", "has_codes", "table_of", "table_params", "weights_of_calls"]
 
 INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
@@ -38,8 +39,36 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_codes(wrapper: Any) -> bool:
-    """Whether a wrapper's weights are quantized, or are single factors, which always are exact."""
-    return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
+    """Whether a wrapper's weights are quantized, or are single factors, which always are exact.
+
+    The entries of a table are quantized as what it gives.
+    """
+    is_table = isinstance(wrapper.layer, keras.layers.Embedding)
+    has_range = is_table and wrapper.output_quantizer is not None
+    return has_range or set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
+
+
+def table_params(wrapper: Any) -> QuantParams:
+    """Those of a table with weights of its own between int16 tensors: they are held in int16."""
+    _, scale, _ = _folded(wrapper)
+    (scale,) = tf.reshape(scale, [-1])
+    is_number = tf.executing_eagerly()
+    return QuantParams(np.float32(scale.numpy()) if is_number else scale, 0, 16)
+
+
+def table_of(wrapper: Any, output: QuantParams, in_graph: bool) -> Weights:
+    """A table in the quantization parameters of what it gives, rounded as training rounds that."""
+    quantizer = wrapper.output_quantizer
+    table = tf.convert_to_tensor(wrapper.layer.embeddings)
+    scale = output.as_tensors().scale
+    if quantizer is not None:
+        limits = quantizer.observe(None, training=False)
+        table = fake_quant.fake_quantize(table, *limits, quantizer.spec.bits)
+    q = tf.round(tf.cast(table, tf.float64) / scale)
+    scale = tf.reshape(scale, [1, 1])
+    if not in_graph:
+        q, scale = q.numpy(), scale.numpy()
+    return Weights("embeddings", q, scale, bits=output.bits)
 
 
 def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:

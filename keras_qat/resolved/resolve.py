@@ -16,6 +16,7 @@ from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import why_left_in_float
 from keras_qat.operations import number
+from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
 from keras_qat.ops.registry import Match, match, relu_maximum
@@ -195,6 +196,13 @@ class _Resolver:
             if node.op is not None and node.op.is_weighted:
                 places.setdefault(node.layer, []).append(place)
         for wrapper, found in places.items():
+            if self.nodes[found[0]].op is EMBEDDING:
+                for place in found:
+                    node = self.nodes[place]
+                    assert node.output.params is not None
+                    table = fold.table_of(wrapper, node.output.params, self.in_graph)
+                    self.nodes[place] = dataclasses.replace(node, weights=table)
+                continue
             ends = [
                 (node.inputs[0].params, node.output.params)
                 for node in map(self.nodes.__getitem__, found)
@@ -264,10 +272,13 @@ class _Resolver:
         if not known or not fold.has_codes(wrapper):
             self._in_float(call, call, found.reason or "its weights are not quantized")
             return
-        if source.params is None and source.dtype == "float32":
+        is_table = found.op is EMBEDDING
+        if source.params is None and source.dtype == "float32" and not is_table:
             self._in_float(call, call, "its input has no quantizer")
             return
         params = None if quantizer is None else self.params_of(quantizer)
+        if is_table and params is None and wrapper.weight_quantizers:
+            params = self._fixed(("table", wrapper), lambda: fold.table_params(wrapper))
         self._emit(call, inner, found, params, clip, wrapper)
 
     def _emit(
@@ -286,7 +297,8 @@ class _Resolver:
         quantized = [each.params for each in operands if each.params is not None]
         tensors = [each for each in operands if isinstance(each, Tensor) and _is_real(each)]
         bits = {each.bits == 16 for each in quantized}
-        if any(each.params is None for each in tensors) or len(bits) > 1:
+        in_float = any(each.params is None for each in tensors) and op is not EMBEDDING
+        if in_float or len(bits) > 1:
             self._in_float(call, inner, "its input has no quantizer")
             return
         if quantized and not op.has_kernel_for(quantized[0].bits):

@@ -139,7 +139,6 @@ def output_params(
     args, kwargs = graph_lib.map_values(lambda value: next(given), (call.args, call.kwargs))
     layer = call.layer
     if weights is not None and not weights.name:
-        (x,) = real
         factors, unit = weights.q * weights.scale, operands[0].params.scale
         layer = lambda x: x * factors + weights.bias * unit * weights.scale  # noqa: E731
     elif weights is not None:

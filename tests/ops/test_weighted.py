@@ -1,0 +1,290 @@
+"""Weighted operators where the generated examples do not lead: large sums, forms, open sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.ops import affine, conv, dense, transpose_conv
+from keras_qat.ops.registry import match
+from keras_qat.resolved.graph import Tensor
+from keras_qat.resolved.run import compute_node
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.write import tensor_index, write_node
+from tests.ops.harness import assert_exact, assert_same, in_integers, make_node, random_inputs
+
+pytestmark = pytest.mark.legacy
+layers = keras.layers
+
+ROWS = [
+    conv.CONV,
+    conv.DEPTHWISE_CONV,
+    transpose_conv.TRANSPOSE_CONV,
+    dense.DENSE,
+    dense.EINSUM_DENSE,
+    affine.AFFINE,
+]
+
+
+def call_of(layer, shape, batch=None, dtype="float32"):
+    x = keras.Input(shape, batch_size=batch, dtype=dtype)
+    (call,) = graph_lib.read(keras.Model(x, layer(x))).calls
+    return call
+
+
+def node_of(layer, shape, bits=8, seed=0, batch=None, dtype="float32"):
+    numbers = np.random.default_rng(seed)
+    return make_node(call_of(layer, shape, batch, dtype), bits, numbers), numbers
+
+
+def with_weights(node, **changes):
+    return dataclasses.replace(node, weights=dataclasses.replace(node.weights, **changes))
+
+
+def operations(node, **options):
+    """Names of the operators of a node's file, and the file."""
+    builder, indices = Builder(), {}
+    vars(builder).update(options)
+    ends = {each.name: tensor_index(builder, indices, each) for each in node.inputs}
+    write_node(builder, node, indices)
+    contents = builder.finish(ends, {"output_0": indices[node.output]})
+    return [name for name, *_ in TFLiteModel(contents, "optimized").operations()], builder, contents
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("maximum", [np.inf, 6.0])
+def test_merged_relu(row, maximum, bits, family):
+    for seed in range(3):
+        assert_exact(row, bits, family, seed, maximum)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("channels", [1, 5, 8, 19])
+def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
+    """XNNPACK takes these, with a scale for each channel."""
+    for seed in range(4):
+        for bits in (8, 16):
+            layer = layers.Conv2DTranspose(channels, 3, strides=2, padding="same")
+            node, numbers = node_of(layer, (4, 5, 6), bits, seed, batch=2)
+            assert_same(node, random_inputs(node, numbers), family)
+            assert operations(node)[0] == ["TRANSPOSE_CONV"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "found"),
+    [
+        (lambda: layers.Conv2D(4, 3, padding="same"), (None, None, 3), (6, 7, 3)),
+        (lambda: layers.DepthwiseConv2D(3, 2, "same"), (None, None, 3), (6, 7, 3)),
+        (lambda: layers.Conv1D(4, 3, padding="causal"), (None, 3), (6, 3)),
+        (lambda: layers.DepthwiseConv1D(3, 2, "same"), (None, 3), (6, 3)),
+        (lambda: layers.Conv2DTranspose(9, 3, 2), (None, None, 3), (4, 5, 3)),
+        (lambda: layers.Conv1DTranspose(9, 3, 2, "same"), (None, 3), (4, 3)),
+        (lambda: layers.Dense(4), (None, None, 3), (4, 5, 3)),
+        (lambda: layers.BatchNormalization(), (None, 3), (4, 3)),
+        (lambda: layers.BatchNormalization(), (None, None, 3), (4, 5, 3)),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_open_sizes(layer, shape, found, family):
+    node, numbers = node_of(layer(), found)
+    open_node, _ = node_of(layer(), shape)
+    inputs = (dataclasses.replace(node.inputs[0], shape=open_node.inputs[0].shape),)
+    outputs = (dataclasses.replace(node.outputs[0], shape=open_node.outputs[0].shape),)
+    given = random_inputs(node, numbers)
+    node = dataclasses.replace(node, call=open_node.call, inputs=inputs, outputs=outputs)
+    assert_same(node, given, family)
+    if "Transpose" not in type(node.call.layer).__name__:
+        assert not {"SHAPE", "STRIDED_SLICE", "PACK"} & set(operations(node)[0])
+
+
+LARGE = {
+    "conv": (lambda: layers.Conv2D(3, 3), (5, 5, 200)),
+    "transpose_conv": (lambda: layers.Conv2DTranspose(9, 3, 2), (3, 3, 600)),
+    "dense": (lambda: layers.Dense(5), (4000,)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("of", ["weights", "bias"])
+def test_sums_and_biases_past_what_float32_holds(kind, of, family):
+    """All the same way, so that sums grow; or a bias near 2^30 with next to nothing added."""
+    layer, shape = LARGE[kind]
+    node, numbers = node_of(layer(), shape)
+    weights = node.weights
+    if of == "weights":
+        q = numbers.integers(100, 128, weights.q.shape).astype(np.float64)
+        bias = weights.bias
+        node = with_weights(node, q=q)
+    else:
+        q = numbers.integers(-1, 2, weights.q.shape).astype(np.float64)
+        bias = numbers.integers(2**28, 2**30, weights.bias.shape).astype(np.float64)
+        node = with_weights(node, q=q, bias=bias)
+    scale = float(node.inputs[0].params.scale) * weights.scale.max()
+    largest = np.abs(q).sum() / q.shape[-2 if kind == "transpose_conv" else -1] * 100
+    params = QuantParams.of_range(-1.0, (np.abs(bias).max() + largest) * scale)
+    outputs = (dataclasses.replace(node.outputs[0], params=params),)
+    node = dataclasses.replace(node, outputs=outputs)
+    inputs = random_inputs(node, numbers)
+    assert_same(node, inputs, family)
+    assert_same_in_graph(node, inputs, family)
+
+
+def assert_same_in_graph(node, inputs, family, **how):
+    """Weights as tensors give what arrays do."""
+
+    @tf.function(autograph=False, **how)
+    def compute(x, q, scale, bias):
+        weights = dataclasses.replace(node.weights, q=q, scale=scale, bias=bias)
+        return compute_node(dataclasses.replace(node, weights=weights), [x], family)
+
+    (tensor,) = node.inputs
+    x = inputs[tensor.name].astype(np.float64) - tensor.params.zero_point
+    x = x if tensor.params.bits == 16 else x.astype(np.float32)
+    weights = node.weights
+    bias = None if weights.bias is None else tf.constant(weights.bias)
+    (found,) = compute(tf.constant(x), tf.constant(weights.q), tf.constant(weights.scale), bias)
+    (expected,) = in_integers(node, inputs, family)
+    np.testing.assert_array_equal(found + node.output.params.zero_point, expected)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("jit", [False, True])
+def test_in_graphs(row, family, bits, jit):
+    for seed in range(3):
+        numbers = np.random.default_rng(seed)
+        example = row.example(numbers)
+        node, numbers = node_of(example.build, *example.shapes, bits, seed)
+        assert_same_in_graph(node, random_inputs(node, numbers), family, jit_compile=jit)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_dense_as_a_convolution(bits, family):
+    for shape in [(7,), (3, 7), (2, 3, 7), (2, 2, 3, 7)]:
+        node, numbers = node_of(layers.Dense(9), shape, bits)
+        node = dataclasses.replace(node, attributes={"form": "convolution"})
+        assert_same(node, random_inputs(node, numbers), family)
+        names = operations(node)[0]
+        assert set(names) <= {"CONV_2D", "RESHAPE"}
+        assert len(names) == (1 if len(shape) == 3 else 3)
+
+
+def test_dense_is_one_operator():
+    if dense.FORM != "fully_connected":
+        pytest.skip("this TensorFlow's runtime lacks the kernels")
+    for shape in [(7,), (3, 7), (2, 3, 7), (2, 2, 3, 7)]:
+        assert operations(node_of(layers.Dense(9), shape)[0])[0] == ["FULLY_CONNECTED"]
+
+
+@pytest.mark.parametrize(
+    ("equation", "output", "shape", "bias", "row"),
+    [
+        ("abc,cd->abd", (None, 4), (3, 5), "d", "einsum_dense"),
+        ("abc,cde->abde", (None, 2, 3), (3, 5), "de", "einsum_dense_heads"),
+        ("abc,cde->abde", (None, 2, 3), (3, 5), "e", "einsum_dense_per_tensor"),
+        ("abc,dc->abd", (None, 4), (3, 5), "d", "einsum_dense_per_tensor"),
+        ("abc,bcd->abd", (3, 4), (3, 5), "d", None),
+        ("abc,bd->abcd", (3, 5, 4), (3, 5), None, None),
+        ("abc,cd->abd", (3, 4), (3, 5), "bd", None),
+        ("abc,cd->ad", (4,), (3, 5), None, None),
+    ],
+)
+def test_which_equations_are_products(equation, output, shape, bias, row):
+    layer = layers.EinsumDense(equation, output, bias_axes=bias)
+    op, _, reason = match(call_of(layer, shape))
+    assert (op.name if op else None) == row
+    assert bool(reason) == (op is None)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "reason"),
+    [
+        (lambda: layers.BatchNormalization(axis=1), (4, 5, 6), "not one factor for each channel"),
+        (lambda: layers.Normalization(axis=(1, 2)), (4, 5), "not one factor for each channel"),
+        (lambda: layers.Conv2DTranspose(4, 3, dilation_rate=2), (4, 5, 6), "it has a dilation"),
+    ],
+)
+def test_refusals(layer, shape, reason):
+    assert match(call_of(layer(), shape)).reason == reason
+
+
+def test_embeddings_in_their_output_s_parameters():
+    """Entries with its scale are rows of the file's table, whatever the scale."""
+    for seed in range(20):
+        node, numbers = node_of(layers.Embedding(10, 4), (6,), seed=seed, dtype="int32")
+        params = node.output.params
+        low, high = (each - params.zero_point for each in (params.lowest, params.highest))
+        q = numbers.integers(low, high + 1, (10, 4)).astype(np.float64)
+        node = with_weights(node, q=q, scale=np.full((1, 1), params.scale, np.float64))
+        indices = numbers.integers(0, 10, (3, 6)).astype(np.int32)
+        (found,) = in_integers(node, {node.inputs[0].name: indices}, "xnnpack")
+        np.testing.assert_array_equal(found, q[indices] + params.zero_point)
+
+
+def test_embeddings_of_indices_in_float():
+    node, _ = node_of(layers.Embedding(10, 4), (6,), dtype="int32")
+    (tensor,) = node.inputs
+    inputs = (Tensor(tensor.name, tensor.shape, "float32", None),)
+    node = dataclasses.replace(node, inputs=inputs)
+    assert operations(node)[0] == ["CAST", "GATHER"]
+    indices = np.float32([[0, 1, 2, 3, 4, 9]])
+    assert_same(node, {tensor.name: indices}, "reference")
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: layers.Conv2D(6, 3), (5, 5, 4)),
+        (lambda: layers.DepthwiseConv2D(3, depth_multiplier=2), (5, 5, 4)),
+        (lambda: layers.Dense(6), (10,)),
+    ],
+)
+@pytest.mark.parametrize("form", ["fully_connected", "convolution"])
+def test_weights_of_four_bits(layer, shape, form):
+    """Divided by what the weights of a channel have in common; the bias goes along."""
+    node, numbers = node_of(layer(), shape)
+    if form == "fully_connected" != dense.FORM:
+        pytest.skip("this TensorFlow's runtime lacks the kernels")
+    if "form" in node.attributes:
+        node = dataclasses.replace(node, attributes={"form": form})
+    small = numbers.integers(-7, 8, node.weights.q.shape).astype(np.float64)
+    small.reshape(-1, small.shape[-1])[0] = 7
+    bias = 18 * np.round(node.weights.bias / 18)
+    node = with_weights(node, q=18 * small, bias=bias)
+    _, plain, contents = operations(node)
+    _, builder, packed = operations(node, pack_int4=True)
+    assert (plain.packed_int4, builder.packed_int4) == (0, 1)
+    assert schema.TensorType.INT4 in [each.type for each in builder.graph.tensors]
+    inputs = random_inputs(node, numbers)
+    one, other = (
+        TFLiteModel(each, "optimized").run_once(inputs)["output_0"].astype(np.int64)
+        for each in (contents, packed)
+    )
+    differences = np.abs(one - other)
+    assert differences.max() <= 1 and differences.mean() < 0.1
+    if form == "fully_connected":
+        node.weights.q.reshape(-1)[0] += 1
+        assert operations(node, pack_int4=True)[1].packed_int4 == 0
+
+
+def test_weights_of_one_scale():
+    for layer, shape in [(layers.Dense(6), (10,)), (layers.Conv2D(5, 3), (5, 5, 4))]:
+        for family in FAMILIES:
+            node, numbers = node_of(layer, shape)
+            rank = len(node.weights.q.shape)
+            node = with_weights(node, scale=np.full((1,) * rank, 0.01, np.float32).astype(float))
+            assert_same(node, random_inputs(node, numbers), family)
