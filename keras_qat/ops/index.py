@@ -13,6 +13,7 @@ from keras_qat.ops.movement import axes_of, chosen, move, rank_of, source_of
 from keras_qat.ops.op import Arguments, Attributes, Example, OwnRange
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.names import SCOPE
 
 __all__ = ["ARGMAX", "ARGMIN", "SHAPE"]
 
@@ -50,7 +51,7 @@ def _emit_arg(code: str) -> Any:
     def emit(e: Emission) -> None:
         source = source_of(e)
         if e.wide:  # The kernels take int8 and int32.
-            wider = e.builder.tensor(f"{e.node.name}/int32", e.shape(source), "int32")
+            wider = e.builder.tensor(f"{SCOPE}/{e.node.name}/int32", e.shape(source), "int32")
             types = {"inDataType": TYPES["int16"], "outDataType": TYPES["int32"]}
             e.add("CAST", [source], [wider], "CastOptions", **types)
             source = wider
