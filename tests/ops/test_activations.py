@@ -190,6 +190,19 @@ def test_what_has_no_kernel_is_refused(build, reason):
     assert match(call_of(build)) == (None, {}, reason)
 
 
+@pytest.mark.parametrize("constant", [np.float32([1, 2, 3]), tf.constant([1.0, 2.0, 3.0]), 2.0])
+def test_constants_are_numbers_arrays_and_tensors(constant):
+    for build in (lambda x: x + constant, lambda x: tf.subtract(constant, x)):
+        call = call_of(build, (3,))
+        node = harness.make_node(call, 8, np.random.default_rng(0))
+        assert sorted(type(each).__name__ for each in node.inputs) == ["Constant", "Tensor"]
+
+
+def test_variables_are_refused():
+    variable = tf.Variable([1.0, 2.0, 3.0])
+    assert match(call_of(lambda x: x + variable, (3,))).reason == "a variable"
+
+
 def test_three_terms_are_refused():
     call = call_of(lambda *x: _layers.Add()(x), (4,), (4,), (4,))
     assert match(call).reason == "not two inputs"
