@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.keras2.graph import Call
 
-__all__ = ["argument", "is_operation", "number", "operands"]
+__all__ = ["argument", "array", "is_operation", "number", "operands"]
 
 
 def is_operation(layer: Any) -> bool:
@@ -35,3 +35,11 @@ def number(leaf: Any) -> float | None:
     if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
         return None
     return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
+
+
+def array(leaf: Any) -> np.ndarray | None:
+    """The same of an argument that may be an array; else None."""
+    if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
+        leaf = tf.get_static_value(leaf)
+    is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf"
+    return leaf if is_array else None if number(leaf) is None else np.asarray(leaf)

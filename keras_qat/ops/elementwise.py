@@ -19,7 +19,8 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.keras2.graph import Call, Value
+from keras_qat.operations import array
 from keras_qat.ops.lookup import by_table, in_float32, nearest_even_with_zero_point, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
@@ -115,21 +116,18 @@ def _multiply(a: Arguments) -> Any:
     return tf.cond((ratio >= 2.0**-16) & (ratio < 2.0**8), in_float, in_integers)
 
 
-def _operands(call: Call) -> list[Any]:
-    """The tensors and constants among the arguments."""
-    leaves = tf.nest.flatten((call.args, call.kwargs))
-    return [each for each in leaves if each is not None and not isinstance(each, (str, bool))]
-
-
 def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
     """Two inputs, which are broadcast if they have at most `rank` axes."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        operands = _operands(call)
-        if len(operands) != 2:
+        leaves = tf.nest.flatten((call.args, call.kwargs))
+        operands = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
+        shapes = [tuple(each.shape) for each in operands if each is not None]
+        if any(isinstance(leaf, tf.Variable) for leaf in leaves):
+            return "a variable"
+        if len(shapes) != 2:
             return "not two inputs"
-        shapes = {tuple(getattr(each, "shape", ())) for each in operands}
-        if len(shapes) > 1 and max(map(len, shapes)) > rank:
+        if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
             return f"broadcast with more than {rank} axes"
         return of_reals(call)
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat import specs
@@ -15,7 +14,7 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import why_left_in_float
-from keras_qat.operations import number
+from keras_qat.operations import array
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
@@ -389,8 +388,8 @@ class _Resolver:
         for leaf in tf.nest.flatten(given):
             if isinstance(leaf, Value):
                 found.append(self.tensors[leaf])
-            elif op.takes_constants and _is_number(leaf):
-                found.append(constant_of(np.asarray(leaf), bits, shared))
+            elif op.takes_constants and (numbers := array(leaf)) is not None:
+                found.append(constant_of(numbers, bits, shared))
         return tuple(found)
 
     def _brought_to(self, operand: Operand, params: QuantParams, call: Call, place: int) -> Operand:
@@ -424,10 +423,6 @@ def _read(call: Call) -> list[Value]:
 
 def _is_real(tensor: Tensor) -> bool:
     return tf.as_dtype(tensor.dtype).is_floating
-
-
-def _is_number(leaf: Any) -> bool:
-    return (isinstance(leaf, np.ndarray) and leaf.ndim > 0) or number(leaf) is not None
 
 
 def _inner_call(call: Call) -> Call:

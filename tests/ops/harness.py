@@ -14,7 +14,7 @@ from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
-from keras_qat.operations import number
+from keras_qat.operations import array
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import match
 from keras_qat.resolved.constants import constant_of
@@ -96,8 +96,8 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
     for leaf in tf.nest.flatten((call.args, call.kwargs)):
         if isinstance(leaf, Value):
             operands.append(tensor(leaf))
-        elif op.takes_constants and is_constant(leaf):
-            operands.append(constant_of(np.asarray(leaf), bits, shared if is_shared else None))
+        elif op.takes_constants and (values := array(leaf)) is not None:
+            operands.append(constant_of(values, bits, shared if is_shared else None))
     weights = None
     if op.is_weighted:
         weights = random_weights(call, op, operands[0].params, numbers)
@@ -115,11 +115,6 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
             params = output_params(call, op, operands, weights, bits, numbers)
         outputs.append(Tensor(f"{value.name}_output", value.shape, value.dtype, params))
     return Node(call.name, op, attributes, call, tuple(operands), tuple(outputs), weights, maximum)
-
-
-def is_constant(leaf: Any) -> bool:
-    """Whether an argument is a number or an array."""
-    return isinstance(leaf, np.ndarray) or tf.is_tensor(leaf) or number(leaf) is not None
 
 
 def output_params(

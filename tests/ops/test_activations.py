@@ -68,17 +68,29 @@ def with_round_scales(node, numbers):
     return dataclasses.replace(node, inputs=tuple(map(changed, node.inputs)), outputs=outputs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("op", "bits"), CASES)
-def test_halves_are_rounded_as_the_interpreter_does(op, bits, family, monkeypatch):
-    if isinstance(op.output, SharedRange):
-        pytest.skip("computes with quantized values")
+ROUNDING = [each for each in CASES if not isinstance(each.values[0].output, SharedRange)]
+
+
+def assert_halves_agree(op, bits, family, seeds, monkeypatch):
     make = harness.make_node
-    monkeypatch.setattr(
-        harness, "make_node", lambda *a: with_round_scales(make(*a), np.random.default_rng(seed))
-    )
-    for seed in range(20):
+    for seed in seeds:
+        numbers = np.random.default_rng(seed)
+        changed = lambda *a, numbers=numbers: with_round_scales(make(*a), numbers)  # noqa: E731
+        monkeypatch.setattr(harness, "make_node", changed)
         harness.assert_exact(op, bits, family, seed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("op", "bits"), ROUNDING)
+def test_halves_are_rounded_as_the_interpreter_does(op, bits, family, monkeypatch):
+    assert_halves_agree(op, bits, family, range(4), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("op", "bits"), ROUNDING)
+def test_many_more_halves(op, bits, family, monkeypatch):
+    assert_halves_agree(op, bits, family, range(4, 60), monkeypatch)
 
 
 @pytest.mark.parametrize("maximum", [math.inf, 6.0])
@@ -188,6 +200,19 @@ def test_options_are_attributes(build, name, attributes):
 )
 def test_what_has_no_kernel_is_refused(build, reason):
     assert match(call_of(build)) == (None, {}, reason)
+
+
+@pytest.mark.parametrize("constant", [np.float32([1, 2, 3]), tf.constant([1.0, 2.0, 3.0]), 2.0])
+def test_constants_are_numbers_arrays_and_tensors(constant):
+    for build in (lambda x: x + constant, lambda x: tf.subtract(constant, x)):
+        call = call_of(build, (3,))
+        node = harness.make_node(call, 8, np.random.default_rng(0))
+        assert sorted(type(each).__name__ for each in node.inputs) == ["Constant", "Tensor"]
+
+
+def test_variables_are_refused():
+    variable = tf.Variable([1.0, 2.0, 3.0])
+    assert match(call_of(lambda x: x + variable, (3,))).reason == "a variable"
 
 
 def test_three_terms_are_refused():
