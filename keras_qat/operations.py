@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.graph import Call
+from keras_qat.keras2.graph import Call, Value
 
-__all__ = ["argument", "array", "is_operation", "number", "operands"]
+__all__ = ["argument", "array", "inputs_and_constants", "is_operation", "number", "operands"]
 
 
 def is_operation(layer: Any) -> bool:
@@ -41,5 +41,19 @@ def array(leaf: Any) -> np.ndarray | None:
     """The same of an argument that may be an array; else None."""
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         leaf = tf.get_static_value(leaf)
+    if isinstance(leaf, (list, tuple)) and leaf:  # As Keras saves arrays.
+        given = tf.nest.flatten(leaf)
+        leaf = np.asarray(leaf) if all(number(each) is not None for each in given) else None
     is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf"
     return leaf if is_array else None if number(leaf) is None else np.asarray(leaf)
+
+
+def inputs_and_constants(call: Call) -> list[Any]:
+    """The tensors (`Value`s) and the constants (arrays) among a call's arguments, in order."""
+    found: list[Any] = []
+    for argument in (*call.args, *call.kwargs.values()):
+        constant = array(argument)
+        leaves = tf.nest.flatten(argument) if constant is None else [constant]
+        known = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
+        found += [leaf for leaf in known if leaf is not None]
+    return found

@@ -19,8 +19,8 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value
-from keras_qat.operations import array
+from keras_qat.keras2.graph import Call
+from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.lookup import by_table, in_float32, nearest_even_with_zero_point, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
 from keras_qat.tflite.emission import Emission
@@ -121,8 +121,7 @@ def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         leaves = tf.nest.flatten((call.args, call.kwargs))
-        operands = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
-        shapes = [tuple(each.shape) for each in operands if each is not None]
+        shapes = [tuple(each.shape) for each in inputs_and_constants(call)]
         if any(isinstance(leaf, tf.Variable) for leaf in leaves):
             return "a variable"
         if len(shapes) != 2:

@@ -172,6 +172,7 @@ class Op:
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
             from the end, `()` for one scale for all.
+        trains_weights: whether training computes with quantized weights, in a wrapper.
         folds_batch_norm: whether a BatchNormalization behind it is folded into its weights.
         takes_clip: whether kernels compute a ReLU behind it.
         clips: whether it is such a ReLU.
@@ -199,6 +200,7 @@ class Op:
     bits: tuple[int, ...] = (8, 16)
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    trains_weights: bool = True
     folds_batch_norm: bool = False
     takes_clip: bool = False
     clips: bool = False
@@ -210,8 +212,8 @@ class Op:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether it has weights that are quantized."""
-        return bool(self.weights)
+        """Whether it has weights that training quantizes."""
+        return bool(self.weights) and self.trains_weights
 
     def has_kernel_for(self, bits: int) -> bool:
         """Whether there are kernels for activations of so many bits."""

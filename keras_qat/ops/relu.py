@@ -221,5 +221,6 @@ PRELU = Op(
     accepts=of_reals,
     bits=(8,),
     weights={"alpha": ()},
+    trains_weights=False,
     example=_prelu_example,
 )

@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from keras_qat import fake_quant
 from keras_qat.arithmetic.fixed_point import exact_multiplier
-from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.layers.bias import factor_and_bias
+from keras_qat.ops.op import Op
 from keras_qat.resolved.weights import Weights
 
-__all__ = ["INT8_MAX", "has_codes", "table_of", "table_params", "weights_of_calls"]
+__all__ = ["INT8_MAX", "has_codes", "parameters_of", "table_of", "table_params", "weights_of_calls"]
 
 INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
@@ -105,6 +106,17 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
         bits = spec.bits if spec else 8
         found.append(Weights(name, q, *parts, bits=bits, rounding=rounding))
     return found
+
+
+def parameters_of(layer: Any, op: Op, in_graph: bool) -> Weights:
+    """Weights that training leaves as they are, as PReLU's slopes: in 8 bits, half away."""
+    (name,) = op.weights
+    values = tf.cast(tf.convert_to_tensor(getattr(layer, name)), tf.float64)
+    scale = tf.reduce_max(tf.abs(values)) / INT8_MAX
+    scale = tf.where(scale > 0, scale, tf.ones_like(scale))
+    q = round_half_away(values / scale)
+    scale = tf.reshape(single(scale), [1] * len(values.shape))
+    return Weights(name, q, scale) if in_graph else Weights(name, q.numpy(), scale.numpy())
 
 
 def _whole(bias: Any, scale: Any, input_scale: Any) -> Any:

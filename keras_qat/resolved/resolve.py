@@ -14,7 +14,7 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import why_left_in_float
-from keras_qat.operations import array
+from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
@@ -192,10 +192,17 @@ class _Resolver:
         """Gives weighted nodes their weights: those of all calls of a layer at once."""
         places: dict[Any, list[int]] = {}
         for place, node in enumerate(self.nodes):
-            if node.op is not None and node.op.is_weighted:
+            if node.op is not None and node.op.weights:
                 places.setdefault(node.layer, []).append(place)
         for wrapper, found in places.items():
-            if self.nodes[found[0]].op is EMBEDDING:
+            op = self.nodes[found[0]].op
+            assert op is not None
+            if not op.is_weighted:
+                weights = fold.parameters_of(wrapper, op, self.in_graph)
+                for place in found:
+                    self.nodes[place] = dataclasses.replace(self.nodes[place], weights=weights)
+                continue
+            if op is EMBEDDING:
                 for place in found:
                     node = self.nodes[place]
                     assert node.output.params is not None
@@ -381,16 +388,12 @@ class _Resolver:
         if isinstance(op.output, SharedRange) and known:
             shared = known[0].params
         bits = next((each.params.bits for each in known if each.params is not None), 8)
-        found: list[Operand] = []
-        given = (
-            call.args[:1] if isinstance(call.layer, QuantizeWrapper) else (call.args, call.kwargs)
+        if not op.takes_constants:
+            return tuple(known)
+        return tuple(
+            self.tensors[each] if isinstance(each, Value) else constant_of(each, bits, shared)
+            for each in inputs_and_constants(call)
         )
-        for leaf in tf.nest.flatten(given):
-            if isinstance(leaf, Value):
-                found.append(self.tensors[leaf])
-            elif op.takes_constants and (numbers := array(leaf)) is not None:
-                found.append(constant_of(numbers, bits, shared))
-        return tuple(found)
 
     def _brought_to(self, operand: Operand, params: QuantParams, call: Call, place: int) -> Operand:
         """An operand with the parameters that an operator's inputs share."""

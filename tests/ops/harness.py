@@ -14,7 +14,7 @@ from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
-from keras_qat.operations import array
+from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import match
 from keras_qat.resolved.constants import constant_of
@@ -93,13 +93,13 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
         return made[value]
 
     operands: list[Any] = []
-    for leaf in tf.nest.flatten((call.args, call.kwargs)):
-        if isinstance(leaf, Value):
-            operands.append(tensor(leaf))
-        elif op.takes_constants and (values := array(leaf)) is not None:
-            operands.append(constant_of(values, bits, shared if is_shared else None))
+    for each in inputs_and_constants(call) if op.takes_constants else call.inputs:
+        if isinstance(each, Value):
+            operands.append(tensor(each))
+        else:
+            operands.append(constant_of(each, bits, shared if is_shared else None))
     weights = None
-    if op.is_weighted:
+    if op.weights:
         weights = random_weights(call, op, operands[0].params, numbers)
     outputs = []
     for value in graph_lib.values_in(call.outputs):
