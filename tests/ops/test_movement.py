@@ -246,6 +246,7 @@ REFUSED = {
         "other numbers",
     ),
     "channels_first": (layers.UpSampling2D(2, data_format="channels_first"), "channels_first"),
+    "crops all": (layers.Resizing(1, 9, crop_to_aspect_ratio=True), "not known"),
     "bicubic": (layers.Resizing(3, 5, "bicubic"), "interpolation='bicubic'"),
     "a trace": (lambda x: Contract("abcc,abcd->ad")([x, x]), "no product of matrices"),
     "a broadcast": (
