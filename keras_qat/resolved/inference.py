@@ -103,9 +103,7 @@ class Inference:
         return tf.reduce_all(tf.stack(conditions))
 
 
-def infer(
-    graph: Graph, inputs: list[Any], family: Family, adds_losses: bool = True
-) -> list[Any]:
+def infer(graph: Graph, inputs: list[Any], family: Family, adds_losses: bool = True) -> list[Any]:
     """The real values of a model's outputs, as kernels of a family compute them.
 
     Args:
