@@ -36,14 +36,14 @@ def _attributes(call: Call) -> Attributes:
 
 
 def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """The part of an image that has the new aspect ratio, as Keras computes it; None if unknown."""
+    """The part of an image with the new aspect ratio, as Keras takes it; None for no such part."""
     if None in (*old, *new):
         return None
     (height, width), (new_height, new_width) = old, new
     rows = min(height, int(np.float32(width * new_height) / np.float32(new_width)))
     columns = min(width, int(np.float32(height * new_width) / np.float32(new_height)))
     top, left = (int(np.float32(each) / 2) for each in (height - rows, width - columns))
-    return ((top, top + rows, 1), (left, left + columns, 1))
+    return ((top, top + rows, 1), (left, left + columns, 1)) if rows * columns else None
 
 
 def _accepts(interpolation: str) -> Any:
@@ -92,13 +92,18 @@ def _example(interpolation: str) -> Any:
         sizes = [int(each) for each in numbers.integers(1, 14, 2)]
         times = tuple(int(each) for each in numbers.integers(1, 4, 2))
         height, width = (int(each) for each in numbers.integers(1, 9, 2))
-        build = chosen(
-            numbers,
-            _layers.Resizing(*sizes, interpolation),
-            _layers.Resizing(*sizes, interpolation, crop_to_aspect_ratio=True),
-            _layers.UpSampling2D(times, interpolation=interpolation),
+        cropped = _layers.Resizing(
+            *(max(size, 2) for size in sizes), interpolation, crop_to_aspect_ratio=True
         )
-        return Example(build, ((height, width, 3),))
+        found: Example = chosen(
+            numbers,
+            Example(_layers.Resizing(*sizes, interpolation), ((height, width, 3),)),
+            Example(
+                _layers.UpSampling2D(times, interpolation=interpolation), ((height, width, 3),)
+            ),
+            Example(cropped, ((7, 9, 3),)),
+        )
+        return found
 
     return example
 

@@ -15,12 +15,13 @@ from keras_qat.inner_layers import Contract, Roll
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras, register
-from keras_qat.ops import movement, pooling, registry
+from keras_qat.ops import pooling
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match
 from keras_qat.ops.rows import ROWS
 from keras_qat.resolved.graph import Node, Tensor
 from keras_qat.resolved.run import compute_node
+from keras_qat.rules import register_op
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
 from tests.ops.harness import (
@@ -150,7 +151,7 @@ class Frame(layers.Layer):
 def registered():
     with contextlib.ExitStack() as stack:
         for layer in (Shuffle, Scale, Frame):
-            stack.enter_context(registry.register(layer, movement.MOVE))
+            stack.enter_context(register_op(layer, "move"))
         yield
 
 
@@ -246,6 +247,7 @@ REFUSED = {
         "other numbers",
     ),
     "channels_first": (layers.UpSampling2D(2, data_format="channels_first"), "channels_first"),
+    "crops all": (layers.Resizing(1, 9, crop_to_aspect_ratio=True), "not known"),
     "bicubic": (layers.Resizing(3, 5, "bicubic"), "interpolation='bicubic'"),
     "a trace": (lambda x: Contract("abcc,abcd->ad")([x, x]), "no product of matrices"),
     "a broadcast": (
