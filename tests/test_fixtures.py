@@ -35,11 +35,14 @@ WEIGHTS_ALONE = (".weights.h5", ".ckpt")
 MOVED_ON = ("int8_network", "int8_sequence", "int16x8", "contrib")
 """Models of TensorFlow 2.15 that later ones load."""
 
-BROKEN = {
-    # Keras reads constants back as lists, and the arithmetic at inference takes each of their
-    # numbers for an operand. Training does not, nor does the float model.
-    "int8_constants": "version 0.1.0 does not compute a constant of several numbers once reloaded",
+BROKEN: dict[str, str] = {}
+"""Case -> what of 0.1.0 does not work in it yet."""
+
+OTHERWISE = {
+    "int8_six_bits": 1,  # 0.1.0's file and model differed with fewer than 8 bits.
+    "contrib": 1,  # 0.1.0 rounded weights of layers in float again, to what int8 kernels hold.
 }
+"""Case -> how many LSB its file may be from that of 0.1.0."""
 
 
 def marks(name: str) -> Any:
@@ -219,6 +222,9 @@ def test_codes_of_the_exported_file(name: str, export: str, opened: Callable[...
     for output, theirs in expected.items():
         assert found[output].dtype == theirs.dtype
         off = np.abs(found[output].astype(int) - theirs)
+        if name in OTHERWISE:
+            assert np.mean(off > OTHERWISE[name]) <= 0.05, output
+            continue
         # What is computed in float, between integers, may lie on the other side of a half.
         assert off.max() <= (0 if file.case.exact_file else 1), output
         assert np.mean(off > 0) <= 0.05, output

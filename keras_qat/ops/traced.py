@@ -119,7 +119,8 @@ def traced(weights: dict[str, tuple[int, ...]]) -> Registered:
 
 
 def _matched(call: Call, name: str, axes: tuple[int, ...]) -> Match:
-    found = weighted_op_of(call.layer, name, call.inputs[0].shape)
+    with tf.init_scope():  # The numbers, also while a function is being traced.
+        found = weighted_op_of(call.layer, name, call.inputs[0].shape)
     if isinstance(found, str):
         return Match(None, {}, found)
     if found.bias not in (None, "bias"):

@@ -104,12 +104,26 @@ def _write_input(
         return indices[tensor]
     kind, params = _end_params(tensor.params, dtype)
     end = builder.tensor(name, tensor.shape, kind, params)
-    if params == tensor.params:
+    if params == tensor.params and params.bits in (8, 16):
         indices[tensor] = end
         return end
-    inside = tensor_index(builder, indices, tensor)
+    inside, source = tensor_index(builder, indices, tensor), end
+    if tensor.params.bits < 8:  # Callers know no upper end but int8's.
+        if params != tensor.params:
+            source = builder.tensor(
+                f"{SCOPE}/{name}/unclipped", tensor.shape, "int8", tensor.params
+            )
+            builder.operator("QUANTIZE", [end], [source], ("QuantizeOptions", {}))
+        _clip(builder, source, inside, tensor.params)
+        return end
     builder.operator("QUANTIZE", [end], [inside], ("QuantizeOptions", {}))
     return end
+
+
+def _clip(builder: Builder, source: int, target: int, params: QuantParams) -> None:
+    """Clips at the upper end of fewer than 8 bits."""
+    highest = builder.constant(f"{SCOPE}/highest", np.int8(params.highest), params)
+    builder.operator("MINIMUM", [source, highest], [target], ("MaximumMinimumOptions", {}))
 
 
 def _write_output(
@@ -180,9 +194,7 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     chain = [*places, target]
     node.op.emit(Emission(builder, node, inputs, chain[:1] + outputs[1:]))
     for (code, _), source, end in zip(steps, chain, chain[1:], strict=False):
-        rest = Emission(builder, node, [source], [end])
         if code == "MINIMUM":
-            highest = rest.constant("highest", np.int8(params.highest), params)
-            rest.add(code, [source, highest], options="MaximumMinimumOptions")
+            _clip(builder, source, end, params)
         else:
-            rest.add(code, options="QuantizeOptions")
+            builder.operator(code, [source], [end], ("QuantizeOptions", {}))
