@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away
 from keras_qat.resolved.graph import Constant
 
 __all__ = ["constant_of"]
@@ -27,6 +28,10 @@ def constant_of(values: np.ndarray, bits: int, params: QuantParams | None = None
         else:
             scale = (high - low) / 255 or 1.0
             params = QuantParams(np.float32(scale), -128 + int(np.rint(-low / scale)))
+    if tf.is_tensor(params.scale):  # In a graph that reads ranges whenever it runs.
+        scaled = tf.constant(values, tf.float64) / params.scale + params.zero_point
+        q = tf.clip_by_value(round_half_away(scaled), params.lowest, params.highest)
+        return Constant(q, params)
     scaled = values.astype(np.float64) / np.float64(params.scale) + params.zero_point
     away = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled)
     return Constant(np.clip(away, params.lowest, params.highest).astype(params.dtype), params)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.ops.op import Attributes, Op
@@ -43,11 +41,11 @@ class Constant:
     """An array among the inputs of an operation, quantized.
 
     Args:
-        q: quantized values, int8 or int16.
+        q: quantized values, int8 or int16; a float64 tensor where `params` are tensors.
         params: what they stand for.
     """
 
-    q: np.ndarray
+    q: Any
     params: QuantParams
 
 

@@ -88,6 +88,8 @@ def _differ(native: QuantParams, output: QuantParams) -> bool:
 def _operand(operand: Operand, number: Any) -> Any:
     if not isinstance(operand, Constant):
         return number
+    if tf.is_tensor(operand.q):
+        return tf.cast(operand.q - operand.params.zero_point, held_in(operand.params))
     dtype = held_in(operand.params).as_numpy_dtype
     return tf.constant(operand.q.astype(dtype) - dtype(operand.params.zero_point))
 
