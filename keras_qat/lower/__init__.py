@@ -28,6 +28,7 @@ from keras_qat.lower.merges import (
     split_average,
     split_custom_scale,
     split_dot,
+    split_extremum,
 )
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
@@ -119,6 +120,7 @@ _FOR_KERNELS = (
     convert_second_factor,
     split_attention,
     split_dot,
+    split_extremum,
     split_multi_head_attention,
     split_pooling_3d,
     split_time_distributed,
@@ -152,7 +154,9 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.TimeDistributed: split_time_distributed,
     _layers.Attention: split_attention,
     _layers.MultiHeadAttention: split_multi_head_attention,
-    **dict.fromkeys((_layers.Concatenate, _layers.Maximum, _layers.Minimum), convert_fixed_ranges),
+    _layers.Concatenate: convert_fixed_ranges,
+    _layers.Maximum: split_extremum,
+    _layers.Minimum: split_extremum,
     _layers.Activation: split_activation_layer,
 }
 """Layer class -> the calls that a call becomes, or none if it stays as it is."""

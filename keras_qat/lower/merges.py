@@ -20,6 +20,7 @@ __all__ = [
     "split_average",
     "split_custom_scale",
     "split_dot",
+    "split_extremum",
 ]
 
 _layers = keras.layers
@@ -43,6 +44,11 @@ def merge_two_by_two(call: Call, made: Made) -> list[Call]:
         calls.append(Call(layer, ([first, other],), {}, output, path(call, layer)))
         first = output
     return calls
+
+
+def split_extremum(call: Call, made: Made) -> list[Call]:
+    """The largest or smallest of n tensors two by two, each pair in one range."""
+    return merge_two_by_two(call, made) or convert_fixed_ranges(call, made)
 
 
 def split_dot(call: Call, made: Made) -> list[Call]:

@@ -142,9 +142,16 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
     rank = len(kernel.shape)
     channels = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
     factor = tf.ones([1], tf.float64) if factor is None else factor
-    columns = tf.reshape(kernel, [-1, math.prod(channels)])
+    order = [axis for axis in range(rank) if axis - rank not in axes]
+    order += [axis % rank for axis in axes]  # Channels last.
+    in_order = order == list(range(rank))
+    arranged = kernel if in_order else tf.transpose(kernel, order)
+    columns = tf.reshape(arranged, [-1, math.prod(channels)])
     q, scale = _quantized(wrapper.weight_spec.bits)(columns, factor)
-    return tf.reshape(q, kernel.shape), tf.reshape(scale, channels), bias
+    q = tf.reshape(q, arranged.shape)
+    if not in_order:
+        q = tf.transpose(q, np.argsort(order))
+    return q, tf.reshape(scale, channels), bias
 
 
 _VECTOR = tf.TensorSpec([None], tf.float64)

@@ -118,10 +118,14 @@ class Emission:
         return tuple(None if size < 0 else int(size) for size in sizes)
 
     def reshape(self, source: int, target: int) -> None:
-        """Adds a RESHAPE of one tensor to the shape of another. At most one size may be open."""
+        """Adds a RESHAPE of one tensor to the shape of another.
+
+        More than one size may be open if they are the first ones of both.
+        """
         sizes = [-1 if size is None else size for size in self.shape(target)]
         if sizes.count(-1) > 1:
-            raise NotImplementedError(f"{self.node.name}: more than one open size in {sizes}")
+            self._reshape_behind(source, target, sizes)
+            return
         new_shape = np.array(sizes, np.int32)
         self.add(
             "RESHAPE",
@@ -130,3 +134,24 @@ class Emission:
             "ReshapeOptions",
             newShape=new_shape,
         )
+
+    def _reshape_behind(self, source: int, target: int, sizes: list[int]) -> None:
+        """Reshapes the axes behind open ones, whose sizes are asked for at run time."""
+        kept = 0
+        for before, after in zip(self.shape(source), self.shape(target), strict=False):
+            if before != after:
+                break
+            kept += 1
+        if sizes[kept:].count(-1) > 1:
+            raise NotImplementedError(f"{self.node.name}: several open sizes in {sizes}")
+        name, builder = f"{SCOPE}/{self.node.name}/sizes", self.builder
+        all_sizes = builder.tensor(name, (len(self.shape(source)),), "int32")
+        first = builder.tensor(f"{name}/kept", (kept,), "int32")
+        shape = builder.tensor(f"{name}/new", (len(sizes),), "int32")
+        int32 = schema.TensorType.INT32
+        self.add("SHAPE", [source], [all_sizes], "ShapeOptions", outType=int32)
+        ends = [self.constant(f"sizes/{at}", np.array([at], np.int32)) for at in (0, kept)]
+        self.add("SLICE", [all_sizes, *ends], [first], "SliceOptions")
+        rest = self.constant("sizes/rest", np.array(sizes[kept:], np.int32))
+        self.add("CONCATENATION", [first, rest], [shape], "ConcatenationOptions", axis=0)
+        self.add("RESHAPE", [source, shape], [target], "ReshapeOptions")
