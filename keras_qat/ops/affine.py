@@ -30,7 +30,7 @@ def _attributes(call: Call) -> Attributes:
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     last = len(call.output.shape) - 1
     known = attributes["axes"] in ((), (last,))
-    return None if last > 0 and known else "not one factor for each channel"
+    return None if last > 0 and known else "not one factor per channel"
 
 
 def _compute(a: Arguments) -> Any:

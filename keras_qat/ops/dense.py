@@ -164,7 +164,10 @@ def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _einsum_per_channel(axes: int) -> Any:
-    """`accepts` where the last axes of the weights, so many, are those of the result, in order."""
+    """`accepts` where the last axes of the weights, so many, are those of the result, in order.
+
+    Others are left to the row with one scale for all weights.
+    """
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         reason = _einsum_accepts(call, attributes)
@@ -173,9 +176,9 @@ def _einsum_per_channel(axes: int) -> Any:
         if attributes["result"] != axes or list(attributes["weights"]) != sorted(
             attributes["weights"]
         ):
-            return "other axes of weights"
+            return ""
         if attributes["bias"] not in (None, attributes["sizes"]):
-            return "one bias for several channels"
+            return ""
         return None
 
     return accepts

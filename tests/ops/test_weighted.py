@@ -213,8 +213,8 @@ def test_which_equations_are_products(equation, output, shape, bias, row):
 @pytest.mark.parametrize(
     ("layer", "shape", "reason"),
     [
-        (lambda: layers.BatchNormalization(axis=1), (4, 5, 6), "not one factor for each channel"),
-        (lambda: layers.Normalization(axis=(1, 2)), (4, 5), "not one factor for each channel"),
+        (lambda: layers.BatchNormalization(axis=1), (4, 5, 6), "not one factor per channel"),
+        (lambda: layers.Normalization(axis=(1, 2)), (4, 5), "not one factor per channel"),
         (lambda: layers.Conv2DTranspose(4, 3, dilation_rate=2), (4, 5, 6), "it has a dilation"),
     ],
 )
