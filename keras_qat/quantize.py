@@ -164,6 +164,7 @@ def _weight_quantizers(layer: Any) -> list[Quantizer]:
 
 
 def _activation_quantizers(layer: Any) -> list[Quantizer]:
+    tensors: tuple[str, ...]
     if isinstance(layer, QuantizeWrapper):
         quantizer, tensors = layer.output_quantizer, (layer.tensor,)
     elif isinstance(layer, Quantize):

@@ -81,7 +81,7 @@ class QuantParams:
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
         """The quantized values next to real ones, half up and clipped: what callers feed a file."""
-        precise = np.float64 if self.bits == 16 else np.float32
+        precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
 

@@ -180,7 +180,7 @@ class ContribPlacement:
         """The kind of computation, as the original tells them apart; None for no known one."""
         op, attributes, _ = match(call)
         if op is None or op is AFFINE:
-            return op and "affine"
+            return None if op is None else "affine"
         if op.is_weighted:
             return "kernel" if type(call.layer) in KERNELS else None
         if op.clips:

@@ -67,7 +67,7 @@ def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
     each time, so it does not matter how they were set.
     """
     if getattr(model, "_phase_finder", None) is not None:
-        return model._phase_finder  # type: ignore[no-any-return]
+        return model._phase_finder
     layers = list(scheduled_layers(model))
     most_calls = max(len(layer.inbound_nodes) for layer in layers)
 

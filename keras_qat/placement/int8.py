@@ -216,7 +216,7 @@ def _symmetric(graph: Graph) -> set[Value]:
     XNNPACK multiplies two tensors as matrices if the right-hand side's zero point is 0. In
     TensorFlow's interpreter it also takes others, and computes as if it were 0.
     """
-    found = set()
+    found: set[Value] = set()
     for call in graph.calls:
         op = op_of(call)
         found.update(call.inputs[place] for place in (op.symmetric if op else ()))

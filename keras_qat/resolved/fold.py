@@ -64,7 +64,7 @@ def table_of(wrapper: Any, output: QuantParams, in_graph: bool) -> Weights:
     scale = output.as_tensors().scale
     if quantizer is not None:
         limits = quantizer.observe(None, training=False)
-        table = fake_quant.fake_quantize(table, *limits, quantizer.spec.bits)
+        table = fake_quant.fake_quantize(table, limits[0], limits[1], quantizer.spec.bits)
     q = tf.round(tf.cast(table, tf.float64) / scale)
     scale = tf.reshape(scale, [1, 1])
     if not in_graph:
@@ -100,11 +100,12 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
     name = next(iter(wrapper.weight_axes), "")
     found = []
     for each in inputs:
-        parts = [scale, None if bias is None else _whole(bias, scale, each)]
+        whole = None if bias is None else _whole(bias, scale, each)
         if not in_graph:
-            parts = [None if part is None else part.numpy() for part in parts]
+            whole = None if whole is None else whole.numpy()
+        held = scale if in_graph else scale.numpy()
         bits = spec.bits if spec else 8
-        found.append(Weights(name, q, *parts, bits=bits, rounding=rounding))
+        found.append(Weights(name, q, held, whole, bits=bits, rounding=rounding))
     return found
 
 

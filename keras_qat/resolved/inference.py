@@ -7,6 +7,7 @@ tell what the exported file gives. Gradients there are those of the simulation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +83,7 @@ class Inference:
             lambda: [tf.identity(each) for each in given],
         )
         outputs = [
-            straight_through(lambda _, one=one: tf.stop_gradient(one), each)
+            straight_through(functools.partial(_instead, one), each)
             for one, each in zip(exact, given, strict=True)
         ]
         return tf.nest.pack_sequence_as(y, outputs)
@@ -101,6 +102,10 @@ class Inference:
         if training is not False:
             conditions.append(tf.logical_not(training))
         return tf.reduce_all(tf.stack(conditions))
+
+
+def _instead(value: Any, other: Any) -> Any:
+    return tf.stop_gradient(value)
 
 
 def infer(graph: Graph, inputs: list[Any], family: Family, adds_losses: bool = True) -> list[Any]:

@@ -103,7 +103,8 @@ class _Resolver:
                 limits = quantizer.observe(None, training=False)
             else:
                 limits = quantizer.current_range()
-            self.params[quantizer] = QuantParams.of_range(*limits, spec.bits)
+            low, high = limits
+            self.params[quantizer] = QuantParams.of_range(low, high, spec.bits)
         return self.params[quantizer]
 
     def _fixed(self, key: Any, make: Callable[[], QuantParams]) -> QuantParams:
@@ -173,8 +174,8 @@ class _Resolver:
         if quantize is not None:
             params = self.params_of(quantize.layer.quantizer)
         elif self.input_range is not None and value.is_float:
-            limits = self.input_range
-            params = self._fixed(("input", *limits), lambda: QuantParams.of_range(*limits, 8))
+            low, high = self.input_range
+            params = self._fixed(("input", low, high), lambda: QuantParams.of_range(low, high, 8))
         self.tensors[value] = tensor = self._tensor(value, params)
         if quantize is not None:
             self._take(quantize, tensor)
@@ -198,9 +199,9 @@ class _Resolver:
             op = self.nodes[found[0]].op
             assert op is not None
             if not op.is_weighted:
-                weights = fold.parameters_of(wrapper, op, self.in_graph)
+                held = fold.parameters_of(wrapper, op, self.in_graph)
                 for place in found:
-                    self.nodes[place] = dataclasses.replace(self.nodes[place], weights=weights)
+                    self.nodes[place] = dataclasses.replace(self.nodes[place], weights=held)
                 continue
             if op is EMBEDDING:
                 for place in found:
@@ -209,7 +210,7 @@ class _Resolver:
                     table = fold.table_of(wrapper, node.output.params, self.in_graph)
                     self.nodes[place] = dataclasses.replace(node, weights=table)
                 continue
-            ends = [
+            ends: Any = [
                 (node.inputs[0].params, node.output.params)
                 for node in map(self.nodes.__getitem__, found)
             ]

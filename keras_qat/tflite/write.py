@@ -122,7 +122,7 @@ def _write_input(
 
 def _clip(builder: Builder, source: int, target: int, params: QuantParams) -> None:
     """Clips at the upper end of fewer than 8 bits."""
-    highest = builder.constant(f"{SCOPE}/highest", np.int8(params.highest), params)
+    highest = builder.constant(f"{SCOPE}/highest", np.array(params.highest, np.int8), params)
     builder.operator("MINIMUM", [source, highest], [target], ("MaximumMinimumOptions", {}))
 
 

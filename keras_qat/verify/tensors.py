@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 
 import numpy as np
 
@@ -162,7 +163,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
         )
 
 
-def _layers_between(value: Value, found: dict[Value, object]) -> tuple[str, ...]:
+def _layers_between(value: Value, found: Container[Value]) -> tuple[str, ...]:
     """The user's layers that compute a value from others that are found."""
     names: list[str] = []
     wanted = [value]
