@@ -1,0 +1,64 @@
+"""Models of parts of quantization-aware models: cut, extended, inside another one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.models import images, layers, observe, residual_net, scramble
+
+
+@pytest.fixture(scope="module")
+def qat():
+    return observe(keras_qat.quantize_model(scramble(residual_net())), images(96, (8, 8, 1)))
+
+
+def cut(qat):
+    return keras.Model(qat.input, qat.get_layer("quant_pool").output)
+
+
+def with_a_head(qat):
+    features = qat.get_layer("quant_flatten").output
+    return keras.Model(qat.input, layers.Softmax()(layers.Dense(4, name="head")(features)))
+
+
+def inside(qat):
+    x = keras.Input((8, 8, 1))
+    return keras.Model(x, layers.Reshape((1, 3))(qat(2.0 * x)))
+
+
+@pytest.mark.parametrize("part", [cut, with_a_head, inside])
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
+def test_parts_are_exported_and_simulated(qat, part, kernels):
+    model, x = part(qat), images(64, (8, 8, 1))
+    contents = keras_qat.export_tflite(model)
+    assert keras_qat.read_metadata(contents)["recipe"]["name"] == "int8"
+    simulated = keras_qat.simulate(model, x, kernels)
+    file = keras_qat.interpreter.TFLiteModel(contents, kernels)
+    found = file.run({model.input_names[0]: x})
+    for name, output in simulated.outputs.items():
+        codes = getattr(output, "codes", output)
+        np.testing.assert_allclose(found[name], codes, atol=1e-6)
+    assert keras_qat.verify(model, contents, x).outputs[0].max_difference <= 2
+
+
+def test_the_graph_can_be_read(qat):
+    text = str(keras_qat.resolve(qat))
+    assert "quant_stem: conv" in text and "merged ReLU up to inf" in text
+    assert "weights [3, 3, 1, 6] of 8 bits per channel, bias" in text
+
+
+def test_inference_in_either_family(qat):
+    x = images(64, (8, 8, 1))
+    contents = keras_qat.export_tflite(qat)
+    for kernels in ("reference", "xnnpack"):
+        qat.kernels = kernels
+        report = keras_qat.verify(qat, contents, x, kernels=kernels, per_layer=True)
+        assert report.identical == 1
+        assert not report.differing
+        copy = type(qat).from_config(qat.get_config())
+        assert copy.kernels == kernels
+    with pytest.raises(ValueError, match="kernels='gpu': use 'xnnpack' or 'reference'"):
+        qat.kernels = "gpu"
