@@ -112,7 +112,7 @@ class Int8Placement:
         if value in self.symmetric:
             own = dataclasses.replace(own, symmetric=True)
         op = self.op(call) if call else None
-        if call and op is None:
+        if call and op is None and (value.is_float or any(v.is_float for v in call.inputs)):
             self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"

@@ -14,7 +14,6 @@ from keras_qat import fake_quant
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
-from keras_qat.keras2.backend import keras
 from keras_qat.layers.bias import factor_and_bias
 from keras_qat.ops.op import Op
 from keras_qat.resolved.weights import Weights
@@ -40,13 +39,8 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_codes(wrapper: Any) -> bool:
-    """Whether a wrapper's weights are quantized, or are single factors, which always are exact.
-
-    The entries of a table are quantized as what it gives.
-    """
-    is_table = isinstance(wrapper.layer, keras.layers.Embedding)
-    has_range = is_table and wrapper.output_quantizer is not None
-    return has_range or set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
+    """Whether a wrapper's weights are quantized, or are single factors, which always are exact."""
+    return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
 def table_params(wrapper: Any) -> QuantParams:
@@ -57,9 +51,8 @@ def table_params(wrapper: Any) -> QuantParams:
     return QuantParams(np.float32(scale.numpy()) if is_number else scale, 0, 16)
 
 
-def table_of(wrapper: Any, output: QuantParams, in_graph: bool) -> Weights:
-    """A table in the quantization parameters of what it gives, rounded as training rounds that."""
-    quantizer = wrapper.output_quantizer
+def table_of(wrapper: Any, output: QuantParams, quantizer: Any, in_graph: bool) -> Weights:
+    """A table in the parameters of what it gives, rounded as its quantizer does in training."""
     table = tf.convert_to_tensor(wrapper.layer.embeddings)
     scale = output.as_tensors().scale
     if quantizer is not None:

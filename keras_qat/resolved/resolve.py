@@ -107,6 +107,11 @@ class _Resolver:
             self.params[quantizer] = QuantParams.of_range(low, high, spec.bits)
         return self.params[quantizer]
 
+    def _quantizer_of(self, params: QuantParams) -> Any:
+        """What quantizes to these parameters, None if no quantizer does."""
+        found = (each for each, known in self.params.items() if known is params)
+        return next((each for each in found if hasattr(each, "observe")), None)
+
     def _fixed(self, key: Any, make: Callable[[], QuantParams]) -> QuantParams:
         if key not in self.params:
             self.params[key] = make()
@@ -207,7 +212,8 @@ class _Resolver:
                 for place in found:
                     node = self.nodes[place]
                     assert node.output.params is not None
-                    table = fold.table_of(wrapper, node.output.params, self.in_graph)
+                    quantizer = self._quantizer_of(node.output.params)
+                    table = fold.table_of(wrapper, node.output.params, quantizer, self.in_graph)
                     self.nodes[place] = dataclasses.replace(node, weights=table)
                 continue
             ends: Any = [
@@ -275,16 +281,19 @@ class _Resolver:
         clip = None if wrapper.activation is None else relu_maximum(wrapper.activation)
         quantizer = wrapper.output_quantizer
         source = self.tensors[call.args[0]]
-        known = found.op is not None and (wrapper.activation is None or clip is not None)
-        if not known or not fold.has_codes(wrapper):
+        is_table = found.op is EMBEDDING
+        has_codes = fold.has_codes(wrapper) or (
+            is_table and (quantizer or self._quantize_behind(call.output)) is not None
+        )
+        known = wrapper.activation is None or clip is not None
+        if found.op is None or not known or not has_codes:
             self._in_float(call, call, found.reason or "its weights are not quantized")
             return
-        is_table = found.op is EMBEDDING
         if source.params is None and source.dtype == "float32" and not is_table:
             self._in_float(call, call, "its input has no quantizer")
             return
         params = None if quantizer is None else self.params_of(quantizer)
-        if is_table and params is None and wrapper.weight_quantizers:
+        if is_table and params is None and fold.has_codes(wrapper):
             params = self._fixed(("table", wrapper), lambda: fold.table_params(wrapper))
         self._emit(call, inner, found, params, clip, wrapper)
 
