@@ -10,8 +10,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import fake_quant
+from keras_qat.contrib import correction
 from keras_qat.keras2.backend import keras
-from keras_qat.layers import QuantizeWrapper, correction
+from keras_qat.layers import QuantizeWrapper
 from tests.models import rng
 
 pytestmark = pytest.mark.legacy

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
-from keras_qat.export import int4
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.tflite import edit
 from tests import structures
 from tests.models import functional, images, layers, observe, residual_net, scramble, train
 
 pytestmark = pytest.mark.legacy
+_Op = schema.BuiltinOperator
+KERNELS = {
+    _Op.CONV_2D,
+    _Op.DEPTHWISE_CONV_2D,
+    _Op.FULLY_CONNECTED,
+}
 X = images(96, (8, 8, 1))
 
 
@@ -22,10 +28,10 @@ def weights_of(contents):
     (graph, *_) = model.subgraphs
     found = []
     for operator in graph.operators:
-        if edit.code_of(model, operator) in int4.TAKES_INT4:
+        if edit.code_of(model, operator) in KERNELS:
             tensor = graph.tensors[operator.inputs[1]]
             data = model.buffers[tensor.buffer].data
-            if tensor.type == int4.INT4:
+            if tensor.type == schema.TensorType.INT4:
                 low, high = (np.int8(data << 4) >> 4), np.int8(data) >> 4
                 codes = np.stack([low, high], -1).reshape(-1)[: np.prod(tensor.shape)]
             else:

@@ -67,7 +67,6 @@ class Emission:
         inputs: list[int] | None = None,
         outputs: list[int] | None = None,
         options: str = "",
-        version: int = 0,
         **fields: Any,
     ) -> None:
         """Adds an operator: by default one that reads all inputs and writes all outputs.
