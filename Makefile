@@ -11,11 +11,12 @@ PYTEST_ARGS ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-legacy lint format clean
+.PHONY: help demo test test-slow test-legacy lint format clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
 	@echo "make test         run the tests (PYTEST_ARGS='-k verify')"
+	@echo "make test-slow    run the long sweeps: hundreds of random calls of each operator"
 	@echo "make test-legacy  run the short part of them on TensorFlow 2.15"
 	@echo "make lint         check style, formatting and types"
 	@echo "make format       put style and formatting right"
@@ -26,6 +27,9 @@ demo: $(VENV)/.complete
 
 test: $(VENV)/.complete
 	$(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.complete
+	$(VENV)/bin/python -m pytest -n 2 -m slow $(PYTEST_ARGS)
 
 test-legacy: $(VENV_LEGACY)/.complete
 	$(VENV_LEGACY)/bin/python -m pytest -n 2 -m legacy $(PYTEST_ARGS)
