@@ -47,11 +47,6 @@ class Emission:
         return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
 
     @property
-    def inputs_are_float(self) -> bool:
-        """Whether it reads real numbers."""
-        return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.FLOAT32
-
-    @property
     def activation(self) -> int:
         """The merged ReLU, for the options of operators that take one.
 
