@@ -75,14 +75,9 @@ def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
     if output is None or native is None:
         return results
     results = [clipped(each, native, node.maximum) for each in results]
-    if _differ(native, output):
+    if native is not output and (tf.is_tensor(output.scale) or native != output):
         results = [clipped(requantized(family, each, native, output), output) for each in results]
     return results
-
-
-def _differ(native: QuantParams, output: QuantParams) -> bool:
-    """Whether parameters that kernels fix are others than those that are wanted."""
-    return tf.is_tensor(output.scale) or native != output
 
 
 def _operand(operand: Operand, number: Any) -> Any:
