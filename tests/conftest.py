@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.models import images, residual_net, train
+from tests.helpers import images, train
+from tests.networks.small import residual_net
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.models import functional, images, layers, residual_net, scramble, tiny_net, train
+from tests.helpers import images, scramble, train
+from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
 X = images(40, (8, 8, 1))

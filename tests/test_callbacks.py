@@ -11,7 +11,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
 from keras_qat.keras2.backend import keras
-from tests.models import functional, images, layers, rng, scramble, tiny_net, train
+from tests.helpers import images, rng, scramble, train
+from tests.networks.small import functional, layers, tiny_net
 
 X = images(80, (6, 6, 2))
 

@@ -52,7 +52,7 @@ def test_replicas_share_their_ranges(recipe, tmp_path):
     """Each sees another part of the batch; the file can hold but one range for a tensor."""
     import keras_qat
     from keras_qat.keras2.backend import keras
-    from tests.models import rng
+    from tests.helpers import rng
 
     path = tmp_path / "qat.keras"
     done = subprocess.run(

@@ -15,7 +15,8 @@ import keras_qat
 from keras_qat import recipes, specs
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
-from tests.models import functional, images, layers, observe, residual_net, tiny_net
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers, residual_net, tiny_net
 
 OLD_KERAS = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat import fake_quant
-from tests.models import rng
+from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy
 

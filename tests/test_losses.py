@@ -9,7 +9,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
-from tests.models import functional, images, layers, observe, rng
+from tests.helpers import images, observe, rng
+from tests.networks.small import functional, layers
 
 
 def measured(model, x):

@@ -8,7 +8,7 @@ import pytest
 from keras_qat import fake_quant
 from keras_qat.layers import Quantize
 from keras_qat.specs import QuantSpec
-from tests.models import rng
+from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy
 

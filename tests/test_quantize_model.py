@@ -7,17 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.models import (
-    functional,
-    images,
-    layers,
-    observe,
-    residual_net,
-    scramble,
-    tiny_net,
-    train,
-    values,
-)
+from tests.helpers import images, observe, scramble, train, values
+from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
 

@@ -12,7 +12,8 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.models import images, rng, scramble, tiny_net, train
+from tests.helpers import images, rng, scramble, train
+from tests.networks.small import tiny_net
 
 X = images(64, (6, 6, 2))
 LABELS = rng(5).integers(0, 3, 32)

@@ -11,8 +11,9 @@ from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.read import FileGraph
 from keras_qat.verify.tensors import pair
-from tests.models import functional, images, layers, observe, residual_net, rng, scramble, train
-from tests.simulated import KERNELS, Product, assert_identical
+from tests.comparison import KERNELS, Product, assert_identical
+from tests.helpers import images, observe, rng, scramble, train
+from tests.networks.small import functional, layers, residual_net
 
 with_kernels = pytest.mark.parametrize("kernels", KERNELS)
 

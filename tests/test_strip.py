@@ -7,7 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.models import functional, images, layers, residual_net, rng, scramble, tiny_net, train
+from tests.helpers import images, rng, scramble, train
+from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
 X = images(16, (8, 8, 1))

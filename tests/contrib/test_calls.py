@@ -9,8 +9,9 @@ import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.schedule import scheduled_layers
-from tests.contrib.networks import conv, image, layers, relu, two_scopes
-from tests.models import images, residual_net, tiny_net, train, values
+from tests.helpers import images, train, values
+from tests.networks.contrib import conv, image, layers, relu, two_scopes
+from tests.networks.small import residual_net, tiny_net
 
 contrib = keras_qat.recipes.contrib
 

@@ -13,8 +13,9 @@ import pytest
 
 import keras_qat
 from keras_qat.schedule import scheduled_layers
-from tests.contrib.networks import ACTIVATIONS, KERNELS, SHAPE, single
-from tests.models import images, tiny_net, train, values
+from tests.helpers import images, train, values
+from tests.networks.contrib import ACTIVATIONS, KERNELS, SHAPE, single
+from tests.networks.small import tiny_net
 
 GRID = [
     (kind, batch_norm, activation, bypass, scope)

@@ -10,8 +10,8 @@ import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.specs import QuantSpec
-from tests.contrib.networks import conv, image, layers, relu
-from tests.models import images, rng
+from tests.helpers import images, rng
+from tests.networks.contrib import conv, image, layers, relu
 
 pytestmark = pytest.mark.legacy
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.models import rng
+from tests.helpers import rng
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "coming-from-tf-contrib-quantize.md").read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from keras_qat import patterns
 from keras_qat.keras2 import graph
 from keras_qat.keras2.backend import keras
 from keras_qat.lower import lower
-from tests.contrib.networks import conv, identity, image, layers, relu
-from tests.models import images
+from tests.helpers import images
+from tests.networks.contrib import conv, identity, image, layers, relu
 
 
 def quantized_tensors(inputs, outputs, **kwargs) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from keras_qat.ops.page import page
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "operators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 
 def test_the_page_is_made_of_the_rows():

@@ -7,7 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.models import images, layers, observe, residual_net, scramble
+from tests.helpers import images, observe, scramble
+from tests.networks.small import layers, residual_net
 
 
 @pytest.fixture(scope="module")

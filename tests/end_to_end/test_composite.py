@@ -1,0 +1,141 @@
+"""Layers of every kind: quantized, trained a step, saved, exported and run by the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
+from tests.networks.composite import FAMILIES, family_inputs, family_model
+
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if family.slow else name
+    for name, family in FAMILIES.items()
+]
+
+
+@dataclasses.dataclass
+class Made:
+    """A family after all steps."""
+
+    float_model: Any
+    model: Any
+    x: Any
+    moved: float
+    file: TFLiteModel
+    report: Any
+
+
+def train_a_step(model: Any, x: Any) -> float:
+    """One step of gradient descent; the largest change of a weight."""
+    with tf.GradientTape() as tape:
+        outputs = tf.nest.flatten(model(x, training=True))
+        loss = tf.add_n([tf.reduce_mean(each**2) for each in outputs])
+    gradients = tape.gradient(loss, model.trainable_variables)
+    before = [np.array(each) for each in model.trainable_variables]
+    pairs = zip(gradients, model.trainable_variables, strict=True)
+    keras.optimizers.SGD(1e-3).apply_gradients([pair for pair in pairs if pair[0] is not None])
+    changes = zip(before, model.trainable_variables, strict=True)
+    return max((float(np.max(np.abs(old - new))) for old, new in changes), default=1.0)
+
+
+@functools.cache
+def made(name: str) -> Made:
+    """A family, trained and exported once."""
+    inputs = family_inputs(name)
+    x = inputs if len(inputs) > 1 else inputs[0]
+    float_model = family_model(name)
+    model = keras_qat.quantize_model(float_model)
+    moved = train_a_step(model, x)
+    contents = keras_qat.export_tflite(model)
+    report = keras_qat.verify(model, contents, x)
+    return Made(float_model, model, x, moved, TFLiteModel(contents), report)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_quantization_it_computes_what_the_float_model_does(name):
+    inputs = family_inputs(name, 8)
+    x = inputs if len(inputs) > 1 else inputs[0]
+    model = family_model(name)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    for expected, found in zip(
+        tf.nest.flatten(model(x, training=False)),
+        tf.nest.flatten(qat(x, training=False)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains(name):
+    assert made(name).moved > 0 or not made(name).model.trainable_weights
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_reloads_equal(name, tmp_path):
+    model, x = made(name).model, made(name).x
+    model.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    outputs = [tf.nest.flatten(each(x, training=False)) for each in (model, loaded)]
+    for expected, found in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "structure"),
+    [
+        pytest.param(name, each, marks=[pytest.mark.slow] * family.slow)
+        for name, family in FAMILIES.items()
+        for each in family.structures
+    ],
+)
+def test_the_file_gives_the_codes_of_the_model(name, structure):
+    """Layers in float add up in another order there, by which a code may be another one."""
+    family = FAMILIES[name]
+    report = made(name).report.outputs[list(family.structures).index(structure)]
+    assert report.identical >= (1 if family.int8 else 0.99)
+    assert report.max_difference <= (0 if family.int8 else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float_operations_are_those_that_the_plan_says(name):
+    plan = keras_qat.plan(made(name).float_model)
+    computing = {
+        operation
+        for operation, reads, writes in made(name).file.operations()
+        if np.dtype(np.float32) in reads + writes
+    }
+    assert bool(computing - {"QUANTIZE", "DEQUANTIZE"}) == bool(plan.float_layers)
+    assert bool(plan.float_layers) != FAMILIES[name].int8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_in_float64(name):
+    """Microcontrollers do not have it."""
+    for _, reads, writes in made(name).file.operations():
+        assert np.dtype(np.float64) not in reads + writes
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.int8])
+def test_integers_are_not_converted_on_the_way(name):
+    operations = [operation for operation, _, _ in made(name).file.operations()]
+    assert not {"QUANTIZE", "DEQUANTIZE"} & set(operations)
+
+
+def test_only_layers_without_kernels_stay_in_float():
+    plan = keras_qat.plan(family_model("pass_through"))
+    calls = [call for call in plan.graph.calls if call.name in plan.float_layers]
+    kinds = {type(call.layer).__name__ for call in calls}
+    assert kinds == {
+        *("ThresholdedReLU", "ReLU", "Scale", "GroupNormalization"),
+        *("LayerNormalization", "UnitNormalization", "LocallyConnected2D", "TFOpLambda"),
+    }

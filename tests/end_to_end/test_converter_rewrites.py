@@ -1,0 +1,150 @@
+"""Models that TFLite's converter rewrites: the file has the model's codes all the same, in int8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe, rng, scramble
+from tests.networks.small import layers
+
+
+def assert_exact(model: Any, *inputs: np.ndarray) -> None:
+    """The file computes what the model does, without an operation in float."""
+    qat = observe(keras_qat.quantize_model(scramble(model)), *inputs)
+    assert not keras_qat.plan(model).float_layers
+    x = inputs[0] if len(inputs) == 1 else list(inputs)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert not report.float_operations
+    assert report.identical == 1
+    assert all(each.simulated == 1 for each in report.tensors)
+
+
+BETWEEN_CONVOLUTIONS: dict[str, Callable[[Any], Any]] = {
+    "clip": lambda x: tf.clip_by_value(x, -1.0, 1.0),
+    "clip_by_hand": lambda x: tf.minimum(tf.maximum(x, -1.0), 1.0),
+    "clip_at_constants": lambda x: tf.minimum(tf.maximum(x, tf.constant(-1.0)), tf.constant(1.0)),
+    "clip_at_zero_by_hand": lambda x: tf.minimum(tf.maximum(x, 0.0), 1.0),
+    "relu6_by_hand": lambda x: tf.minimum(tf.maximum(x, 0.0), 6.0),
+    "depth_to_space_relu": lambda x: tf.nn.relu(tf.nn.depth_to_space(x, 2)),
+    "depth_to_space_clip": lambda x: tf.clip_by_value(tf.nn.depth_to_space(x, 2), 0.0, 1.0),
+    "depth_to_space_by_hand": lambda x: tf.minimum(
+        tf.maximum(tf.nn.depth_to_space(x, 2), 0.0), 1.0
+    ),
+    "transpose_relu": lambda x: tf.nn.relu(tf.transpose(x, (0, 2, 1, 3))),
+    "permute_relu6": lambda x: layers.ReLU(6.0)(layers.Permute((2, 1, 3))(x)),
+    "square": tf.square,
+    "transpose_square": lambda x: tf.square(tf.transpose(x, (0, 2, 1, 3))),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN_CONVOLUTIONS)
+def test_between_convolutions(name):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((8, 8, 4))
+    y = BETWEEN_CONVOLUTIONS[name](layers.Conv2D(8, 3)(x))
+    assert_exact(keras.Model(x, layers.Conv2D(4, 3)(y)), images(32))
+
+
+RESHAPES: dict[str, Callable[[Any], Any]] = {
+    "batch": lambda x: tf.reshape(x, [tf.shape(x)[0], -1, 6]),
+    "all": lambda x: tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], tf.shape(x)[2] * 6]),
+    "unstacked": lambda x: tf.reshape(x, [tf.unstack(tf.shape(x))[0], 16, -1]),
+    "at_least": lambda x: tf.reshape(x, [-1, tf.maximum(8 * tf.shape(x)[1], 1), 6]),
+    "backend": lambda x: keras.backend.reshape(x, (keras.backend.shape(x)[0], 64, 6)),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_reshaped_to_sizes_that_are_asked_for(name):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((8, 8, 4))
+    heads = [RESHAPES[name](layers.Conv2D(6, 3, padding="same")(x)) for _ in range(2)]
+    assert_exact(keras.Model(x, tf.concat(heads, 1)), images(32))
+
+
+def _conv(x: Any, activation: Any = None) -> Any:
+    return layers.Conv2D(6, 3, padding="same", activation=activation)(x)
+
+
+def _turned(x: Any) -> Any:
+    return tf.transpose(_conv(x), (0, 2, 1, 3))
+
+
+BEHIND_MOVES: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: layers.Flatten()(_conv(x)) + layers.Flatten()(_conv(x)),
+    "sum_of_fixed": lambda x: (
+        tf.reshape(_conv(x, "tanh"), [-1, 64, 6]) + tf.reshape(_conv(x, "tanh"), [-1, 64, 6])
+    ),
+    "steps": lambda x: layers.Add()(
+        [layers.TimeDistributed(layers.Conv1D(3, 3, activation="tanh"))(x) for _ in range(2)]
+    ),
+    "product": lambda x: _turned(x) * _turned(x),
+    "keywords": lambda x: tf.add(x=_turned(x), y=_turned(x)),
+    "difference": lambda x: _turned(x) - _conv(x),
+    "constant": lambda x: _turned(x) + 1.5,
+    "prelu": lambda x: layers.PReLU()(_turned(x)),
+    "leaky": lambda x: tf.nn.leaky_relu(_turned(x)),
+    "tanh": lambda x: tf.tanh(_turned(x)),
+    "maximum": lambda x: tf.maximum(_turned(x), 0.3),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_MOVES)
+def test_behind_moves(name):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((8, 8, 4))
+    assert_exact(keras.Model(x, BEHIND_MOVES[name](x)), images(32))
+
+
+BETWEEN_DENSE: dict[str, Callable[[Any], Any]] = {
+    "square": tf.square,
+    "product": lambda x: x * x,
+    "sum": lambda x: x + x,
+    "multiply": lambda x: layers.Multiply()([x, x]),
+    "relus": lambda x: tf.nn.relu(x) * tf.nn.relu(x),
+    "clip": lambda x: tf.clip_by_value(x, -1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN_DENSE)
+@pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=str)
+def test_between_dense_layers(name, shape):
+    keras.utils.set_random_seed(1)
+    x = keras.Input(shape)
+    y = layers.Dense(2)(BETWEEN_DENSE[name](layers.Dense(4)(x)))
+    assert_exact(keras.Model(x, y), images(64, shape))
+
+
+def _embedding(deviation: float) -> Any:
+    normal = keras.initializers.RandomNormal(stddev=deviation)
+    return layers.Embedding(20, 8, embeddings_initializer=normal)
+
+
+EMBEDDINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "alone": lambda i, x: layers.Flatten()(_embedding(0.5)(i)),
+    "joined_with_dense": lambda i, x: layers.Concatenate()(
+        [layers.Flatten()(_embedding(0.5)(i)), layers.Dense(4, activation="relu")(x)]
+    ),
+    "joined_with_input": lambda i, x: tf.concat([layers.Flatten()(_embedding(0.5)(i)), x], -1),
+    "joined_with_another": lambda i, x: layers.Concatenate()(
+        [_embedding(0.5)(i), _embedding(0.1)(i)]
+    ),
+    "plus_positions": lambda i, x: _embedding(0.5)(i) + rng(3).normal(size=(2, 8)).astype("f"),
+    "plus_another": lambda i, x: _embedding(0.5)(i) + _embedding(0.1)(i[:, ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings(name):
+    keras.utils.set_random_seed(1)
+    indices, x = keras.Input((2,), dtype="int32"), keras.Input((3,))
+    y = layers.Dense(3)(EMBEDDINGS[name](indices, x))
+    numbers = rng().integers(0, 20, (64, 2)).astype(np.int32)
+    assert_exact(keras.Model([indices, x], [y, layers.Dense(2)(x)]), numbers, images(64, (3,)))

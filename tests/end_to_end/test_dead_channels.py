@@ -1,0 +1,82 @@
+"""Channels that training has switched off: their weights are next to nothing, their bias is not.
+
+In steps of input times weight the bias would not fit the 32 bits that runtimes hold it in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers
+
+LAYERS = {
+    "conv": lambda: layers.Conv2D(4, 3, name="layer"),
+    "depthwise": lambda: layers.DepthwiseConv2D(3, depth_multiplier=2, name="layer"),
+    "dense": lambda: layers.Dense(4, name="layer"),
+    "transposed": lambda: layers.Conv2DTranspose(4, 3, name="layer"),
+    "einsum": lambda: layers.EinsumDense(
+        "abcd,de->abce", (None, None, 4), bias_axes="e", name="layer"
+    ),
+    "norm": lambda: layers.BatchNormalization(name="layer"),
+}
+
+
+def kill(layer, channel, size):
+    """Weights of one channel, or of all for a layer with one range, are `size` times as large."""
+    weights = layer.get_weights()
+    single = isinstance(layer, (layers.Conv2DTranspose, layers.EinsumDense))
+    if isinstance(layer, layers.DepthwiseConv2D):
+        weights[0][:, :, 0, channel] *= size
+    else:
+        weights[0][... if single else (..., channel)] *= size
+    weights[1][:] = np.linspace(-0.5, 1.0, weights[1].size)
+    layer.set_weights(weights)
+
+
+@pytest.mark.parametrize(("size", "bits"), [(1e-5, 8), (1e-20, 4)])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_bias_of_a_dead_channel_is_exported(kind, size, bits):
+    model = functional(
+        (6, 6, 4), build=lambda x: layers.Conv2D(3, 1, name="out")(LAYERS[kind]()(x))
+    )
+    kill(model.get_layer("layer"), 1, size)
+    x = images(32, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.int8(weight_bits=bits)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    (found,) = [each for each in report.tensors if each.name == "layer"]
+    assert found.fed.max_difference <= 1
+    # The kernel for transposed convolutions is TFLite's own, which rounds twice.
+    assert found.fed.identical >= (0.99 if kind == "transposed" else 0.999)
+
+
+def test_folded_batch_norm_with_a_tiny_gamma():
+    def build(x):
+        x = layers.Conv2D(4, 3, use_bias=False, name="layer")(x)
+        return layers.Conv2D(3, 1)(layers.BatchNormalization(name="norm")(x))
+
+    model = functional((6, 6, 4), build=build)
+    norm = model.get_layer("norm")
+    norm.gamma.assign([1e-9, 1.0, -1e-6, 0.0])
+    norm.beta.assign([1.0, 0.1, -0.6, 0.4])
+    x = images(32, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert report.differing == ()
+
+
+def test_factors_next_to_nothing():
+    """As ConvNeXt's LayerScale starts with: the converter has no finer steps than 5e-7 / 127."""
+
+    def build(x):
+        x = layers.Conv2D(4, 1, activation="relu")(x)
+        return layers.Conv2D(3, 1)(layers.BatchNormalization(name="scale")(x))
+
+    model = functional((6, 6, 4), build=build)
+    model.get_layer("scale").gamma.assign([1e-8, 3e-7, 2e-6, 1e-5])
+    x = images(64, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert [each.fed.identical for each in report.tensors[1:]] == [1, 1, 1]

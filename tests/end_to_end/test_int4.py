@@ -1,0 +1,103 @@
+"""4-bit weights: trained on 15 levels, stored in int8 codes or two in a byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tensorflow.lite.python import schema_py_generated as schema
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.tflite import edit
+from tests.helpers import images, observe, scramble, train
+from tests.networks import convolutional
+from tests.networks.small import functional, layers, residual_net
+
+pytestmark = pytest.mark.legacy
+_Op = schema.BuiltinOperator
+KERNELS = {
+    _Op.CONV_2D,
+    _Op.DEPTHWISE_CONV_2D,
+    _Op.FULLY_CONNECTED,
+}
+X = images(96, (8, 8, 1))
+
+
+def weights_of(contents):
+    """Type and values of the weights of every kernel in a file."""
+    model = edit.unpack(contents)
+    (graph, *_) = model.subgraphs
+    found = []
+    for operator in graph.operators:
+        if edit.code_of(model, operator) in KERNELS:
+            tensor = graph.tensors[operator.inputs[1]]
+            data = model.buffers[tensor.buffer].data
+            if tensor.type == schema.TensorType.INT4:
+                low, high = (np.int8(data << 4) >> 4), np.int8(data) >> 4
+                codes = np.stack([low, high], -1).reshape(-1)[: np.prod(tensor.shape)]
+            else:
+                codes = data.view(np.int8)
+            scale = np.asarray(tensor.quantization.scale)
+            shape = [1] * len(tensor.shape)
+            shape[tensor.quantization.quantizedDimension] = -1
+            found.append((tensor.type, codes.reshape(tensor.shape) * scale.reshape(shape)))
+    return found
+
+
+def test_weights_are_those_that_were_trained():
+    qat = train(keras_qat.quantize_model(residual_net(), "int4_weights"), X, steps=24)
+    in_bytes, packed = (
+        weights_of(keras_qat.export_tflite(qat, pack_int4=pack)) for pack in (False, True)
+    )
+    assert len(in_bytes) == len(packed) == 4
+    assert {kind for kind, _ in packed} != {kind for kind, _ in in_bytes}
+    for (_, one), (_, other) in zip(in_bytes, packed, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    kernel = qat.get_layer("quant_logits").layer.kernel.numpy()
+    step = np.abs(kernel).max(0) / 7
+    found = packed[-1][1].reshape(kernel.T.shape).T
+    np.testing.assert_allclose(found, np.round(kernel / step) * step, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["conv", "depthwise", "dense"])
+def test_packed_and_not(family):
+    qat = keras_qat.quantize_model(scramble(convolutional.family_model(family)), "int4_weights")
+    x = convolutional.family_inputs(family)
+    observe(qat, *x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x[0])
+    assert report.max_difference <= 1
+    assert report.identical >= 0.999
+    # Sums of int4 weights are small numbers, and kernels round them twice: up, if halfway.
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat, pack_int4=True), x[0])
+    assert report.max_difference <= 1
+    assert report.identical >= 0.9
+
+
+def test_half_of_the_size():
+    model = functional((128,), build=lambda x: layers.Dense(64)(layers.Dense(256)(x)))
+    qat = observe(keras_qat.quantize_model(model, "int4_weights"), images(32, (128,)))
+    in_bytes, packed = (len(keras_qat.export_tflite(qat, pack_int4=p)) for p in (False, True))
+    count = 128 * 256 + 256 * 64
+    assert in_bytes - packed == pytest.approx(count / 2, rel=0.02)
+
+
+def test_layers_of_other_bits_stay_in_bytes():
+    recipe = keras_qat.recipes.int4_weights().override("logits", weight_bits=8)
+    qat = observe(keras_qat.quantize_model(scramble(residual_net()), recipe), X)
+    contents = keras_qat.export_tflite(qat, pack_int4=True)
+    kinds = [kind for kind, _ in weights_of(contents)]
+    assert len(set(kinds)) == 2
+    assert kinds.count(kinds[-1]) == 1
+    assert keras_qat.verify(qat, contents, X).max_difference <= 3
+    (name,) = TFLiteModel(contents).inputs
+    assert name == "image"
+
+
+def test_nothing_to_pack():
+    x = images(32, (6,))
+    qat = observe(keras_qat.quantize_model(functional((6,), build=layers.Dense(4))), x)
+    with pytest.raises(ValueError, match=r"no weights of at most 4 bits.*int4_weights"):
+        keras_qat.export_tflite(qat, pack_int4=True)
+    qat = keras_qat.quantize_model(functional((6,), build=layers.Dense(4)), "int16x8")
+    with pytest.raises(ValueError, match="no kernels for int4 weights and 16 bits"):
+        keras_qat.export_tflite(observe(qat, x), pack_int4=True)

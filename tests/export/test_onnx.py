@@ -1,0 +1,118 @@
+"""The ONNX file: what onnxruntime computes with its integer kernels and without them."""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import keras_qat
+from tests.helpers import images, observe, scramble, train
+from tests.networks.convolutional import family_inputs, family_model
+from tests.networks.small import functional, layers, out_of_order, residual_net
+
+EXTRA = "needs the extra: pip install 'keras-qat[onnx]' onnxruntime"
+
+
+@pytest.fixture
+def onnx():
+    pytest.importorskip("tf2onnx", reason=EXTRA)
+    return pytest.importorskip("onnx", reason=EXTRA)
+
+
+def run(contents, inputs, integers=True):
+    """Outputs by name, computed with integer kernels or each operation in float."""
+    runtime = pytest.importorskip("onnxruntime", reason=EXTRA)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    if not integers:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = runtime.InferenceSession(contents, options)
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def differences(qat, contents, *inputs, integers=True):
+    """How many steps each output is from the simulation, on a grid of 256 over its values."""
+    expected = qat.predict(inputs[0] if len(inputs) == 1 else list(inputs), verbose=0)
+    expected = expected if isinstance(expected, list) else [expected]
+    found = run(contents, dict(zip(qat.input_names, inputs, strict=True)), integers)
+    assert list(found) == qat.output_names
+    return {
+        name: np.abs(found[name] - values) / (np.ptp(values) / 255)
+        for name, values in zip(qat.output_names, expected, strict=True)
+    }
+
+
+@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize("family", ["conv", "depthwise", "dense", "dense_3d", "concatenations"])
+def test_structures(onnx, family, integers):
+    qat = keras_qat.quantize_model(scramble(family_model(family)))
+    inputs = family_inputs(family)
+    observe(qat, *inputs)
+    contents = keras_qat.export_onnx(qat)
+    for name, steps in differences(qat, contents, *inputs, integers=integers).items():
+        assert np.mean(steps < 0.3) >= 0.998, name
+        assert steps.max() < 1.7, name
+
+
+def test_trained_model(onnx, tmp_path):
+    x = images(96, (8, 8, 1))
+    qat = train(keras_qat.quantize_model(residual_net()), x, steps=24)
+    path = tmp_path / "model.onnx"
+    contents = keras_qat.export_onnx(qat, path)
+    assert path.read_bytes() == contents
+    for integers in (True, False):
+        steps = differences(qat, contents, x, integers=integers)["logits"]
+        assert np.mean(steps < 0.3) >= 0.99
+        assert steps.max() < 1.7
+    # Every kernel and bias is in integers.
+    model = onnx.load_from_string(contents)
+    types = {each.name: each.data_type for each in model.graph.initializer}
+    makers = {each.output[0]: each for each in model.graph.node}
+    kernels = [node for node in model.graph.node if node.op_type in ("Conv", "MatMul")]
+    assert len(kernels) == 4
+    for node in kernels:
+        assert types[makers[node.input[1]].input[0]] == onnx.TensorProto.INT8
+        if len(node.input) > 2:
+            assert types[makers[node.input[2]].input[0]] == onnx.TensorProto.INT32
+    counts = collections.Counter(node.op_type for node in model.graph.node)
+    assert counts["QuantizeLinear"] == 6
+    notes = {each.key: each.value for each in model.metadata_props}
+    assert notes["keras_qat"] == keras_qat.__version__
+    assert keras_qat.recipes.Recipe.from_config(json.loads(notes["recipe"])) == qat.recipe
+
+
+def test_order_and_names(onnx):
+    qat = keras_qat.quantize_model(scramble(out_of_order()))
+    x = [images(64, (6,), 1), images(64, (4,), 2)]
+    observe(qat, *x)
+    found = differences(qat, keras_qat.export_onnx(qat), *x)
+    assert max(each.max() for each in found.values()) < 1.7
+
+
+def test_fewer_bits(onnx):
+    recipe = keras_qat.recipes.int8(weight_bits=4, activation_bits=4)
+    qat = keras_qat.quantize_model(
+        scramble(functional((8, 8, 4), build=layers.Conv2D(6, 3))), recipe
+    )
+    x = images(64)
+    observe(qat, x)
+    (steps,) = differences(qat, keras_qat.export_onnx(qat), x).values()
+    assert np.mean(steps < 1) >= 0.999  # Of 256, of which 16 are used.
+
+
+def test_16_bits(onnx):
+    qat = observe(keras_qat.quantize_model(residual_net(), "int16x8"), images(8, (8, 8, 1)))
+    with pytest.raises(ValueError, match="16-bit activations"):
+        keras_qat.export_onnx(qat)
+
+
+def test_without_the_extra(exported, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    with pytest.raises(ImportError, match=r"pip install 'keras-qat\[onnx\]'"):
+        keras_qat.export_onnx(exported.model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

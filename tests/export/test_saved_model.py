@@ -1,0 +1,109 @@
+"""The SavedModel: runs without keras_qat, on a CPU, and gives the model's numbers."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.export.inference import inference_module
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe, scramble
+from tests.networks.convolutional import family_inputs, family_model
+from tests.networks.small import layers, residual_net
+
+
+def test_runs_where_only_tensorflow_is(exported, tmp_path, fresh_process):
+    path = str(tmp_path / "model")
+    keras_qat.export_saved_model(exported.model, path)
+    found = fresh_process(
+        f"""
+import sys
+import tensorflow as tf
+model = tf.saved_model.load({path!r})
+assert not any(name.split(".")[0] in ("keras_qat", "tf_keras") for name in sys.modules)
+result = model.signatures["serving_default"](image=tf.constant(arrays["x"]))["logits"].numpy()
+""",
+        x=exported.x,
+    )
+    expected = exported.model.predict(exported.x, verbose=0)
+    step = keras_qat.quantizers(exported.model)[-1]
+    differences = np.abs(found - expected) / ((step.maximum - step.minimum) / 255)
+    assert np.mean(differences < 1e-3) >= 0.99
+    assert differences.max() <= 1 + 1e-3
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("family", ["depthwise"])
+def test_every_spelling_runs_on_a_cpu(family, tmp_path):
+    """Dilated and strided layers too, which TensorFlow's CPU kernels take in some forms only."""
+    qat = keras_qat.quantize_model(scramble(family_model(family)))
+    inputs = family_inputs(family, 16)
+    observe(qat, *inputs)
+    keras_qat.export_saved_model(qat, tmp_path / "model")
+    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    found = serve(**dict(zip(qat.input_names, map(tf.constant, inputs), strict=True)))
+    expected = dict(zip(qat.output_names, qat.predict(inputs, verbose=0), strict=True))
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        steps = np.abs(found[name] - values) / (np.ptp(values) / 255)
+        assert np.mean(steps < 0.5) >= 0.99, name
+        assert steps.max() < 1.5, name
+
+
+def test_folded():
+    """One convolution where there were a convolution and a BatchNormalization."""
+    model = scramble(residual_net())
+    qat = keras_qat.quantize_model(model)
+    observe(qat, images(32, (8, 8, 1)))
+    module = inference_module(qat)
+    operations = collections.Counter(
+        operation.type for operation in module.serve.get_concrete_function().graph.get_operations()
+    )
+    assert operations["Conv2D"] == 2
+    assert operations["DepthwiseConv2dNative"] == 1
+    assert not any("BatchNorm" in kind or kind == "Rsqrt" for kind in operations)
+
+
+def test_several_inputs_one_of_them_integers(tmp_path, fresh_process):
+    tokens = keras.Input((5,), dtype="int32", name="tokens")
+    image = keras.Input((8, 8, 1), name="image")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(7, 4)(tokens))
+    y = layers.GlobalMaxPooling2D()(layers.Conv2D(4, 3)(image))
+    x = layers.Concatenate()([x, y])
+    model = keras.Model([image, tokens], {"b": layers.Dense(3, name="b")(x), "a": x})
+    qat = keras_qat.quantize_model(scramble(model))
+    numbers = np.random.default_rng(0).integers(0, 7, (32, 5)).astype(np.int32)
+    inputs = [images(32, (8, 8, 1)), numbers]
+    observe(qat, *inputs)
+    path = str(tmp_path / "model")
+    keras_qat.export_saved_model(qat, path)
+    found = fresh_process(
+        f"""
+import tensorflow as tf
+serve = tf.saved_model.load({path!r}).signatures["serving_default"]
+taken = serve.structured_input_signature[1]
+assert taken["tokens"].dtype == tf.int32 and taken["tokens"].shape.as_list() == [None, 5]
+outputs = serve(tokens=tf.constant(arrays["tokens"]), image=tf.constant(arrays["image"]))
+assert sorted(outputs) == {sorted(qat.output_names)!r}
+result = outputs["b"].numpy()
+""",
+        image=inputs[0],
+        tokens=numbers,
+    )
+    expected = qat.predict(inputs, verbose=0)["b"]
+    assert np.abs(found - expected).max() <= 1.5 * np.ptp(expected) / 255
+
+
+def test_existing_saved_model_is_replaced(exported, tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    keras_qat.export_saved_model(exported.model, path)
+    (path / "old").write_text("old")
+    keras_qat.export_saved_model(exported.model, path)
+    assert not (path / "old").exists()
+    assert (path / "saved_model.pb").exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]

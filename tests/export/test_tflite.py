@@ -1,0 +1,175 @@
+"""The file: types at its ends, names, several inputs and outputs, and when it is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe, scramble
+from tests.networks.small import functional, layers, out_of_order
+
+pytestmark = pytest.mark.legacy
+
+
+def test_file_is_written_and_returned(exported, tmp_path):
+    path = tmp_path / "model.tflite"
+    contents = keras_qat.export_tflite(exported.model, path)
+    assert path.read_bytes() == contents == exported.tflite
+    assert [each.name for each in tmp_path.iterdir()] == ["model.tflite"]
+
+
+def test_existing_file_is_replaced(exported, tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"old")
+    keras_qat.export_tflite(exported.model, str(path))
+    assert path.read_bytes() == exported.tflite
+
+
+def test_exporting_does_not_change_the_model(exported):
+    before = exported.model.get_weights()
+    assert keras_qat.export_tflite(exported.model) == exported.tflite
+    for one, other in zip(exported.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("output_dtype", ["int8", "uint8", "float32"])
+@pytest.mark.parametrize("input_dtype", ["int8", "uint8", "float32"])
+def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
+    qat = keras_qat.quantize_model(scramble(functional((6,), build=layers.Dense(4))))
+    x = images(64, (6,))
+    observe(qat, x)
+    contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
+    file = TFLiteModel(contents)
+    ((_, taken),), ((name, given),) = file.inputs.items(), file.outputs.items()
+    assert taken["dtype"] == np.dtype(input_dtype)
+    assert given["dtype"] == np.dtype(output_dtype)
+    # The same values, whatever type they come in.
+    values = to_values(file.run({qat.input_names[0]: x})[name], given)
+    int8 = TFLiteModel(keras_qat.export_tflite(qat))
+    expected = to_values(int8.run({qat.input_names[0]: x})[name], int8.outputs[name])
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+    report = keras_qat.verify(qat, contents, x)
+    assert report.identical >= 0.99
+    assert report.max_difference <= 1
+
+
+def test_names_and_order_of_several_inputs_and_outputs():
+    qat = keras_qat.quantize_model(scramble(out_of_order()))
+    x = [images(64, (6,), 1), images(64, (4,), 2)]
+    observe(qat, *x)
+    contents = keras_qat.export_tflite(qat)
+    file = TFLiteModel(contents)
+    for end, names in ((file.inputs, ["right", "left"]), (file.outputs, ["zebra", "apple"])):
+        assert end.keys() == set(names)
+        assert all(detail["name"] == name for name, detail in end.items())
+    interpreter = file.interpreter
+    assert [each["name"] for each in interpreter.get_input_details()] == ["right", "left"]
+    assert [each["name"] for each in interpreter.get_output_details()] == ["zebra", "apple"]
+    assert list(interpreter.get_signature_list()) == ["serving_default"]
+    report = keras_qat.verify(qat, contents, x)
+    assert [each.name for each in report.outputs] == ["zebra", "apple"]
+    assert report.identical >= 0.99
+
+
+def test_dict_inputs():
+    inputs = {"b": keras.Input((4,), name="b"), "a": keras.Input((4,), name="a")}
+    model = keras.Model(inputs, layers.Dense(3, name="y")(layers.Add()([inputs["a"], inputs["b"]])))
+    qat = keras_qat.quantize_model(scramble(model))
+    x = {"a": images(64, (4,), 1), "b": images(64, (4,), 2)}
+    keras_qat.freeze_batch_norm(qat)
+    qat(x, training=True)
+    contents = keras_qat.export_tflite(qat)
+    assert set(TFLiteModel(contents).inputs) == {"a", "b"}
+    assert keras_qat.verify(qat, contents, x).identical >= 0.99
+
+
+def test_input_that_is_not_float_stays():
+    tokens = keras.Input((5,), dtype="int32", name="tokens")
+    x = layers.Dense(3)(layers.Embedding(7, 4)(tokens))
+    qat = keras_qat.quantize_model(keras.Model(tokens, x))
+    data = np.random.default_rng(0).integers(0, 7, (32, 5)).astype(np.int32)
+    qat(data, training=True)
+    file = TFLiteModel(keras_qat.export_tflite(qat))
+    assert file.inputs["tokens"]["dtype"] == np.int32
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_fewer_bits_use_the_lower_codes_only(bits):
+    recipe = keras_qat.recipes.int8(weight_bits=bits, activation_bits=bits)
+    model = scramble(functional((8, 8, 4), build=layers.Conv2D(6, 3, activation="relu")))
+    qat = keras_qat.quantize_model(model, recipe)
+    x = images(64)
+    observe(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    file = TFLiteModel(contents)
+    (codes,) = file.run({qat.input_names[0]: x}).values()
+    assert len(np.unique(codes)) <= 2**bits
+    report = keras_qat.verify(qat, contents, x)
+    assert report.identical >= 0.99
+    assert report.max_difference <= 1
+
+
+@pytest.mark.parametrize("end", ["input_dtype", "output_dtype"])
+def test_unknown_type(exported, end):
+    with pytest.raises(ValueError, match=f"{end}='int16'.*'int8', 'uint8' or 'float32'"):
+        keras_qat.export_tflite(exported.model, **{end: "int16"})
+
+
+def test_any_batch_size(exported):
+    file = TFLiteModel(exported.tflite)
+    (name,) = file.outputs
+    inputs = {"image": exported.x}
+    np.testing.assert_array_equal(file.run(inputs, batch=1)[name], file.run(inputs, batch=96)[name])
+
+
+def test_outputs_that_are_inputs_or_the_same():
+    x = keras.Input((4,), name="x")
+    y = layers.Dense(3, name="y")(x)
+    qat = keras_qat.quantize_model(keras.Model(x, [y, x, layers.ReLU(name="z")(y), y]))
+    data = images(32, (4,))
+    observe(qat, data)
+    contents = keras_qat.export_tflite(qat)
+    found = TFLiteModel(contents)
+    codes, details = found.run({"x": data}), found.outputs
+    expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
+    assert codes.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(to_values(codes[name], details[name]), values, atol=0.05)
+
+
+def test_metadata(exported, tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(exported.tflite)
+    for file in (exported.tflite, path, str(path)):
+        found = keras_qat.read_metadata(file)
+        assert found["version"] == keras_qat.__version__
+        assert keras_qat.recipes.Recipe.from_config(found["recipe"]) == exported.model.recipe
+    with pytest.raises(ValueError, match="no TFLite file"):
+        keras_qat.read_metadata(b"no file at all")
+    converter = tf.lite.TFLiteConverter.from_keras_model(exported.float_model)
+    with pytest.raises(ValueError, match="no metadata of keras_qat"):
+        keras_qat.read_metadata(converter.convert())
+
+
+def test_constants_in_a_model_have_the_same_names_each_time():
+    """Keras makes tensors of them, which TensorFlow names by a number that goes up."""
+    model = functional((4,), build=lambda x: layers.Dense(2)(1.7 * x))
+    qat = observe(keras_qat.quantize_model(model), images(8, (4,)))
+    assert keras_qat.export_tflite(qat) == keras_qat.export_tflite(qat)
+
+
+def test_another_process_writes_the_same_bytes(exported, tmp_path, fresh_process):
+    path = str(tmp_path / "qat.keras")
+    exported.model.save(path)
+    found = fresh_process(
+        f"""
+import keras_qat
+model = keras_qat.keras.models.load_model({path!r})
+result = np.frombuffer(keras_qat.export_tflite(model), np.uint8)
+"""
+    )
+    assert found.tobytes() == exported.tflite

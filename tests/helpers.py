@@ -1,0 +1,77 @@
+"""What tests do with models: inputs, weights as training leaves them, a few steps of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    """Random numbers that are the same in every run."""
+    return np.random.default_rng(seed)
+
+
+def images(count: int = 32, shape: tuple[int, ...] = (8, 8, 4), seed: int = 1) -> np.ndarray:
+    """Normally distributed inputs."""
+    return rng(seed).normal(size=(count, *shape)).astype(np.float32)
+
+
+def scramble(model: Any, seed: int = 2) -> Any:
+    """Gives a model weights as training leaves them.
+
+    Biases are not zero, BatchNormalization has moving statistics, and its gammas are positive,
+    negative and, for one channel, zero.
+    """
+    numbers = rng(seed)
+    for layer in model._flatten_layers():
+        for weight in layer._trainable_weights + layer._non_trainable_weights:
+            kind, shape = weight.name.split("/")[-1].split(":")[0], weight.shape
+            if kind == "moving_variance":
+                value = numbers.uniform(0.3, 3.0, shape)
+            elif kind == "gamma":
+                value = numbers.uniform(0.3, 2.0, shape) * numbers.choice([-1, 1], shape)
+                value[0], value[1], value[2] = 0.0, -1.5, 1.5
+            elif "kernel" in kind:
+                continue
+            else:
+                value = numbers.normal(size=shape)
+            weight.assign(value)
+    return model
+
+
+def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
+    """Lets a quantized model observe ranges on parts of the inputs, without training it.
+
+    BatchNormalization keeps its moving statistics.
+    """
+    keras_qat.freeze_batch_norm(qat)
+    for batch in range(batches):
+        parts = [each[batch::batches] for each in inputs]
+        qat(parts[0] if len(parts) == 1 else parts, training=True)
+    return qat
+
+
+def train(
+    qat: Any, x: np.ndarray, steps: int = 4, rate: float = 0.01, outputs: int = 3, **kwargs: Any
+) -> Any:
+    """Compiles and fits a classifier for some steps of 8 examples, on random labels."""
+    labels = rng(5).integers(0, outputs, steps * 8)
+    compile_args = {key: kwargs.pop(key) for key in ("steps_per_execution",) if key in kwargs}
+    qat.compile(
+        keras.optimizers.SGD(rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **compile_args,
+    )
+    data = np.resize(x, (steps * 8, *x.shape[1:]))
+    qat.fit(data, labels, batch_size=8, verbose=0, shuffle=False, **kwargs)
+    return qat
+
+
+def values(weights: Iterable[Any]) -> list[np.ndarray]:
+    """Weights as arrays."""
+    return [np.array(weight) for weight in weights]

@@ -1,0 +1,251 @@
+"""What makes training fast changes no number."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import fake_quant
+from keras_qat.contrib import correction
+from keras_qat.keras2.backend import keras
+from keras_qat.layers import QuantizeWrapper
+from tests.helpers import rng
+
+pytestmark = pytest.mark.legacy
+
+ACTIVATIONS = {
+    "relu": keras.layers.ReLU,
+    "relu6": lambda: keras.layers.ReLU(6.0),
+    "relu_n": lambda: keras.layers.ReLU(1.5),
+    "activation": lambda: keras.layers.Activation("relu"),
+}
+
+
+@pytest.mark.parametrize("quantizing", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_merged_activation_equals_the_separate_one(activation, quantizing):
+    """Over several training steps: outputs, gradients and ranges."""
+
+    def wrapper() -> QuantizeWrapper:
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((6, 6, 3))
+        x = keras.layers.Conv2D(8, 3, kernel_initializer=keras.initializers.RandomNormal())(inputs)
+        model = keras.Model(inputs, ACTIVATIONS[activation]()(x))
+        qat = keras_qat.quantize_model(model)
+        keras_qat.set_quantization(qat, quantizing)
+        (found,) = (each for each in qat.layers if isinstance(each, QuantizeWrapper))
+        return found
+
+    merged, separate = wrapper(), wrapper()
+    assert merged.ceiling == {"relu6": 6.0, "relu_n": 1.5}.get(activation, math.inf)
+    separate.ceiling = None
+    for seed in range(3):
+        x = tf.constant(rng(seed).normal(size=(4, 6, 6, 3)) * 20, tf.float32)
+        upstream = tf.constant(rng(seed + 9).normal(size=(4, 4, 4, 8)), tf.float32)
+        results = []
+        for layer in (merged, separate):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y * upstream)
+            weights = layer.trainable_weights
+            gradients = tape.gradient(loss, [x, *weights])
+            results.append([y, *gradients, *layer.output_quantizer.current_range()])
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert np.min(results[0][0]) == 0.0
+
+
+@pytest.mark.parametrize("ceiling", [None, 6.0, math.inf, 2.0])
+@pytest.mark.parametrize("applies", [True, False])
+def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling):
+    x = tf.constant(rng().normal(size=(50, 8)) * 4, tf.float32)
+    limits = tf.constant(0.0 if ceiling else -3.0), tf.constant(2.0)
+
+    @tf.function
+    def compute(applies):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = fake_quant.fake_quantize_if(applies, x, *limits, ceiling=ceiling)
+        return y, tape.gradient(y, x)
+
+    for one, other in zip(compute(applies), compute(tf.constant(applies)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def digits_like() -> tuple[np.ndarray, np.ndarray]:
+    return rng().uniform(-1, 1, (48, 8, 8, 2)).astype("float32"), rng(1).integers(0, 3, 48)
+
+
+def small_model():
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((8, 8, 2))
+    x = keras.layers.Conv2D(4, 3, use_bias=False)(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    shortcut = x
+    shared = keras.layers.Conv2D(4, 3, padding="same")
+    x = keras.layers.add([shared(shared(x)), shortcut])
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+LOSS = {"from_logits": True}
+
+
+def by_custom_loop(qat, x, y, steps: int):
+    """Plain training steps in a `tf.function`, which branches on the phase at run time."""
+    loss = keras.losses.SparseCategoricalCrossentropy(**LOSS)
+    optimizer = keras.optimizers.SGD(0.05)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, qat(x, training=True))
+        weights = qat.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(value, weights), weights, strict=True))
+
+    for index in range(steps):
+        step(x[index * 4 : index * 4 + 4], y[index * 4 : index * 4 + 4])
+
+
+@pytest.mark.parametrize("per_execution", [1, 4])
+def test_fit_computes_what_a_custom_loop_does(per_execution):
+    """Through all phases, the changes of which fall into the middle of an execution."""
+    x, y = digits_like()
+    results = []
+    for train in ("fit", "loop"):
+        qat = keras_qat.quantize_model(small_model())
+        delay, freeze = keras_qat.callbacks.QuantDelay(4), keras_qat.callbacks.FreezeBatchNorm(7)
+        if train == "fit":
+            loss = keras.losses.SparseCategoricalCrossentropy(**LOSS)
+            qat.compile(keras.optimizers.SGD(0.05), loss, steps_per_execution=per_execution)
+            qat.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[delay, freeze])
+        else:
+            for callback in (delay, freeze):
+                callback.set_model(qat)
+                callback.on_train_begin()
+            by_custom_loop(qat, x, y, 12)
+        results.append(qat.get_weights())
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_switches_are_seen_by_training_that_was_traced_before():
+    x, y = digits_like()
+    qat = keras_qat.quantize_model(small_model())
+    qat.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(**LOSS))
+    losses = {}
+    for enabled in (True, False, True):
+        keras_qat.set_quantization(qat, enabled)
+        losses[enabled] = [*losses.get(enabled, []), qat.train_on_batch(x, y)]
+    weights = [layer for layer in qat.layers if isinstance(layer, QuantizeWrapper)]
+    weights[0].quantize_from.assign(2**62)  # One layer alone: no single phase for all.
+    losses["mixed"] = [qat.train_on_batch(x, y)]
+    assert losses[False][0] not in (losses[True][0], losses["mixed"][0])
+    assert losses[True][0] == pytest.approx(losses[True][1], rel=1e-3)
+    assert losses["mixed"][0] != losses[True][1]
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
+def test_quantizer_behind_a_merge_computes_the_relu(activation):
+    """In graphs, while training: as eagerly, where the ReLU is computed by itself."""
+    inputs = keras.Input((6, 6, 3))
+    x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
+    y = keras.layers.add([x, keras.layers.Conv2D(4, 1)(inputs)])
+    if activation == "operation":
+        y = tf.nn.relu(y)
+    else:
+        y = keras.layers.ReLU(6.0 if activation == "relu6" else None)(y)
+    if activation == "concatenated":
+        y = keras.layers.concatenate([y, keras.layers.ReLU()(keras.layers.subtract([x, y]))])
+    outputs = keras.layers.Conv2D(2, 3)(y)
+    qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
+    images = rng().uniform(-9, 9, (8, 6, 6, 3)).astype(np.float32)
+    start = qat.get_weights()
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            outputs = qat(images, training=True)
+            loss = tf.reduce_mean(outputs**2)
+        return outputs, tape.gradient(loss, qat.trainable_variables)
+
+    def steps(function):
+        qat.set_weights(start)
+        results = [function(images / (2 - index)) for index in range(2)]
+        return results, qat.get_weights()
+
+    separate, merged = steps(step), steps(tf.function(step))
+    for one, other in zip(tf.nest.flatten(separate), tf.nest.flatten(merged), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("verb", "step"), [("fit", "train_step"), ("evaluate", "test_step")])
+def test_steps_are_traced_once(verb, step, monkeypatch):
+    """Though optimizer and metrics make their variables late: a start waits for tracing."""
+    x, y = digits_like()
+    qat = keras_qat.quantize_model(small_model())
+    traces = []
+    original = getattr(qat, step)
+    monkeypatch.setattr(qat, step, lambda data: traces.append(step) or original(data))
+    qat.compile(keras.optimizers.Adam(), "mse", metrics=["accuracy"])
+    getattr(qat, verb)(x, y, batch_size=8, verbose=0)
+    assert traces == [step]
+
+
+@pytest.mark.parametrize(
+    "targets", [None, "one", "dict"], ids=["no targets", "one of two outputs", "by name"]
+)
+def test_losses_of_all_forms_train(targets):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, activation="relu")(inputs)
+    model = keras.Model(
+        inputs, {name: keras.layers.Dense(2, name=name)(hidden) for name in ("a", "b")}
+    )
+    x, y = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
+    qat = keras_qat.quantize_model(model)
+    if targets is None:
+        qat.add_loss(lambda: tf.reduce_sum(qat.trainable_weights[0] ** 2))
+        qat.compile("sgd")
+        history = qat.fit(x, verbose=0)
+    elif targets == "one":
+        qat.compile("sgd", {"a": "mse"})
+        history = qat.fit(x, {"a": y}, verbose=0)
+    else:
+        qat.compile("adam", {"a": "mse", "b": "mae"}, metrics={"b": ["mse"]})
+        history = qat.fit(
+            x, {"a": y, "b": y}, sample_weight={"a": y[:, 0], "b": y[:, 1]}, verbose=0
+        )
+        assert "b_mse" in history.history
+    assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_moments_of_expansions_equal_those_of_their_outputs(strides, monkeypatch):
+    """`recipes.contrib` takes the batch's statistics from the inputs' covariance there."""
+    inputs = keras.Input((7, 7, 3))
+    x = keras.layers.Conv2D(12, 1, strides=strides, use_bias=False)(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    qat = keras_qat.quantize_model(keras.Model(inputs, x), "contrib")
+    images = rng().normal(2, 3, (8, 7, 7, 3)).astype(np.float32)
+    start = qat.get_weights()
+
+    def step():
+        qat.set_weights(start)
+        images_in = tf.constant(images)
+        with tf.GradientTape() as tape:
+            tape.watch(images_in)
+            outputs = qat(images_in, training=True)
+            loss = tf.reduce_mean(outputs**2)
+        gradients = tape.gradient(loss, [images_in, *qat.trainable_variables])
+        return outputs, gradients, qat.get_weights()
+
+    assert correction.is_expansion(qat.layers[-1].layer)
+    quick = step()
+    monkeypatch.setattr(correction, "is_expansion", lambda layer: False)
+    plain = step()
+    for one, other in zip(tf.nest.flatten(quick), tf.nest.flatten(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)

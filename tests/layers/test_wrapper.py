@@ -1,0 +1,128 @@
+"""The wrapper, against the same computation with plain layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import fake_quant
+from keras_qat.layers import Quantize, QuantizeWrapper
+from tests.helpers import images, observe, scramble
+from tests.networks.small import functional, layers
+
+pytestmark = pytest.mark.legacy
+
+X = images(32, (6, 6, 2))
+
+
+def conv_bn_relu():
+    model = scramble(
+        functional(
+            (6, 6, 2),
+            build=lambda x: layers.ReLU()(
+                layers.BatchNormalization(name="bn")(layers.Conv2D(4, 3, name="conv")(x))
+            ),
+        )
+    )
+    qat = keras_qat.quantize_model(model)
+    return model, qat, qat.get_layer("quant_conv")
+
+
+def test_wrapper_computes_with_quantized_weights_and_output():
+    model, qat, wrapper = conv_bn_relu()
+    observe(qat, X)
+    conv, norm = model.get_layer("conv"), model.get_layer("bn")
+    kernel = conv.kernel.numpy()
+    scale = np.abs(kernel).max((0, 1, 2)) / 127
+    inputs = qat.layers[1].quantizer
+    x = fake_quant.fake_quantize(X, *inputs.observe(None, training=False))
+    y = tf.nn.conv2d(x, np.round(kernel / scale) * scale, 1, "VALID") + conv.bias
+    y = tf.nn.relu(norm(y, training=False))
+    low, high = wrapper.output_quantizer.current_range()
+    expected = fake_quant.fake_quantize(y, np.float32(low), np.float32(high))
+    found = wrapper(x, training=False)
+    step = (high - low) / 255
+    assert np.mean(np.abs(found - expected) < step / 2) > 0.999
+    assert np.abs(found - expected).max() < 1.5 * step
+
+
+def test_gradients_are_those_of_the_rounded_layer():
+    """Straight-through: as if the rounded kernel were the kernel itself."""
+    _, qat, wrapper = conv_bn_relu()
+    keras_qat.freeze_batch_norm(qat)
+    kernel = wrapper.layer.kernel
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(wrapper(X, training=False)))
+        return tape.gradient(loss, kernel).numpy()
+
+    found = gradient()  # No data yet: the output is not quantized, the kernel is.
+    limits = np.abs(kernel.numpy()).max((0, 1, 2)) / 127
+    kernel.assign(np.round(kernel.numpy() / limits) * limits)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(found, gradient(), rtol=1e-3, atol=1e-3)
+
+
+def test_training_updates_moving_statistics_like_plain_batch_norm():
+    model, qat, wrapper = conv_bn_relu()
+    keras_qat.set_quantization(qat, False)
+    model(X, training=True)
+    qat(X, training=True)
+    for one, other in zip(wrapper.batch_norm.weights, model.get_layer("bn").weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norm_that_was_called_frozen_stays_frozen():
+    norm = layers.BatchNormalization(name="bn")
+    model = scramble(
+        functional((6, 6, 2), build=lambda x: norm(layers.Conv2D(4, 3)(x), training=False))
+    )
+    qat = keras_qat.quantize_model(model)
+    before = [weight.numpy() for weight in qat.non_trainable_weights if "moving_" in weight.name]
+    qat(X, training=True)
+    after = [weight.numpy() for weight in qat.non_trainable_weights if "moving_" in weight.name]
+    assert len(before) == 2
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_options_of_the_layer_are_honoured():
+    """Constraints and regularizers go on working: they act on the float kernel."""
+    layer = layers.Dense(
+        3, kernel_regularizer="l2", kernel_constraint="non_neg", activity_regularizer="l2"
+    )
+    model = functional((4,), build=layer)
+    qat = keras_qat.quantize_model(model)
+    x = images(16, (4,))
+    for each in (model, qat):
+        each(x, training=True)
+    assert len(qat.losses) == len(model.losses) == 2
+    np.testing.assert_allclose(sorted(qat.losses), sorted(model.losses), rtol=0.02)
+    qat.compile("sgd", "mse")
+    qat.fit(x, np.zeros((16, 3)), verbose=0)
+    assert qat.get_layer(f"quant_{layer.name}").layer.kernel.numpy().min() >= 0
+
+
+def test_layers_know_their_shapes_and_configurations():
+    _, qat, wrapper = conv_bn_relu()
+    assert tuple(wrapper.compute_output_shape((None, 6, 6, 2))) == (None, 4, 4, 4)
+    for layer in qat.layers:
+        if isinstance(layer, (Quantize, QuantizeWrapper)):
+            config = layer.get_config()
+            again = type(layer).from_config(config).get_config()
+            # Keras notes in the inner layers' configurations that they are built.
+            inner = {"layer", "batch_norm", "activation"}
+            assert {**again, **dict.fromkeys(inner)} == {**config, **dict.fromkeys(inner)}
+
+
+def test_compiled_with_xla_computes_the_same():
+    _, qat, _ = conv_bn_relu()
+    observe(qat, X)
+    expected = qat.predict(X, verbose=0)
+    found = tf.function(lambda x: qat(x, training=False), jit_compile=True)(X)
+    step = keras_qat.quantizers(qat)[-1]
+    step = (step.maximum - step.minimum) / 255
+    assert np.mean(np.abs(found - expected) < step / 2) > 0.99

@@ -1,0 +1,91 @@
+"""Layers that do several things are split; the lowered model computes the same."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.keras2 import graph
+from keras_qat.lower import lower
+from tests.helpers import images, observe, scramble
+from tests.networks.small import functional, layers
+
+pytestmark = pytest.mark.legacy
+
+CASES = {
+    "conv_relu": (partial(layers.Conv2D, 4, 3, activation="relu"), ["Conv2D", "Activation"]),
+    "conv": (partial(layers.Conv2D, 4, 3), ["Conv2D"]),
+    "dense_softmax": (partial(layers.Dense, 4, activation="softmax"), ["Dense", "Activation"]),
+    "depthwise_tanh": (
+        partial(layers.DepthwiseConv2D, 3, activation="tanh"),
+        ["DepthwiseConv2D", "Activation"],
+    ),
+    "separable": (partial(layers.SeparableConv2D, 4, 3), ["DepthwiseConv2D", "Conv2D"]),
+    "separable_with_everything": (
+        partial(
+            layers.SeparableConv2D,
+            4,
+            3,
+            strides=2,
+            padding="same",
+            depth_multiplier=2,
+            use_bias=False,
+            activation="relu",
+        ),
+        ["DepthwiseConv2D", "Conv2D", "Activation"],
+    ),
+}
+
+
+def lowered_outputs(model, x):
+    lowered = lower(graph.read(model))
+    rebuilt = graph.rebuild(lowered)
+    for layer, weights in lowered.weights.items():
+        for new, old in zip(layer.weights, weights, strict=True):
+            new.assign(old)
+    return lowered, rebuilt(x)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_split_computes_the_same(case):
+    make, kinds = CASES[case]
+    model = scramble(functional((8, 8, 3), build=lambda x: make(name="layer")(x)))
+    x = images(4, (8, 8, 3))
+    lowered, found = lowered_outputs(model, x)
+    assert [type(call.layer).__name__ for call in lowered.calls] == kinds
+    np.testing.assert_allclose(found, model(x), rtol=1e-5, atol=1e-6)
+    assert lowered.calls[-1].output.name == "layer"
+
+
+@pytest.mark.parametrize("merge", [layers.Add, layers.Multiply])
+def test_merge_of_four_becomes_three_of_two(merge):
+    model = functional(*[(4,)] * 4, build=lambda *values: merge(name="merge")(list(values)))
+    x = [images(4, (4,), seed) for seed in range(4)]
+    lowered, found = lowered_outputs(model, x)
+    assert [len(call.inputs) for call in lowered.calls] == [2, 2, 2]
+    np.testing.assert_allclose(found, model(x), rtol=1e-5)
+
+
+def test_float_model_keeps_its_activation():
+    model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
+    lower(graph.read(model))
+    assert model.get_layer("dense").activation.__name__ == "relu"
+
+
+def test_a_layer_as_activation_keeps_its_weights():
+    def build(x):
+        x = layers.Conv2D(4, 3, activation=layers.PReLU(shared_axes=[1, 2]), name="conv")(x)
+        return layers.SeparableConv2D(4, 3, activation=layers.PReLU(), name="separable")(x)
+
+    model, x = scramble(functional((8, 8, 4), build=build)), images(32, (8, 8, 4))
+    qat = observe(keras_qat.quantize_model(model, strict=True), x)
+    assert "quant_conv_activation" in [layer.name for layer in qat.layers]
+    expected = model.predict(x, verbose=0)
+    difference = np.abs(qat.predict(x, verbose=0) - expected)
+    assert difference.mean() < 0.01 * np.abs(expected).max()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    plain = keras_qat.strip_quantization(qat)
+    np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)

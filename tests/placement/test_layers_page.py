@@ -1,0 +1,150 @@
+"""docs/layers.md says of every layer of Keras what `plan` does with it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.networks.every_layer import example
+
+PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
+
+NO_LAYERS = {
+    *("Layer", "InputLayer", "Wrapper", "AbstractRNNCell", "StackedRNNCells", "DenseFeatures"),
+    *("LSTMCell", "GRUCell", "SimpleRNNCell", "experimental"),
+    # Broken in Keras 2 itself.
+    "SpectralNormalization",
+}
+"""Base classes, parts of layers and what is no layer."""
+
+BEFORE_THE_MODEL = {
+    *("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization"),
+}
+"""What has no operation in TFLite."""
+
+
+def table() -> dict[str, str]:
+    """Layer -> what the page says it becomes."""
+    rows = re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
+    return {name: verdict for names, verdict in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def operations() -> dict[str, str]:
+    """Operation -> what the page says it becomes."""
+    rows = re.findall(r"^\| (`tf\..*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
+    return {name: verdict for names, verdict in rows for name in re.findall(r"`(tf[\w.]+)`", names)}
+
+
+def verdict(plan: Any) -> str:
+    if plan.weights_only:
+        return "weights int8"
+    return "float" if plan.float_layers else "int8"
+
+
+def layer_classes() -> set[str]:
+    return {
+        name
+        for name in dir(keras.layers)
+        if isinstance(getattr(keras.layers, name), type)
+        and issubclass(getattr(keras.layers, name), keras.layers.Layer)
+    }
+
+
+def test_every_layer_is_on_the_page():
+    aliases = {name for name in layer_classes() if getattr(keras.layers, name).__name__ != name}
+    assert layer_classes() - NO_LAYERS - aliases == set(table())
+
+
+@pytest.mark.parametrize("name", sorted(table()))
+def test_the_page_says_what_the_plan_does(name):
+    if name in BEFORE_THE_MODEL:
+        assert table()[name] == "no operation"
+        return
+    assert verdict(keras_qat.plan(example(name))) == table()[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
+def test_shapes_stay_known(name):
+    model = example(name)
+    if not any(size is None for size in model.output_shape[1:]):
+        assert keras_qat.quantize_model(model).output_shape == model.output_shape
+
+
+ARGUMENTS: dict[str, Any] = {
+    "tf.add": (1.5,),
+    "tf.subtract": (1.5,),
+    "tf.multiply": (1.5,),
+    "tf.maximum": (0.5,),
+    "tf.minimum": (0.5,),
+    "tf.clip_by_value": (-1.0, 1.0),
+    "tf.reduce_mean": ([1, 2],),
+    "tf.reduce_sum": ([1, 2],),
+    "tf.reduce_max": (1,),
+    "tf.reduce_min": (1,),
+    "tf.argmax": (-1,),
+    "tf.argmin": (-1,),
+    "tf.nn.max_pool2d": (2, 2, "VALID"),
+    "tf.nn.avg_pool2d": (2, 2, "VALID"),
+    "tf.reshape": ((-1, 4, 36),),
+    "tf.expand_dims": (1,),
+    "tf.split": (2, -1),
+    "tf.unstack": (None, 1),
+    "tf.slice": ([0, 1, 1, 0], [-1, 3, 3, 4]),
+    "tf.gather": ([2, 0],),
+    "tf.tile": ([1, 2, 1, 1],),
+    "tf.repeat": (2, 1),
+    "tf.broadcast_to": ((8, 6, 6, 4),),
+    "tf.math.l2_normalize": (-1,),
+    "tf.roll": (2, 1),
+    "tf.nn.depth_to_space": (2,),
+    "tf.nn.space_to_depth": (2,),
+    "tf.pad": ([[0, 0], [1, 1], [1, 1], [0, 0]],),
+    "tf.image.resize": ((9, 9),),
+    "tf.cast": ("int32",),
+    "tf.reverse": ([1],),
+}
+"""Operation -> its arguments behind the tensor, of shape [6, 6, 4]."""
+
+OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan"}
+
+CALLS: dict[str, Any] = {
+    "tf.einsum": lambda x: tf.einsum("bhwc,bhwd->bcd", x, 2.0 * x),
+    "tf.matmul": lambda x: tf.matmul(x, 2.0 * x, transpose_b=True),
+    "tf.add_n": lambda x: tf.add_n([x, 2.0 * x, tf.nn.relu(x)]),
+    "tf.concat": lambda x: tf.concat([x, x], -1),
+    "tf.stack": lambda x: tf.stack([x, x], 1),
+    "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),
+    "tf.where": lambda x: tf.where(x > 0.0, x, 0.1),
+}
+"""Operations that are called in another way."""
+
+
+def operation_model(name: str) -> Any:
+    """A convolution, the operation, and what takes its place in a model."""
+    x = keras.Input((6, 6, 4))
+    y = keras.layers.Conv2D(4, 1)(x)
+    function = functools.reduce(getattr, name.split(".")[1:], tf)
+    if name in CALLS:
+        y = CALLS[name](y)
+    elif name in OF_TWO:
+        y = function(y, 2.0 * y)
+    else:
+        y = function(y, *ARGUMENTS.get(name, ()))
+    return keras.Model(x, y)
+
+
+@pytest.mark.parametrize("name", sorted(operations()))
+def test_the_page_says_what_becomes_of_operations(name):
+    model = operation_model(name)
+    assert verdict(keras_qat.plan(model)) == operations()[name]
+    # With all shapes and types that the float model has.
+    quantized = keras_qat.quantize_model(model)
+    assert quantized.output_shape == model.output_shape
+    assert [each.dtype for each in quantized.outputs] == [each.dtype for each in model.outputs]

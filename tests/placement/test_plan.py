@@ -1,0 +1,114 @@
+"""Which tensors get which quantizer, and why: what `plan` says and the model then has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec
+from tests.networks.small import functional, layers, residual_net
+
+pytestmark = pytest.mark.legacy
+
+
+def specs(plan) -> dict:
+    """Tensor -> its specification."""
+    return {row.tensor: row.spec for row in plan.rows}
+
+
+def test_residual_net():
+    found = specs(keras_qat.plan(residual_net()))
+    quantized = {tensor for tensor, spec in found.items() if isinstance(spec, QuantSpec)}
+    assert quantized == {
+        "image",
+        "stem/kernel",
+        "stem_relu",
+        "depthwise/depthwise_kernel",
+        "depthwise_relu",
+        "project/kernel",
+        "project_bn",
+        "merge_relu",
+        "logits/kernel",
+        "logits",
+    }
+    # Pooling and flattening move values; what is inside one kernel never exists at run time.
+    assert isinstance(found["pool"], SharedSpec)
+    assert isinstance(found["flatten"], SharedSpec)
+    for inside in ("stem", "stem_bn", "depthwise", "depthwise_bn", "project", "merge"):
+        assert found[inside] is None
+
+
+def test_weights_are_per_channel_symmetric_and_narrow():
+    for row in keras_qat.plan(residual_net()).rows:
+        if row.role == "weight":
+            assert row.spec.per_channel
+            assert row.spec.symmetric
+            assert row.spec.narrow_range
+
+
+def test_relu_starts_at_zero():
+    found = specs(keras_qat.plan(residual_net()))
+    assert found["stem_relu"].lower_bound == 0.0
+    assert found["project_bn"].lower_bound is None
+
+
+@pytest.mark.parametrize(
+    ("activation", "low", "high"),
+    [("softmax", 0, 255 / 256), ("sigmoid", 0, 255 / 256), ("tanh", -1, 127 / 128)],
+)
+def test_fixed_ranges(activation, low, high):
+    model = functional((4,), build=layers.Dense(3, activation=activation, name="y"))
+    assert specs(keras_qat.plan(model))["y"] == FixedSpec(low, high)
+
+
+def test_concatenated_tensors_share_a_range():
+    def build(x):
+        a = layers.Conv2D(3, 1, name="a")(x)
+        b = layers.Conv2D(3, 1, name="b")(x)
+        return layers.Concatenate(name="both")([a, b])
+
+    plan = keras_qat.plan(functional((4, 4, 2), build=build))
+    (shared,) = [each for each in plan.ranges if len(each.observed) == 2]
+    assert [value.name for value in shared.observed] == ["a", "b"]
+    assert isinstance(specs(plan)["both"], SharedSpec)
+
+
+def test_planning_builds_nothing_and_agrees_with_the_model():
+    model = residual_net()
+    weights = len(model.weights)
+    plan = keras_qat.plan(model)
+    assert len(model.weights) == weights
+    tensors = {row.tensor for row in plan.rows if isinstance(row.spec, (QuantSpec, FixedSpec))}
+    qat = keras_qat.quantize_model(model)
+    assert {name for each in keras_qat.quantizers(qat) for name in each.quantizes} == tensors
+
+
+def test_prints_readably_and_is_json_data():
+    plan = keras_qat.plan(residual_net())
+    text = str(plan)
+    for part in ("stem/kernel", "Conv2D", "8-bit symmetric per channel", "folded with stem_bn"):
+        assert part in text
+    assert json.loads(json.dumps(plan.to_dict()))["recipe"]["name"] == "int8"
+
+
+def test_batch_norm_that_cannot_be_folded_is_reported():
+    model = functional((4,), build=layers.BatchNormalization(name="alone"))
+    plan = keras_qat.plan(model)
+    if plan.float_layers:  # A rule for it may come: then it is quantized.
+        assert list(plan.float_layers) == ["alone"]
+        assert "fold" in plan.float_layers["alone"]
+    else:
+        assert specs(plan)["alone"] is not None
+
+
+def test_reasons_name_what_has_no_rule():
+    def build(x):
+        x = layers.Masking()(x)
+        return layers.GlobalAveragePooling1D()(layers.Activation(tf.sin, name="bent")(x))
+
+    reasons = keras_qat.plan(functional((6, 3), build=build)).float_layers
+    assert reasons["bent"] == "no int8 rule for sin with a mask"
+    assert any("GlobalAveragePooling1D: " in each and "mask" in each for each in reasons.values())

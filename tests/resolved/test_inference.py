@@ -1,0 +1,195 @@
+"""At inference the model computes as the file's kernels do, code for code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe, scramble
+from tests.networks.single_layers import INEXACT, family_inputs, family_model
+from tests.networks.small import functional, layers
+
+KERNELS = {"HARD_SWISH", "LEAKY_RELU", "PRELU", "RESIZE_BILINEAR"}
+
+
+@pytest.mark.parametrize("family", INEXACT)
+def test_each_kernel_gives_the_codes_of_the_simulation(family):
+    inputs = family_inputs(family)
+    qat = observe(keras_qat.quantize_model(scramble(family_model(family))), *inputs)
+    file = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, file, inputs if len(inputs) > 1 else inputs[0], per_layer=True)
+    assert report.differing == ()
+    assert KERNELS & {kernel for each in report.tensors for kernel in each.kernels}
+
+
+def model_with(layer, shape=(6, 6, 4)):
+    return scramble(
+        functional(shape, build=lambda x: layers.Conv2D(3, 1)(layer(layers.Conv2D(4, 3)(x))))
+    )
+
+
+LAYERS = {
+    "leaky": lambda: layers.LeakyReLU(0.23),
+    "prelu": lambda: layers.PReLU(shared_axes=[1, 2]),
+    "resize": lambda: layers.UpSampling2D(interpolation="bilinear"),
+    "hard_swish": lambda: lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", LAYERS)
+def test_whatever_the_ranges(kind, seed):
+    """The kernels hold ratios of scales in few bits: each ratio is another case."""
+    x = (0.3 + seed) * images(64, (6, 6, 4), seed=seed)
+    qat = observe(keras_qat.quantize_model(model_with(LAYERS[kind]())), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert all(each.fed.identical == 1 for each in report.tensors[1:])
+
+
+def test_without_quantization_nothing_is_rounded():
+    x = images(16, (6, 6, 4))
+    model = model_with(LAYERS["leaky"]())
+    qat = observe(keras_qat.quantize_model(model), x)
+    keras_qat.set_quantization(qat, enabled=False)
+    np.testing.assert_allclose(
+        qat.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_gradients_pass(kind):
+    x = tf.constant(images(4, (6, 6, 4)))
+    qat = observe(keras_qat.quantize_model(model_with(LAYERS[kind]())), x.numpy())
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(qat(x, training=False) ** 2)
+    assert np.abs(tape.gradient(loss, x)).max() > 0
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("form", ["model.keras", "model.h5", "model"])
+def test_reloads_with_equal_outputs(tmp_path, form):
+    def build(x):
+        x = layers.LeakyReLU(0.2)(layers.Conv2D(4, 3)(x))
+        x = layers.PReLU(shared_axes=[1, 2])(layers.Conv2D(4, 1)(x))
+        x = layers.UpSampling2D(interpolation="bilinear")(x)
+        return layers.Conv2D(3, 1)(x * tf.nn.relu6(x + 3.0) / 6.0)
+
+    x = images(16, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(scramble(functional((6, 6, 4), build=build))), x)
+    qat.save(tmp_path / form)
+    reloaded = keras.models.load_model(tmp_path / form)
+    expected = qat.predict(x, verbose=0)
+    np.testing.assert_array_equal(reloaded.predict(x, verbose=0), expected)
+    report = keras_qat.verify(reloaded, keras_qat.export_tflite(reloaded), x, per_layer=True)
+    assert report.differing == ()
+
+
+def network(x):
+    """Most kinds of kernels, one behind another."""
+    x = layers.ReLU(6.0)(layers.BatchNormalization()(layers.Conv2D(8, 3, use_bias=False)(x)))
+    y = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(x))
+    x = layers.ReLU()(layers.Add()([x, y]))
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = layers.Conv2D(8, 1, activation="sigmoid")(layers.Conv2D(4, 1, activation="swish")(gate))
+    x = layers.MaxPooling2D()(layers.Multiply()([x, gate]))
+    return layers.Dense(10, activation="softmax")(layers.Flatten()(x))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    x = images(64, (8, 8, 3))
+    qat = observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=network))), x)
+    file = TFLiteModel(keras_qat.export_tflite(qat, output_dtype="float32"))
+    (codes,) = file.run({qat.input_names[0]: x}).values()
+    return qat, x, codes
+
+
+@pytest.mark.legacy
+def test_outputs_are_those_of_the_file_to_the_last_bit(exact):
+    qat, x, expected = exact
+    np.testing.assert_array_equal(qat.predict(x, verbose=0), expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda qat, x: qat(x, training=False),
+        tf.function(lambda qat, x: qat(x, training=False)),
+        tf.function(lambda qat, x: qat(x, training=tf.constant(False))),
+        lambda qat, x: qat.predict_on_batch(x),
+    ],
+    ids=["eager", "function", "training unknown", "on batch"],
+)
+def test_however_the_model_is_called(exact, call):
+    qat, x, expected = exact
+    np.testing.assert_array_equal(call(qat, x), expected)
+
+
+@pytest.mark.legacy
+def test_training_in_between_counts():
+    """Nothing that inference computes with is kept from one phase to the next."""
+    x = images(64, (8, 8, 3))
+    qat = observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=network))), x)
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    targets = np.arange(64) % 10
+    for _ in range(2):
+        qat.fit(x, targets, epochs=1, verbose=0)
+        assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+        loss = qat.evaluate(x, targets, verbose=0)
+        outputs = qat.predict(x, verbose=0)
+        assert loss == pytest.approx(
+            np.mean(keras.losses.sparse_categorical_crossentropy(targets, outputs)), rel=1e-5
+        )
+
+
+def test_gradients_at_inference_are_those_of_the_simulation(exact):
+    """In a graph for inference alone, where nothing of the simulation is computed otherwise."""
+    qat, x, _ = exact
+    x, gradients = tf.constant(x[:4]), []
+
+    class Model(type(qat)):
+        def test_step(self, data):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(self(x, training=False)[:, 0])
+            gradients.append(tape.gradient(loss, [x, *self.trainable_variables]))
+            return {f"g{i}": tf.norm(g) for i, g in enumerate(gradients[-1]) if g is not None}
+
+    with tf.GradientTape() as tape:  # Here each layer may be in any phase, and computes both.
+        tape.watch(x)
+        loss = tf.reduce_sum(qat(x, training=False)[:, 0])
+    expected = tape.gradient(loss, [x, *qat.trainable_variables])
+    model = Model.from_config(qat.get_config())
+    model.set_weights(qat.get_weights())
+    model.compile()
+    found = model.evaluate(x, verbose=0, return_dict=True)
+    assert len(found) == sum(each is not None for each in expected)
+    for index, each in enumerate(expected):
+        if each is not None:
+            assert found[f"g{index}"] == pytest.approx(float(tf.norm(each)), rel=1e-4, abs=1e-7)
+
+
+def test_each_call_of_a_shared_layer_has_its_own_ranges():
+    body = keras.Sequential(
+        [
+            layers.Conv2D(6, 3, padding="same"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.DepthwiseConv2D(3),
+            layers.Flatten(),
+            layers.Dense(5, activation="relu"),
+        ]
+    )
+    model = functional(
+        *[(8, 8, 4)] * 2, build=lambda x, y: layers.Dense(3)(layers.Add()([body(x), body(y)]))
+    )
+    x = [images(64), 3 * images(64, seed=9)]
+    qat = observe(keras_qat.quantize_model(scramble(model)), *x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert len(report.tensors) == 12
+    assert all(each.run.identical == 1 for each in report.tensors)

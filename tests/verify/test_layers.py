@@ -1,0 +1,337 @@
+"""Verification layer by layer names the layer that differs, and counts right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.interpreter import KERNELS, TFLiteModel
+from keras_qat.keras2.backend import keras
+from keras_qat.tflite.read import FileGraph
+from tests.helpers import images, observe, scramble
+from tests.networks.small import functional, layers, tiny_net
+
+NAMES = ["image", "stem", "depthwise", "project", "merge_relu", "pool", "flatten", "logits"]
+
+
+@pytest.fixture(scope="module")
+def report(exported):
+    return keras_qat.verify(exported.model, exported.tflite, exported.x, per_layer=True)
+
+
+def row(report, name):
+    (found,) = [each for each in report.tensors if each.name == name]
+    return found
+
+
+def broken(exported, name):
+    """The file with one code of a layer's weights changed, as if a disk had done it."""
+    graph = FileGraph(exported.tflite)
+    interpreter = TFLiteModel(exported.tflite).interpreter
+    (operation,) = [
+        each
+        for each in graph.operations
+        if len(each.inputs) > 1
+        and graph.tensors[each.inputs[1]].name == f"keras_qat/quant_{name}/weights"
+    ]
+    codes = interpreter.get_tensor(operation.inputs[1])
+    changed = codes.copy()
+    index = np.unravel_index(np.argmin(codes), codes.shape)
+    changed[index] += 40
+    assert exported.tflite.count(codes.tobytes()) == 1
+    return exported.tflite.replace(codes.tobytes(), changed.tobytes())
+
+
+@pytest.mark.legacy
+def test_every_layer_is_there_and_agrees(report):
+    assert [each.name for each in report.tensors] == NAMES
+    assert report.differing == report.other_ranges == report.merged == ()
+    assert report.float_operations == {}
+    for each in report.tensors[1:]:
+        assert each.fed.identical >= 0.999
+        assert each.fed.max_difference <= 1
+        assert each.run.identical >= 0.99
+    assert row(report, "stem").layers == ("stem", "stem_bn", "stem_relu")
+    assert row(report, "merge_relu").layers == ("merge", "merge_relu")
+    assert row(report, "merge_relu").kernels == ("ADD",)
+    assert row(report, "logits").layers == ("logits",)
+
+
+def test_scales_and_zero_points_are_those_of_both_sides(exported, report):
+    ranges = {each.name: each for each in keras_qat.quantizers(exported.model)}
+    for name in ("stem", "depthwise", "project", "logits"):
+        minimum = ranges[f"quant_{name}/output"].minimum
+        scale = (ranges[f"quant_{name}/output"].maximum - minimum) / 255
+        found = row(report, name)
+        assert found.scale == pytest.approx(scale, rel=1e-6)
+        assert found.file_scale == pytest.approx(scale, rel=1e-6)
+        assert found.zero_point == found.file_zero_point == round(-minimum / scale) - 128
+        assert found.scale_ulps <= 2
+        assert found.same_range
+
+
+def test_free_run_ends_in_the_figures_of_the_outputs(report):
+    (outputs,) = report.outputs
+    logits = row(report, "logits").run
+    assert logits.identical == outputs.identical
+    assert logits.max_difference == outputs.max_difference
+    assert logits.mean_difference == pytest.approx(outputs.mean_difference)
+
+
+def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
+    """The dense layer, from its int8 weights and int32 bias, by TFLite's rounding."""
+    model, x = exported.model, exported.x
+    simulated = keras_qat.simulate(model, x)
+    inputs, expected = simulated.tensors["flatten"], simulated.outputs["logits"]
+    file = TFLiteModel(exported.tflite)
+    details = {each["index"]: each for each in file.interpreter.get_tensor_details()}
+    ((_, weights, bias),) = [
+        each["inputs"]
+        for each in file.interpreter._get_ops_details()
+        if each["op_name"] == "FULLY_CONNECTED"
+    ]
+    codes = inputs.codes.astype(np.int64) - inputs.zero_point
+    sums = codes @ file.interpreter.get_tensor(weights).T.astype(np.int64)
+    sums += file.interpreter.get_tensor(bias)
+    scales = details[weights]["quantization_parameters"]["scales"].astype(np.float64)
+    factors = np.float64(inputs.scale) * scales / np.float64(expected.scale)
+    # The reference kernel multiplies in double precision. Halves go away from zero.
+    products = sums * factors
+    result = np.sign(products) * np.floor(np.abs(products) + 0.5) + expected.zero_point
+    differences = np.abs(np.clip(result, -128, 127) - expected.codes)
+    report = keras_qat.verify(
+        model, exported.tflite, x, per_layer=True, kernels="reference", batch_size=96
+    )
+    fed = row(report, "logits").fed
+    assert fed.identical == np.mean(differences == 0)
+    assert fed.max_difference == differences.max()
+
+
+def test_saturation_and_noise_are_what_numpy_counts(exported, report):
+    scale, zero_point = TFLiteModel(exported.tflite).outputs["logits"]["quantization"]
+    codes = TFLiteModel(exported.tflite).run({"image": exported.x})["logits"]
+    logits = row(report, "logits")
+    assert logits.at_highest == np.mean(codes == 127)
+    assert logits.at_lowest == np.mean(codes == -128)
+    # In float: the float layers with the trained weights.
+    inner = {each.name: each for each in exported.model._flatten_layers()}
+    plain = keras.models.clone_model(exported.float_model)
+    for layer in plain.layers:
+        if layer.weights:
+            layer.set_weights(inner[layer.name].get_weights())
+    exact = plain.predict(exported.x, verbose=0).astype(np.float64)
+    noise = (codes.astype(np.float64) - zero_point) * scale - exact
+    assert logits.sqnr == pytest.approx(
+        10 * np.log10((exact**2).sum() / (noise**2).sum()), abs=0.01
+    )
+
+
+def test_batches_make_no_difference(exported, report):
+    other = keras_qat.verify(
+        exported.model, exported.tflite, exported.x, per_layer=True, batch_size=7
+    )
+    for mine, theirs in zip(other.tensors, report.tensors, strict=True):
+        assert dataclasses.replace(mine, sqnr=None) == dataclasses.replace(theirs, sqnr=None)
+        assert mine.sqnr == pytest.approx(theirs.sqnr)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_looking_inside_changes_nothing(exported, kernels):
+    """With every tensor an output the file computes the codes that it computes without."""
+    graph = FileGraph(exported.tflite)
+    (end,) = (each.index for each in graph.outputs.values())
+    (start,) = (each.index for each in graph.inputs.values())
+    shown = TFLiteModel(graph.with_outputs(graph.producers), kernels)
+    codes = shown.run({str(start): exported.x})[str(end)]
+    plain = TFLiteModel(exported.tflite, kernels).run({"image": exported.x})["logits"]
+    np.testing.assert_array_equal(codes, plain)
+
+
+@pytest.mark.parametrize("kernels", ["optimized", "reference"])
+def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
+    """They round twice, which with few inputs is seen in 0.3 %; logits are but 288 codes."""
+    report = keras_qat.verify(
+        exported.model, exported.tflite, exported.x, per_layer=True, kernels=kernels
+    )
+    assert report.kernels == kernels
+    for each in report.tensors[1:]:
+        assert each.fed.identical >= 0.99
+        assert each.fed.max_difference <= 1
+    if kernels == "reference":
+        # That it is rounding and no error is seen from the integer simulation.
+        assert report.differing and report.unexplained == ()
+        assert any("in their own way" in each for each in report.findings())
+
+
+@pytest.mark.parametrize("name", ["stem", "project", "logits"])
+def test_names_the_layer_with_a_wrong_weight(exported, name):
+    report = keras_qat.verify(exported.model, broken(exported, name), exported.x, per_layer=True)
+    assert [each.name for each in report.unexplained] == [name]
+    # In the free run everything behind it differs, too.
+    assert row(report, "logits").run.identical < 0.9
+    assert any(name in sentence for sentence in report.findings())
+
+
+def test_notices_other_ranges(exported):
+    other = keras_qat.quantize_model(exported.model)
+    (maximum,) = [
+        weight
+        for weight in other.get_layer("quant_project").weights
+        if weight.name.split("/")[-1].startswith("output_max:")
+    ]
+    maximum.assign(1.5 * maximum)
+    report = keras_qat.verify(other, exported.tflite, exported.x, per_layer=True)
+    assert [each.name for each in report.other_ranges] == ["project"]
+    assert any("ranges" in each and "project" in each for each in report.findings())
+    found = row(report, "project")
+    assert found.scale > 1.2 * found.file_scale
+    assert "project" in str(report)
+
+
+def test_notices_a_file_of_another_model_with_the_same_ends(exported):
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            layers.Conv2D(2, 3, name="another_conv"),
+            layers.Flatten(),
+            layers.Dense(3, name="logits"),
+        ]
+    )
+    file = keras_qat.export_tflite(observe(keras_qat.quantize_model(model), exported.x))
+    with pytest.raises(ValueError, match=r"another model: it computes quant_another_conv"):
+        keras_qat.verify(exported.model, file, exported.x, per_layer=True)
+
+
+def test_refuses_a_file_that_names_no_layers(exported):
+    unnamed = exported.tflite.replace(b"keras_qat/", b"something/")
+    with pytest.raises(ValueError, match="does not say which layer"):
+        keras_qat.verify(exported.model, unnamed, exported.x, per_layer=True)
+
+
+def test_notices_what_is_computed_in_float():
+    def build(x):
+        x = layers.Conv2D(4, 3, name="first")(x)
+        x = layers.LayerNormalization(name="norm")(x)
+        return layers.Conv2D(3, 3, name="last")(x)
+
+    model = functional((8, 8, 2), build=build)
+    x = images(32, (8, 8, 2))
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert list(report.float_operations) == ["norm"]
+    assert any("in float: norm" in each for each in report.findings())
+    assert [each.name for each in report.tensors][1:] == ["first", "norm", "last"]
+    assert row(report, "last").fed.identical >= 0.999
+
+
+def test_names_calls_and_nested_layers_of_several_inputs():
+    inner = keras.Sequential(
+        [keras.Input((6, 6, 3)), layers.Conv2D(3, 3, padding="same", name="conv")], name="block"
+    )
+    inputs = {name: keras.Input((6, 6, 3), name=name) for name in ("left", "right")}
+    join = layers.Concatenate(name="join")([inner(inputs["left"]), inner(inputs["right"])])
+    add = layers.Add(name="sum")([inputs["left"], inputs["right"]])
+    model = scramble(keras.Model(inputs, {"a": layers.Conv2D(2, 1, name="a")(join), "sum": add}))
+    x = {"left": images(24, (6, 6, 3)), "right": 2 * images(24, (6, 6, 3), seed=5)}
+    qat = keras_qat.quantize_model(model)
+    keras_qat.freeze_batch_norm(qat)
+    qat(x, training=True)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert {each.name for each in report.tensors} == {
+        *("left", "right", "block/conv", "block/conv#2", "join", "a", "sum")
+    }
+    assert row(report, "join").layers == ("join",)
+    assert row(report, "block/conv#2").layers == ("block/conv",)
+    # The two calls have inputs of different scales: the shared bias is not rounded for either.
+    for each in report.tensors[2:]:
+        assert each.fed.identical >= 0.995
+        assert each.fed.max_difference <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_other_types_at_the_ends(exported, report, dtype):
+    file = keras_qat.export_tflite(exported.model, input_dtype=dtype, output_dtype=dtype)
+    found = keras_qat.verify(exported.model, file, exported.x, per_layer=True)
+    assert [each.name for each in found.tensors] == NAMES
+    for mine, theirs in zip(found.tensors[1:], report.tensors[1:], strict=True):
+        assert mine.fed == theirs.fed
+        assert mine.file_zero_point == theirs.file_zero_point
+
+
+def test_few_bits_end_at_their_own_highest_code():
+    qat = keras_qat.quantize_model(tiny_net(), keras_qat.recipes.int8(activation_bits=3))
+    x = images(64, (6, 6, 2))
+    observe(qat, x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert report.differing == ()
+    # One of the 64 inputs is the largest by far; with 8 codes many more are rounded to it.
+    assert 0 < row(report, "conv").at_highest < 0.2
+    assert row(report, "conv").at_lowest > 0.2
+
+
+def test_ranges_that_follow_from_others():
+    """contrib, like the original, has no quantizer behind pooling: the file rounds there."""
+    model = functional(
+        (8, 8, 2),
+        build=lambda x: layers.Dense(3, name="logits")(
+            layers.Flatten()(layers.AveragePooling2D(name="pool")(layers.Conv2D(4, 3, name="c")(x)))
+        ),
+    )
+    x = images(64, (8, 8, 2))
+    qat = observe(keras_qat.quantize_model(model, "contrib"), x)
+    file = keras_qat.export_tflite(qat, input_range=(-4.0, 4.0))
+    report = keras_qat.verify(qat, file, np.clip(x, -4, 4), per_layer=True)
+    pool = row(report, "pool")
+    assert pool.same_range
+    assert pool.scale == pool.file_scale == row(report, "c").file_scale
+    assert pool.fed.max_difference <= 1
+
+
+def test_table_fits_a_terminal(report):
+    lines = report.table().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "Every layer computes what was trained." in lines
+    (line,) = [line for line in lines if line.startswith("depthwise")]
+    assert "DEPTHWISE_CONV_2D" in line and "%" in line
+    long = dataclasses.replace(report.tensors[1], name="a_very_long_name/" * 5)
+    lines = dataclasses.replace(report, tensors=(long,)).table(100).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("…" in line for line in lines)
+
+
+def test_is_json_data(report):
+    data = json.loads(report.to_json())
+    assert data == json.loads(json.dumps(report.to_dict()))
+    assert data["tensors"][1]["fed"]["identical"] == report.tensors[1].fed.identical
+    assert data["kernels"] == "xnnpack"
+
+
+def test_is_drawn(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = report.plot(tmp_path / "layers.png")
+    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
+    differing, noise = figure.axes
+    assert [text.get_text() for text in differing.get_yticklabels()] == NAMES
+    widths = [bar.get_width() for bar in noise.patches]
+    assert widths == [each.sqnr for each in report.tensors]
+
+
+def test_drawing_says_what_it_needs(exported, report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"keras-qat\[plot\]"):
+        report.plot()
+
+
+def test_drawing_takes_a_report_with_layers(exported):
+    with pytest.raises(ValueError, match="per_layer=True"):
+        keras_qat.verify(exported.model, exported.tflite, exported.x).plot()
+
+
+def test_unknown_kernels(exported):
+    with pytest.raises(ValueError, match="'xnnpack', 'optimized', 'reference'"):
+        keras_qat.verify(exported.model, exported.tflite, exported.x, kernels="fast")

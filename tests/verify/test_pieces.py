@@ -1,0 +1,123 @@
+"""Verification of each layer where pieces of the file have unusual ends.
+
+Outputs inside, a first axis that is not the batch, several results, layers that are random in
+training.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe, rng, scramble
+from tests.networks.small import functional, layers
+from tests.verify.test_layers import row
+
+
+def test_a_model_whose_layers_are_all_outputs():
+    """Outputs have names of their own in the file."""
+    model = functional(
+        (6, 6, 4), build=lambda x: [layers.Conv2D(3, 3, name="a")(x), layers.ReLU(name="b")(x)]
+    )
+    x = images(32, (6, 6, 4))
+    qat = observe(keras_qat.quantize_model(scramble(model)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert {each.name for each in report.tensors[1:]} == {"a", "b"}
+    assert report.differing == ()
+
+
+def dense_on_steps(x):
+    return layers.Dense(4)(layers.Dense(8, activation="relu")(x))
+
+
+def time_distributed(x):
+    x = layers.TimeDistributed(layers.Dense(8, activation="relu"))(x)
+    return layers.TimeDistributed(layers.Dense(4))(x)
+
+
+def attention(x):
+    x = layers.Dense(8)(x)
+    return layers.MultiHeadAttention(2, 4)(x, x)
+
+
+def heads_first(x):
+    x = layers.Dense(24)(x)
+    x = tf.transpose(tf.reshape(x, (-1, 12, 3, 8)), (2, 0, 1, 3))
+    return x[0] + x[1]
+
+
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
+@pytest.mark.parametrize(
+    ("shape", "build"),
+    [
+        ((12, 8), dense_on_steps),
+        ((12, 8), time_distributed),
+        ((3, 8, 8, 2), lambda x: layers.TimeDistributed(layers.Conv2D(4, 3))(x)),
+        ((12, 8), lambda x: layers.TimeDistributed(layers.Dense(4))(layers.Conv1D(8, 3)(x))),
+        ((12, 8), attention),
+        ((12, 8), heads_first),
+    ],
+    ids=["dense", "dense_in_time", "conv_in_time", "conv1d", "attention", "heads_first"],
+)
+def test_pieces_whose_first_axis_is_not_the_batch(shape, build, kernels):
+    """The last batch is a smaller one."""
+    x = images(40, shape)
+    qat = observe(keras_qat.quantize_model(functional(shape, build=build)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True, kernels=kernels)
+    assert len(report.tensors) >= 3
+    assert report.unexplained == ()
+    if kernels == "xnnpack":
+        assert report.differing == ()
+
+
+def halves(x):
+    first, second = tf.split(x, 2, axis=-1)
+    return layers.Dense(4)(first * second)
+
+
+def parts(x):
+    first, second = tf.split(x, [5, 3], axis=-1)
+    return layers.Concatenate()([layers.Dense(4)(first), second])
+
+
+def steps(x):
+    first, second, third = tf.unstack(x, axis=1)
+    return layers.Dense(4)(first * second + third)
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (halves, ["tf.split:0", "tf.split:1"]),
+        (parts, ["tf.split:0", "tf.split:1"]),
+        (steps, ["tf.unstack:0", "tf.unstack:1", "tf.unstack:2"]),
+    ],
+)
+def test_results_of_an_operation_that_has_several(build, names):
+    keras.backend.clear_session()
+    x = images(40, (3, 8))
+    qat = observe(keras_qat.quantize_model(functional((3, 8), build=build)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    for name in names:
+        assert row(report, name).run.identical == 1
+    assert report.differing == ()
+
+
+def test_layers_that_are_random_in_training_compute_as_at_inference():
+    """Keras' augmentation takes `training=True` for granted where nothing else is said."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.RandomFlip("horizontal"),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(4, 3, name="conv"),
+        ]
+    )
+    x = rng().uniform(0, 255, (32, 8, 8, 3)).astype(np.float32)
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert report.differing == ()
+    assert row(report, "conv").sqnr > 25

@@ -1,0 +1,150 @@
+"""Verification finds what is there and says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel, to_values
+from tests.helpers import images, observe, scramble
+from tests.networks.small import functional, layers
+
+
+def test_trained_model_agrees(exported):
+    report = keras_qat.verify(exported.model, exported.tflite, exported.x)
+    assert report.examples == len(exported.x)
+    assert report.identical >= 0.98
+    assert report.max_difference <= 1
+    (logits,) = report.outputs
+    assert logits.argmax_agreement >= 0.99
+
+
+def test_reports_what_numpy_counts(exported):
+    file = TFLiteModel(exported.tflite)
+    codes = file.run({"image": exported.x})["logits"]
+    scale, zero_point = file.outputs["logits"]["quantization"]
+    expected = exported.model.predict(exported.x, verbose=0)
+    differences = np.abs(codes - (np.round(expected / scale) + zero_point))
+    (report,) = keras_qat.verify(exported.model, exported.tflite, exported.x).outputs
+    assert report.identical == np.mean(differences == 0)
+    assert report.max_difference == differences.max()
+    assert report.mean_difference == pytest.approx(differences.mean())
+    agreement = np.mean(codes.argmax(-1) == expected.argmax(-1))
+    assert report.argmax_agreement == agreement
+
+
+def test_sees_a_change_of_one_weight(exported):
+    """A bias that is three steps off moves one class's codes by about three."""
+    other = keras_qat.quantize_model(exported.model)
+    step = keras_qat.quantizers(other)[-1]
+    dense = other.get_layer("quant_logits").layer
+    shift = 3 * (step.maximum - step.minimum) / 255
+    dense.bias.assign(dense.bias + np.array([shift, 0, 0], np.float32))
+    report = keras_qat.verify(other, exported.tflite, exported.x)
+    assert report.identical < 0.75
+    assert 3 <= report.max_difference <= 4
+
+
+def test_prints_readably(exported):
+    text = str(keras_qat.verify(exported.model, exported.tflite, exported.x))
+    for part in ("96 examples", "logits", "LSB", "%", "argmax"):
+        assert part in text
+
+
+def test_is_json_data(exported):
+    report = keras_qat.verify(exported.model, exported.tflite, exported.x)
+    assert json.loads(json.dumps(report.to_dict()))["examples"] == 96
+
+
+def test_takes_a_path_and_both_kinds_of_kernels(exported, tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(exported.tflite)
+    fast = keras_qat.verify(exported.model, path, exported.x, batch_size=7)
+    assert fast == keras_qat.verify(exported.model, exported.tflite, exported.x)
+    # The reference kernels round by other rules; a dense layer adds up what its inputs differ by.
+    reference = keras_qat.verify(exported.model, path, exported.x, kernels="optimized")
+    assert reference.max_difference <= 1
+    assert reference.outputs[0].argmax_agreement >= 0.95
+
+
+def test_steps_of_an_output_without_argmax():
+    model = scramble(functional((4,), build=layers.Dense(1)))
+    qat = keras_qat.quantize_model(model)
+    x = images(64, (4,))
+    observe(qat, x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert report.outputs[0].argmax_agreement is None
+    assert " - " in str(report) or str(report).endswith("-")
+
+
+def test_float_model(exported):
+    with pytest.raises(ValueError, match="not quantization-aware"):
+        keras_qat.verify(exported.float_model, exported.tflite, exported.x)
+
+
+@pytest.mark.parametrize("contents", [b"", b"something else that is long enough"])
+def test_no_tflite_file(exported, contents, tmp_path):
+    with pytest.raises(ValueError, match="no TFLite file"):
+        keras_qat.verify(exported.model, contents, exported.x)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"model\.tflite is no TFLite file"):
+        keras_qat.verify(exported.model, path, exported.x)
+
+
+def test_file_that_is_cut_short(exported):
+    with pytest.raises(ValueError, match="TFLite file"):
+        keras_qat.verify(exported.model, exported.tflite[: len(exported.tflite) // 2], exported.x)
+
+
+def test_missing_file(exported, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        keras_qat.verify(exported.model, tmp_path / "missing.tflite", exported.x)
+
+
+def test_file_of_another_model(exported):
+    qat = keras_qat.quantize_model(functional((4,), build=layers.Dense(2)))
+    with pytest.raises(ValueError, match="belongs to another model"):
+        keras_qat.verify(qat, exported.tflite, images(8, (4,)))
+
+
+def test_values_of_codes():
+    detail = {"dtype": np.int8, "quantization": (0.5, -3)}
+    np.testing.assert_array_equal(to_values(np.array([-3, 1], np.int8), detail), [0.0, 2.0])
+
+
+def test_softmax_output():
+    model = scramble(functional((6,), build=layers.Dense(5, activation="softmax", name="p")))
+    qat = keras_qat.quantize_model(model)
+    x = images(64, (6,))
+    observe(qat, x)
+    file = keras_qat.export_tflite(qat)
+    assert TFLiteModel(file).outputs["p"]["quantization"] == (1 / 256, -128)
+    assert keras_qat.verify(qat, file, x).identical >= 0.99
+
+
+PRODUCTS: dict[str, Any] = {
+    "matmul": lambda x: tf.matmul(x, layers.ReLU()(x), transpose_b=True),
+    "dot": lambda x: layers.Dot(2)([x, layers.Concatenate(1)([x, 0.3 * x])]),
+    "dot_normalized": lambda x: layers.Dot(2, normalize=True)([layers.ReLU()(x), x]),
+    "weights_last": lambda x: layers.Dot(1)([x, layers.Softmax(1)(layers.Dense(2)(x))]),
+    "matmul_of_gates": lambda x: tf.matmul(x, layers.Permute((2, 1))(tf.sigmoid(x))),
+    "einsum_of_gates": lambda x: tf.einsum("btd,bsd->bts", x, tf.sigmoid(x)),
+    "attention": lambda x: layers.MultiHeadAttention(2, 8)(x, x),
+}
+
+
+@pytest.mark.parametrize("interpreter", ["tensorflow", "litert"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_tensors_in_every_interpreter(name, interpreter, monkeypatch):
+    """With XNNPACK, that of TensorFlow 2.21 takes the second factor's zero point for 0."""
+    x = 1 + images(48, (20, 16))
+    qat = observe(keras_qat.quantize_model(functional((20, 16), build=PRODUCTS[name])), x)
+    if interpreter == "tensorflow":
+        monkeypatch.setattr("keras_qat.interpreter._interpreter_module", lambda: tf.lite)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
