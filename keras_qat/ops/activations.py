@@ -26,7 +26,6 @@ from keras_qat.operations import argument
 from keras_qat.ops.lookup import (
     Kernel,
     by_table,
-    example_of,
     in_float32,
     lookup_row,
     nearest,
@@ -73,13 +72,6 @@ ELU = lookup_row(
         },
         fits=lambda attributes: attributes["alpha"] == 1,
     ),
-    examples=(
-        _layers.ELU(),
-        _layers.ELU(0.3),
-        _layers.ELU(1.7),
-        _layers.Activation("elu"),
-        tf.nn.elu,
-    ),
 )
 
 
@@ -116,11 +108,6 @@ GELU = lookup_row(
         "GeluOptions",
         dict.fromkeys(("xnnpack", "reference"), in_float32(_gelu_in_float32)),
         fields=lambda attributes: dict(attributes),
-    ),
-    examples=(
-        _layers.Activation("gelu"),
-        tf.nn.gelu,
-        functools.partial(tf.nn.gelu, approximate=True),
     ),
 )
 
@@ -162,7 +149,6 @@ HARD_SWISH = lookup_row(
         "HardSwishOptions",
         dict.fromkeys(("xnnpack", "reference"), _hard_swish_table),
     ),
-    examples=(HardSwish(),),
 )
 
 
@@ -267,7 +253,6 @@ def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any,
         lambda e: e.add(code),
         accepts=of_reals,
         elementwise=True,
-        example=example_of(lambda numbers: _layers.Activation(function), lambda numbers: function),
         **how,
     )
 
@@ -306,7 +291,6 @@ LINEAR = Op(
     output=SharedRange(),
     elementwise=True,
     alias=True,
-    example=example_of(lambda numbers: _layers.Activation("linear")),
 )
 
 ACTIVATIONS: tuple[Op, ...] = (

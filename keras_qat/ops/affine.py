@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of
-from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
@@ -53,18 +52,6 @@ def _emit(e: Emission) -> None:
     finish()
 
 
-def _example(numbers: np.random.Generator) -> Example:
-    rank = int(numbers.integers(1, 5))
-    shape = (2, 3, 4, int(numbers.integers(1, 9)))[-rank:]
-    layers = (
-        _layers.BatchNormalization(),
-        _layers.Rescaling(0.5, 0.25),
-        _layers.Normalization(mean=0.5, variance=2.0, axis=None),
-        _layers.Normalization(mean=[0.5] * shape[-1], variance=[2.0] * shape[-1]),
-    )
-    return Example(layers[int(numbers.integers(len(layers)))], (shape,))
-
-
 AFFINE = Op(
     "affine",
     _compute,
@@ -77,5 +64,4 @@ AFFINE = Op(
     accepts=_accepts,
     weights={"": (-1,)},
     takes_clip=True,
-    example=_example,
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.operations import operands
-from keras_qat.ops.movement import chosen, first, integers, moved, symbol_of
-from keras_qat.ops.op import Attributes, Example, Op, SharedRange
+from keras_qat.ops.movement import first, integers, moved, symbol_of
+from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["CONCATENATE", "STACK"]
@@ -60,28 +59,6 @@ def _emit(e: Emission) -> None:
     )
 
 
-def _example(numbers: np.random.Generator) -> Example:
-    axis = int(numbers.integers(0, 4))
-    count = int(numbers.integers(2, 5))
-    shapes = []
-    for _ in range(count):
-        shape = [4, 5, 6]
-        if axis:
-            shape[axis - 1] = int(numbers.integers(1, 7))
-        shapes.append(tuple(shape))
-    if axis == 0:
-        build = lambda *x: tf.concat(list(x), 0)  # noqa: E731
-    else:
-        build = chosen(
-            numbers,
-            lambda *x: _layers.Concatenate(axis)(list(x)),
-            lambda *x: _layers.Concatenate(axis - 4)(list(x)),
-            lambda *x: tf.concat(list(x), axis),
-            lambda *x: tf.concat(list(x), axis=axis - 4),
-        )
-    return Example(build, tuple(shapes))
-
-
 CONCATENATE = Op(
     "concatenate",
     moved,
@@ -94,7 +71,6 @@ CONCATENATE = Op(
     defaults={"numbers": ()},
     accepts=_accepts,
     output=SharedRange(),
-    example=_example,
 )
 
 
@@ -115,8 +91,4 @@ STACK = Op(
     defaults={"numbers": ()},
     accepts=_accepts,
     output=SharedRange(),
-    example=lambda numbers: Example(
-        chosen(numbers, *(lambda *x, a=a: tf.stack(list(x), a) for a in (0, 1, 2, -1, -2))),
-        ((4, 5),) * int(numbers.integers(1, 4)),
-    ),
 )

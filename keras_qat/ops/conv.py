@@ -12,7 +12,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of, pair
-from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
@@ -144,48 +144,6 @@ def _emit_depthwise(e: Emission) -> None:
     finish()
 
 
-def _random_options(numbers: np.random.Generator, axes: int, equal: bool) -> dict[str, Any]:
-    """Strides or dilation, of which Keras takes one at a time, and whether there is a bias."""
-    strides = [int(each) for each in numbers.integers(1, 4, axes)]
-    dilation = [int(each) for each in numbers.integers(1, 4, axes)]
-    if equal:
-        strides = strides[:1] * axes
-    if numbers.random() < 0.5:
-        strides = [1] * axes
-    else:
-        dilation = [1] * axes
-    return {
-        "strides": strides,
-        "dilation_rate": dilation,
-        "padding": str(numbers.choice(["same", "valid"])),
-        "use_bias": bool(numbers.random() < 0.8),
-    }
-
-
-def _conv_example(numbers: np.random.Generator) -> Example:
-    axes = int(numbers.integers(1, 3))
-    groups = int(numbers.choice([1, 1, 2, 3]))
-    filters = groups * int(numbers.integers(1, 8))
-    channels = groups * int(numbers.integers(1, 6))
-    size = [int(each) for each in numbers.integers(1, 4, axes)]
-    options = _random_options(numbers, axes, False)
-    if axes == 1 and numbers.random() < 0.4:
-        options["padding"] = "causal"
-    kind = _layers.Conv1D if axes == 1 else _layers.Conv2D
-    layer = kind(filters, size, groups=groups, **options)
-    return Example(layer, ((12, 10, channels)[-axes - 1 :],))
-
-
-def _depthwise_example(numbers: np.random.Generator) -> Example:
-    axes = int(numbers.integers(1, 3))
-    kind = _layers.DepthwiseConv1D if axes == 1 else _layers.DepthwiseConv2D
-    size = [int(each) for each in numbers.integers(1, 5, axes)]
-    layer = kind(
-        size, depth_multiplier=int(numbers.integers(1, 4)), **_random_options(numbers, axes, True)
-    )
-    return Example(layer, ((12, 13, int(numbers.integers(1, 9)))[-axes - 1 :],))
-
-
 CONV = Op(
     "conv",
     _conv,
@@ -198,7 +156,6 @@ CONV = Op(
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
-    example=_conv_example,
 )
 
 DEPTHWISE_CONV = Op(
@@ -213,5 +170,4 @@ DEPTHWISE_CONV = Op(
     weights={"depthwise_kernel": (-2, -1)},
     folds_batch_norm=True,
     takes_clip=True,
-    example=_depthwise_example,
 )

@@ -21,7 +21,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of
-from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.runtime import RECENT
 from keras_qat.ops.sums import Rounding, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
@@ -82,12 +82,6 @@ def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
     finish()
 
 
-def _dense_example(numbers: np.random.Generator) -> Example:
-    rank = int(numbers.integers(1, 5))
-    layer = _layers.Dense(int(numbers.integers(1, 20)), use_bias=bool(numbers.random() < 0.8))
-    return Example(layer, ((2, 3, 4, int(numbers.integers(1, 30)))[-rank:],))
-
-
 DENSE = Op(
     "dense",
     _dense,
@@ -99,7 +93,6 @@ DENSE = Op(
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
-    example=_dense_example,
 )
 
 
@@ -264,17 +257,6 @@ def _transpose(e: Emission, source: int, target: int, order: tuple[int, ...], na
     e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions")
 
 
-def _einsum_example(*equations: tuple[str, Any, tuple[int, ...], tuple[Any, ...]]) -> Any:
-    """Examples of equations, each with the output's shape, the input's and choices of bias axes."""
-
-    def example(numbers: np.random.Generator) -> Example:
-        equation, output, shape, biases = equations[int(numbers.integers(len(equations)))]
-        bias = biases[int(numbers.integers(len(biases)))]
-        return Example(_layers.EinsumDense(equation, output, bias_axes=bias), (shape,))
-
-    return example
-
-
 EINSUM_DENSE = Op(
     "einsum_dense",
     _einsum,
@@ -285,12 +267,6 @@ EINSUM_DENSE = Op(
     accepts=_einsum_per_channel(1),
     weights={"kernel": (-1,)},
     takes_clip=True,
-    example=_einsum_example(
-        ("ab,bc->ac", 7, (5,), (None, "c")),
-        ("...x,xy->...y", 6, (3, 4), (None, "y")),
-        ("abcd,cde->abe", (None, 9), (3, 2, 5), (None, "e")),
-        ("abc,bd->adc", (8, 4), (3, 4), (None,)),
-    ),
 )
 
 EINSUM_DENSE_HEADS = dataclasses.replace(
@@ -299,11 +275,6 @@ EINSUM_DENSE_HEADS = dataclasses.replace(
     doc="products with a matrix whose columns make two axes: the projections of attention",
     accepts=_einsum_per_channel(2),
     weights={"kernel": (-2, -1)},
-    example=_einsum_example(
-        ("abc,cde->abde", (None, 3, 4), (2, 5), (None, "de")),
-        ("abcd,cdef->abef", (None, 2, 3), (2, 3, 2), (None, "ef")),
-        ("abc,cde->adbe", (2, None, 3), (4, 5), (None,)),
-    ),
 )
 
 EINSUM_DENSE_PER_TENSOR = dataclasses.replace(
@@ -312,11 +283,4 @@ EINSUM_DENSE_PER_TENSOR = dataclasses.replace(
     doc="products with a matrix of other forms, with one scale for all weights",
     accepts=_einsum_accepts,
     weights={"kernel": ()},
-    example=_einsum_example(
-        ("abc,cde->abde", (None, 3, 4), (2, 5), ("e", "d")),
-        ("ab,cb->ac", 7, (5,), (None, "c")),
-        ("abc,dc->adb", (6, None), (3, 4), (None, "d")),
-        ("abc,bde->aecd", (3, None, 4), (3, 5), (None, "ed", "e", "d")),
-        ("ab,bcde->acde", (2, 3, 2), (4,), (None, "cde", "ce", "c")),
-    ),
 )

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import (
@@ -22,7 +21,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.lookup import by_table, in_float32, nearest_even_with_zero_point, of_reals
-from keras_qat.ops.op import Arguments, Attributes, Example, Op, SharedRange
+from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
@@ -156,35 +155,6 @@ def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]
     return lambda a: function(*a.q)
 
 
-def _example_of(
-    layer: Any, function: Callable[[Any, Any], Any]
-) -> Callable[[np.random.Generator], Example]:
-    """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
-
-    def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
-        other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
-        kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
-        if kind == "layer":
-            return Example(lambda x, y: layer()([x, y]), (shape, shape))
-        if kind == "broadcast":
-            shapes = (shape, other) if numbers.random() < 0.5 else (other, shape)
-            return Example(lambda x, y: function(x, y), shapes)
-        if kind == "itself":
-            return Example(lambda x: function(x, x), (shape,))
-        number = float(numbers.normal() * 10.0 ** numbers.uniform(-2, 1))
-        if kind == "number":
-            return Example(lambda x: function(x, number), (shape,))
-        sizes = [shape, other, shape[-1:]][numbers.integers(3)]
-        constant = np.float32(numbers.normal(size=sizes))
-        if kind == "array":
-            return Example(lambda x: function(x, constant), (shape,))
-        given = constant if numbers.random() < 0.5 else number
-        return Example(lambda x: function(given, x), (shape,))
-
-    return example
-
-
 ADD = Op(
     "add",
     _add,
@@ -198,7 +168,6 @@ ADD = Op(
     takes_clip=True,
     elementwise=True,
     takes_constants=True,
-    example=_example_of(_layers.Add, tf.add),
 )
 
 SUBTRACT = dataclasses.replace(
@@ -209,7 +178,6 @@ SUBTRACT = dataclasses.replace(
     symbols=("math.subtract",),
     attributes=lambda call: {"sign": -1},
     defaults={"sign": -1},
-    example=_example_of(_layers.Subtract, tf.subtract),
 )
 
 MULTIPLY = dataclasses.replace(
@@ -222,7 +190,6 @@ MULTIPLY = dataclasses.replace(
     symbols=("math.multiply",),
     attributes=lambda call: {},
     defaults={},
-    example=_example_of(_layers.Multiply, tf.multiply),
 )
 
 MAXIMUM = dataclasses.replace(
@@ -238,7 +205,6 @@ MAXIMUM = dataclasses.replace(
     accepts=_accepts_up_to(5),
     output=SharedRange(),
     takes_clip=False,
-    example=_example_of(_layers.Maximum, tf.maximum),
 )
 
 MINIMUM = dataclasses.replace(
@@ -249,5 +215,4 @@ MINIMUM = dataclasses.replace(
     doc="the smaller one of two tensors, or of one and a constant, value by value",
     layers=(_layers.Minimum,),
     symbols=("math.minimum",),
-    example=_example_of(_layers.Minimum, tf.minimum),
 )

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.op import Arguments, Example, Op
+from keras_qat.ops.op import Arguments, Op
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
@@ -57,12 +57,6 @@ def _emit(e: Emission) -> None:
     e.add("GATHER", [e.constant("table", table, params), indices], options="GatherOptions", axis=0)
 
 
-def _example(numbers: np.random.Generator) -> Example:
-    layer = _layers.Embedding(int(numbers.integers(3, 40)), int(numbers.integers(1, 7)))
-    rank = int(numbers.integers(0, 3))
-    return Example(layer, ((4, 5)[:rank],), (str(numbers.choice(["int32", "int64", "uint8"])),))
-
-
 EMBEDDING = Op(
     "embedding",
     _compute,
@@ -70,5 +64,4 @@ EMBEDDING = Op(
     doc="rows of a table of weights, which is held in the parameters of the output",
     layers=(_layers.Embedding,),
     weights={"embeddings": ()},
-    example=_example,
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
-from keras_qat.ops.movement import axes_of, chosen, move, rank_of, source_of
-from keras_qat.ops.op import Arguments, Attributes, Example, OwnRange
+from keras_qat.ops.movement import axes_of, move, rank_of, source_of
+from keras_qat.ops.op import Arguments, Attributes, OwnRange
 from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
@@ -34,9 +33,6 @@ SHAPE = move(
     compute=_on_values,
     output=OwnRange(),
     symbols=("compat.v1.shape", "shape"),
-    example=lambda numbers: Example(
-        chosen(numbers, tf.shape, lambda x: tf.shape(x, out_type=tf.int64))
-    ),
 )
 
 
@@ -63,18 +59,6 @@ def _emit_arg(code: str) -> Any:
     return emit
 
 
-def _example(function: Any) -> Any:
-    return lambda numbers: Example(
-        chosen(
-            numbers,
-            lambda x: function(x, -1),
-            lambda x: function(x, axis=2),
-            lambda x: function(x, axis=1, output_type=tf.int32),
-            lambda x: function(x),
-        )
-    )
-
-
 ARGMAX = move(
     "argmax",
     "where the largest value is",
@@ -84,7 +68,6 @@ ARGMAX = move(
     symbols=("math.argmax",),
     attributes=_attributes,
     needs=("axis",),
-    example=_example(tf.argmax),
 )
 
 ARGMIN = move(
@@ -96,5 +79,4 @@ ARGMIN = move(
     symbols=("math.argmin",),
     attributes=_attributes,
     needs=("axis",),
-    example=_example(tf.argmin),
 )

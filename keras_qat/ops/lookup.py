@@ -7,7 +7,7 @@ kernel of it, the file holds the table and looks it up: CAST, ADD, GATHER.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from keras_qat.ops.op import (
     Arguments,
     Attributes,
     Compute,
-    Example,
     Op,
     OutputRange,
     OwnRange,
@@ -35,7 +34,6 @@ __all__ = [
     "Kernel",
     "by_table",
     "entries_of",
-    "example_of",
     "in_float32",
     "lookup_row",
     "nearest",
@@ -171,18 +169,6 @@ def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 
-def example_of(
-    *builds: Callable[[np.random.Generator], Callable[[Any], Any]],
-) -> Callable[[np.random.Generator], Example]:
-    """An `Op.example`: one of several functions, of a random shape; `builds` choose its options."""
-
-    def example(numbers: np.random.Generator) -> Example:
-        shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 5)))
-        return Example(builds[int(numbers.integers(len(builds)))](numbers), (shape,))
-
-    return example
-
-
 def _no_attributes(call: Call) -> Attributes:
     return {}
 
@@ -192,7 +178,6 @@ def lookup_row(
     function: Callable[..., Any],
     doc: str,
     *,
-    examples: Sequence[Callable[[Any], Any]],
     layers: tuple[type, ...] = (),
     symbols: tuple[str, ...] = (),
     functions: tuple[Any, ...] = (),
@@ -208,7 +193,6 @@ def lookup_row(
         function: in TensorFlow, of a float64 tensor and the attributes. Where it is infinite, the
             result is the end of the output's range, so that e.g. a logarithm of what is not
             positive is the lowest value.
-        examples: from a Keras tensor to the result, one of which the generated tests choose.
         output: how the output is quantized.
         kernel: TFLite's own kernel, for 8 bits.
     """
@@ -248,12 +232,7 @@ def lookup_row(
         accepts=of_reals,
         output=output or OwnRange(),
         elementwise=True,
-        example=example_of(*[lambda numbers, build=each: build for each in examples]),
     )
-
-
-def _activation(function: Any) -> Callable[[Any], Any]:
-    return lambda x: keras.layers.Activation(function)(x)
 
 
 def _of_both(table: Table) -> dict[Family, Table]:
@@ -276,7 +255,6 @@ SELU = lookup_row(
     "scaled exponential linear unit",
     symbols=("nn.selu",),
     functions=(_activations.selu, tf.nn.selu),
-    examples=(_activation("selu"), tf.nn.selu),
 )
 
 SOFTPLUS = lookup_row(
@@ -286,7 +264,6 @@ SOFTPLUS = lookup_row(
     symbols=("math.softplus",),
     functions=(_activations.softplus, tf.nn.softplus),
     output=_NON_NEGATIVE,
-    examples=(_activation("softplus"), tf.nn.softplus),
 )
 
 MISH = lookup_row(
@@ -294,7 +271,6 @@ MISH = lookup_row(
     lambda x: x * tf.tanh(tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))),
     "x * tanh(softplus(x))",
     functions=(_activations.mish,),
-    examples=(_activation("mish"),),
 )
 
 SOFTSIGN = lookup_row(
@@ -303,7 +279,6 @@ SOFTSIGN = lookup_row(
     "x / (1 + |x|)",
     symbols=("nn.softsign",),
     functions=(_activations.softsign, tf.nn.softsign),
-    examples=(_activation("softsign"), tf.nn.softsign),
 )
 
 EXP = lookup_row(
@@ -314,7 +289,6 @@ EXP = lookup_row(
     functions=(_activations.exponential, tf.exp),
     output=_NON_NEGATIVE,
     kernel=Kernel("EXP", "ExpOptions", _of_both(in_float32(tf.exp))),
-    examples=(_activation("exponential"), tf.exp),
 )
 
 LOG = lookup_row(
@@ -324,7 +298,6 @@ LOG = lookup_row(
     symbols=("math.log",),
     functions=(tf.math.log,),
     kernel=Kernel("LOG", "", _of_both(in_float32(_log))),
-    examples=(tf.math.log,),
 )
 
 SQRT = lookup_row(
@@ -334,7 +307,6 @@ SQRT = lookup_row(
     symbols=("math.sqrt",),
     functions=(tf.sqrt,),
     output=_NON_NEGATIVE,
-    examples=(tf.sqrt,),
 )
 
 RSQRT = lookup_row(
@@ -344,7 +316,6 @@ RSQRT = lookup_row(
     symbols=("math.rsqrt",),
     functions=(tf.math.rsqrt,),
     output=_NON_NEGATIVE,
-    examples=(tf.math.rsqrt,),
 )
 
 LOOKUPS: tuple[Op, ...] = (SELU, SOFTPLUS, MISH, SOFTSIGN, EXP, LOG, SQRT, RSQRT)

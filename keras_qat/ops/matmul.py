@@ -17,8 +17,8 @@ from keras_qat.inner_layers import Contract
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
-from keras_qat.ops.movement import chosen, open_sizes
-from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.movement import open_sizes
+from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["CONTRACT", "MATMUL"]
@@ -113,18 +113,6 @@ def _emit_matmul(e: Emission) -> None:
     _multiply_matrices(e, first, second, e.outputs[0], adjoint)
 
 
-def _matmul_example(numbers: np.random.Generator) -> Example:
-    lead = tuple(int(each) for each in numbers.integers(1, 4, numbers.integers(0, 3)))
-    rows, depth, columns = (int(each) for each in numbers.integers(1, 8, 3))
-    turned, adjoint = (bool(each) for each in numbers.integers(0, 2, 2))
-    other = tuple(chosen(numbers, 1, size) for size in lead)
-    first = (*lead, *((depth, rows) if turned else (rows, depth)))
-    second = (*other, *((columns, depth) if adjoint else (depth, columns)))
-    return Example(
-        lambda x, y: tf.matmul(x, y, transpose_a=turned, transpose_b=adjoint), (first, second)
-    )
-
-
 MATMUL = Op(
     "matmul",
     _product,
@@ -135,7 +123,6 @@ MATMUL = Op(
     defaults={"transposed": (False, False), "depth": None},
     accepts=_accepts_matmul,
     symmetric=(1,),
-    example=_matmul_example,
 )
 
 
@@ -318,39 +305,6 @@ def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) 
     return (*lead, *map(of_all, groups))
 
 
-EQUATIONS = (
-    *("abc,adc->abd", "abc,acd->abd", "abd,acd->abc", "acb,acd->abd", "abc,adc->adb"),
-    *("aecd,abcd->acbe", "acbe,aecd->abcd", "abcd,abcd->ab", "abcd,aecd->abe", "abc,abc->abc"),
-    *("ab,ab->a", "abcd,acd->ab", "abc,ac->ab", "ab,ac->abc", "...bc,...dc->...bd", "abc,adc"),
-    "abcdef,abcdgf->abcdeg",
-)
-"""Of the tests."""
-
-
-def _contract_example(numbers: np.random.Generator) -> Example:
-    size = {each: int(numbers.integers(1, 5)) for each in "bcdefgh"}
-
-    def shape(term: str) -> tuple[int, ...]:
-        return tuple(size[each] for each in term.replace("...", "ah")[1:])
-
-    if numbers.random() < 0.3:
-        axes = (int(numbers.integers(1, 4)), int(numbers.integers(1, 3)))
-        shapes: list[Any] = [[3, 4, 5], [6, 7]]
-        shapes[1][axes[1] - 1] = shapes[0][axes[0] - 1]
-        of_dot: Example = chosen(
-            numbers,
-            Example(lambda x, y: _layers.Dot(axes)([x, y]), tuple(map(tuple, shapes))),
-            Example(lambda x, y: _layers.Dot(-1)([x, y]), ((5, 4), (3, 4))),
-            Example(lambda x, y: _layers.Dot(1)([x, y]), ((5,), (5,))),
-            Example(lambda x, y: _layers.Dot((2, 1))([x, y]), ((300, 4), (4, 3))),
-            Example(lambda x, y: _layers.Dot(1)([x, y]), ((300, 4), (300, 3))),
-        )
-        return of_dot
-    equation = EQUATIONS[numbers.integers(len(EQUATIONS))]
-    first, second = (shape(term) for term in re.split(",|->", equation)[:2])
-    return Example(lambda x, y: Contract(equation)([x, y]), (first, second))
-
-
 CONTRACT = Op(
     "contract",
     _product,
@@ -362,5 +316,4 @@ CONTRACT = Op(
     defaults={"depth": None},
     accepts=_accepts_contract,
     symmetric=(1,),
-    example=_contract_example,
 )

@@ -12,7 +12,7 @@ from keras_qat.inner_layers import Regularize
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.op import Arguments, Attributes, Emit, Example, Op, SharedRange
+from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = [
@@ -21,8 +21,6 @@ __all__ = [
     "MOVE",
     "Part",
     "axes_of",
-    "chosen",
-    "example_of",
     "first",
     "integers",
     "move",
@@ -152,19 +150,6 @@ def _mask(flags: Iterable[bool]) -> int:
     return sum(1 << place for place, flag in enumerate(flags) if flag)
 
 
-def chosen(numbers: np.random.Generator, *given: Any) -> Any:
-    """One of several."""
-    return given[numbers.integers(len(given))]
-
-
-def example_of(
-    shapes: tuple[tuple[int, ...], ...],
-    make: Callable[[np.random.Generator], tuple[Callable[..., Any], ...]],
-) -> Callable[[np.random.Generator], Example]:
-    """Examples with one of the calls that `make` gives, on inputs of these shapes."""
-    return lambda numbers: Example(chosen(numbers, *make(numbers)), shapes)
-
-
 def _emit_identity(e: Emission) -> None:
     e.builder.copy(source_of(e), e.outputs[0])
 
@@ -192,17 +177,6 @@ IDENTITY = move(
         *(_layers.RandomHeight, _layers.RandomWidth),
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
-    example=example_of(
-        ((4, 5, 6),),
-        lambda numbers: (
-            _layers.Dropout(0.3),
-            _layers.SpatialDropout2D(0.3),
-            _layers.RandomFlip(),
-            _layers.GaussianNoise(0.3),
-            tf.identity,
-            tf.stop_gradient,
-        ),
-    ),
 )
 
 MOVE = move(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import inverse_square_root, multiply
@@ -12,7 +11,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import is_operation, number, operands
 from keras_qat.ops.lookup import of_reals
-from keras_qat.ops.op import Arguments, Attributes, Example, FixedRange, Op
+from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["UNIT_NORM"]
@@ -52,17 +51,6 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
-def _example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(1, 20, numbers.integers(1, 4)))
-    builds = [
-        keras.layers.UnitNormalization(),
-        keras.layers.UnitNormalization(axis=len(shape)),
-        lambda x: tf.math.l2_normalize(x, -1),
-        lambda x: tf.nn.l2_normalize(x, axis=[len(shape)], epsilon=1e-9),
-    ]
-    return Example(builds[int(numbers.integers(len(builds)))], (shape,))
-
-
 UNIT_NORM = Op(
     "unit_norm",
     _unit_norm,
@@ -75,5 +63,4 @@ UNIT_NORM = Op(
     accepts=_accepts,
     bits=(8,),
     output=FixedRange(-1.0, 127 / 128),
-    example=_example,
 )

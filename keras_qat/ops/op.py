@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.graph import Call, map_values, takes_training
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "OWN",
     "Arguments",
-    "Example",
     "FixedRange",
     "Op",
     "OutputRange",
@@ -124,31 +121,12 @@ Emit = Callable[["Emission"], None]
 """Writes the operator into a TFLite file."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One call to test an operator with.
-
-    Args:
-        build: from a Keras tensor for each input to the result.
-        shapes: of the inputs, without the batch.
-        dtypes: of the inputs, float32 by default. Integers are small ones.
-    """
-
-    build: Callable[..., Any]
-    shapes: tuple[tuple[int, ...], ...] = ((4, 5, 6),)
-    dtypes: tuple[str, ...] = ()
-
-
 def _no_attributes(call: Call) -> Attributes:
     return {}
 
 
 def _accepts_all(call: Call, attributes: Attributes) -> str | None:
     return None
-
-
-def _no_examples(numbers: np.random.Generator) -> Example:
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,7 +160,6 @@ class Op:
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
-        example: makes a random example, for the generated tests.
     """
 
     name: str
@@ -208,7 +185,6 @@ class Op:
     takes_constants: bool = False
     symmetric: tuple[int, ...] = ()
     alias: bool = False
-    example: Callable[[np.random.Generator], Example] = _no_examples
 
     @property
     def is_weighted(self) -> bool:

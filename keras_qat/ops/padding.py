@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import number, operands
-from keras_qat.ops.movement import chosen, integers, move, rank_of, source_of, symbol_of
-from keras_qat.ops.op import Attributes, Example
+from keras_qat.ops.movement import integers, move, rank_of, source_of, symbol_of
+from keras_qat.ops.op import Attributes
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["MIRROR_PAD", "PAD", "pairs"]
@@ -88,27 +87,6 @@ def _emit_mirror(e: Emission) -> None:
     e.add("MIRROR_PAD", [source_of(e), _constant(e)], options="MirrorPadOptions", mode=mode)
 
 
-def _two(numbers: np.random.Generator, count: int = 0) -> Any:
-    if not count:
-        return tuple(int(each) for each in numbers.integers(0, 4, 2))
-    return tuple(_two(numbers) for _ in range(count))
-
-
-def _example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(2, 5, numbers.integers(1, 5)))
-    paddings = [(0, 0), *_two(numbers, len(shape))]
-    builds = [lambda x: tf.pad(x, paddings)]
-    if len(shape) > 1:
-        make = (_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D)
-        layer = make[len(shape) - 2]
-        builds.append(layer(_two(numbers, len(shape) - 1 if len(shape) > 2 else 0)))
-    if len(shape) == 3:
-        builds.append(
-            _layers.ZeroPadding2D(_two(numbers, 2), data_format="channels_first"),
-        )
-    return Example(chosen(numbers, *builds), (shape,))
-
-
 PAD = move(
     "pad",
     "padding with zeros",
@@ -119,15 +97,7 @@ PAD = move(
     needs=("paddings",),
     defaults={"mode": "CONSTANT"},
     accepts=_accepts_mode("CONSTANT"),
-    example=_example,
 )
-
-
-def _mirror_example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(4, 6, numbers.integers(1, 4)))
-    paddings = [(0, 0), *_two(numbers, len(shape))]
-    mode = str(numbers.choice(list(MODES)))
-    return Example(lambda x: tf.pad(x, paddings, mode), (shape,))
 
 
 MIRROR_PAD = move(
@@ -138,5 +108,4 @@ MIRROR_PAD = move(
     attributes=_attributes,
     needs=("paddings", "mode"),
     accepts=_accepts_mode(*MODES),
-    example=_mirror_example,
 )

@@ -15,14 +15,13 @@ from keras_qat.operations import operands
 from keras_qat.ops.images import from_image, image_of, pair
 from keras_qat.ops.movement import (
     axes_of,
-    chosen,
     integers,
     move,
     rank_of,
     source_of,
     symbol_of,
 )
-from keras_qat.ops.op import Arguments, Attributes, Example, OwnRange, SharedRange
+from keras_qat.ops.op import Arguments, Attributes, OwnRange, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["AVERAGE_POOLING", "MAX_POOLING", "MEAN", "REDUCE_MAX", "REDUCE_MIN"]
@@ -91,28 +90,6 @@ def _emit_pool(code: str) -> Any:
     return emit
 
 
-def _pool_example(kind: str) -> Any:
-    make = {name: getattr(_layers, f"{kind}Pooling{name}") for name in ("1D", "2D")}
-    in_nn = {"Max": tf.nn.max_pool2d, "Average": tf.nn.avg_pool2d}[kind]
-    in_nn_1d = {"Max": tf.nn.max_pool1d, "Average": tf.nn.avg_pool1d}[kind]
-
-    def example(numbers: np.random.Generator) -> Example:
-        padding = str(numbers.choice(["same", "valid"]))
-        pool = tuple(int(each) for each in numbers.integers(1, 5, 2))
-        strides = tuple(int(each) for each in numbers.integers(1, 4, 2))
-        return chosen(
-            numbers,
-            Example(make["2D"](pool, strides, padding), ((7, 9, 3),)),
-            Example(make["2D"](pool[0], padding=padding), ((9, 8, 2),)),
-            Example(make["1D"](pool[0], strides[0], padding), ((9, 5),)),
-            Example(lambda x: in_nn(x, pool, strides, padding.upper()), ((7, 9, 3),)),
-            Example(lambda x: in_nn(x, [1, 2, 3, 1], 2, padding.upper()), ((7, 9, 3),)),
-            Example(lambda x: in_nn_1d(x, 3, 2, padding.upper()), ((9, 3),)),
-        )
-
-    return example
-
-
 MAX_POOLING = move(
     "max_pooling",
     "the largest value of windows",
@@ -124,7 +101,6 @@ MAX_POOLING = move(
     defaults={"channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
-    example=_pool_example("Max"),
 )
 
 
@@ -150,7 +126,6 @@ AVERAGE_POOLING = move(
     defaults={"channels_last": True},
     accepts=_accepts_pool,
     takes_clip=True,
-    example=_pool_example("Average"),
 )
 
 
@@ -179,33 +154,6 @@ def _emit_reduce(code: str) -> Any:
     return emit
 
 
-def _reduce_example(function: Any, kind: str = "") -> Any:
-    def example(numbers: np.random.Generator) -> Example:
-        rank = int(numbers.integers(1, 5))
-        shape = tuple(int(each) for each in numbers.integers(2, 7, rank))
-        count = int(numbers.integers(1, rank + 2))
-        axes = [int(each) for each in numbers.permutation(rank + 1)[:count]]
-        keep = bool(numbers.integers(2))
-        size = int(numbers.integers(1, 4))
-        lengths = (3, 4, 5)[:size]
-        examples = [
-            Example(lambda x: function(x, axes, keepdims=keep), (shape,)),
-            Example(lambda x: function(x, axes[0], keep), (shape,)),
-            Example(lambda x: function(x), (shape,)),
-            Example(lambda x: function(x, [1, 2], keep), ((6, 7, 5),)),
-        ]
-        if kind:
-            make = getattr(_layers, f"Global{kind}Pooling{size}D")
-            examples += [
-                Example(make(keepdims=keep), ((*lengths, 4),)),
-                Example(make("channels_first", keepdims=keep), ((4, *lengths),)),
-            ]
-        found: Example = chosen(numbers, *examples)
-        return found
-
-    return example
-
-
 REDUCE_MAX = move(
     "reduce_max",
     "the largest value along axes",
@@ -219,7 +167,6 @@ REDUCE_MAX = move(
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
-    example=_reduce_example(tf.reduce_max, "Max"),
 )
 
 REDUCE_MIN = move(
@@ -230,7 +177,6 @@ REDUCE_MIN = move(
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
-    example=_reduce_example(tf.reduce_min),
 )
 
 
@@ -275,5 +221,4 @@ MEAN = move(
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
     accepts=_accepts_axes,
-    example=_reduce_example(tf.reduce_mean, "Average"),
 )

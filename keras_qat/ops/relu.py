@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -14,8 +13,8 @@ from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import argument, is_operation, number
-from keras_qat.ops.lookup import by_table, example_of, of_reals
-from keras_qat.ops.op import Arguments, Attributes, Example, Op, OwnRange
+from keras_qat.ops.lookup import by_table, of_reals
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["LEAKY_RELU", "PRELU", "RELU"]
@@ -83,15 +82,6 @@ RELU = Op(
     output=OwnRange(non_negative=True),
     clips=True,
     elementwise=True,
-    example=example_of(
-        lambda numbers: _layers.ReLU(),
-        lambda numbers: _layers.ReLU(6),
-        lambda numbers: _layers.ReLU(float(numbers.uniform(0.5, 8))),
-        lambda numbers: _layers.Activation("relu"),
-        lambda numbers: _layers.Activation(tf.nn.relu6),
-        lambda numbers: tf.nn.relu,
-        lambda numbers: tf.nn.relu6,
-    ),
 )
 
 
@@ -179,14 +169,6 @@ LEAKY_RELU = Op(
     needs=("slope",),
     accepts=_leaky_accepts,
     elementwise=True,
-    example=example_of(
-        lambda numbers: _layers.LeakyReLU(float(10.0 ** numbers.uniform(-3, 0.5))),
-        lambda numbers: _layers.LeakyReLU(float(numbers.choice([-1.0, -0.5, 0.0, 1.0]))),
-        lambda numbers: _layers.ReLU(negative_slope=float(numbers.uniform(0.01, 1))),
-        lambda numbers: _layers.Activation(tf.nn.leaky_relu),
-        lambda numbers: tf.nn.leaky_relu,
-        lambda numbers: functools.partial(tf.nn.leaky_relu, alpha=float(numbers.uniform(0, 1))),
-    ),
 )
 
 
@@ -206,12 +188,6 @@ def _emit_prelu(e: Emission) -> None:
     e.add("PRELU", [*e.inputs, e.constant("alpha", weights.q.astype(np.int8), params)])
 
 
-def _prelu_example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(1, 7, numbers.integers(1, 4)))
-    shared = [axis + 1 for axis in range(len(shape)) if numbers.random() < 0.5]
-    return Example(_layers.PReLU(shared_axes=shared or None), (shape,))
-
-
 PRELU = Op(
     "prelu",
     _prelu,
@@ -222,5 +198,4 @@ PRELU = Op(
     bits=(8,),
     weights={"alpha": ()},
     trains_weights=False,
-    example=_prelu_example,
 )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_qat.inner_layers import FoldSteps, UnfoldSteps
 from keras_qat.keras2.backend import keras
@@ -15,8 +13,6 @@ from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.movement import (
-    chosen,
-    example_of,
     first,
     integers,
     move,
@@ -25,7 +21,7 @@ from keras_qat.ops.movement import (
     source_of,
     symbol_of,
 )
-from keras_qat.ops.op import Attributes, Example
+from keras_qat.ops.op import Attributes
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["DEPTH_TO_SPACE", "MEAN_OF_ONE", "RESHAPE", "SPACE_TO_DEPTH", "TRANSPOSE", "is_of_one"]
@@ -46,26 +42,6 @@ def _accepts_reshape(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _reshape_example(numbers: np.random.Generator) -> Example:
-    axis = int(numbers.integers(-4, 5))
-    if numbers.random() < 0.2:
-        axis = chosen(numbers, 2, [-2])
-        return Example(lambda x: tf.squeeze(x, axis), ((4, 1, 30),))
-    return Example(
-        chosen(
-            numbers,
-            _layers.Flatten(),
-            _layers.Reshape((6, 20)),
-            _layers.Reshape((-1, 3)),
-            FoldSteps(),
-            UnfoldSteps(1),
-            lambda x: tf.reshape(x, [-1, 20, 6]),
-            lambda x: tf.reshape(x, [2, -1]),
-            lambda x: tf.expand_dims(x, axis),
-        )
-    )
-
-
 RESHAPE = move(
     "reshape",
     "other shapes for the same values",
@@ -73,7 +49,6 @@ RESHAPE = move(
     layers=(_layers.Flatten, _layers.Reshape, FoldSteps, UnfoldSteps),
     symbols=("reshape", "expand_dims", "squeeze", "compat.v1.squeeze"),
     accepts=_accepts_reshape,
-    example=_reshape_example,
 )
 
 
@@ -99,15 +74,6 @@ MEAN_OF_ONE = move(
     ),
     symbols=("math.reduce_mean",),
     accepts=lambda call, attributes: None if is_of_one(call) else "",
-    example=example_of(
-        ((1, 1, 6),),
-        lambda numbers: (
-            _layers.GlobalAveragePooling2D(),
-            _layers.GlobalAveragePooling2D(keepdims=True),
-            lambda x: tf.reduce_mean(x, [1, 2]),
-            lambda x: tf.reduce_mean(x, 1, keepdims=True),
-        ),
-    ),
 )
 
 
@@ -139,15 +105,6 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _transpose_example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(1, 6, numbers.integers(1, 6)))
-    order = [int(each) + 1 for each in numbers.permutation(len(shape))]
-    builds = [_layers.Permute(order), lambda x: tf.transpose(x, [0, *order])]
-    if len(shape) > 1:
-        builds += [tf.linalg.matrix_transpose, lambda x: tf.transpose(x)]
-    return Example(chosen(numbers, *builds), (shape,))
-
-
 TRANSPOSE = move(
     "transpose",
     "other orders of the axes",
@@ -157,7 +114,6 @@ TRANSPOSE = move(
     attributes=_transpose_attributes,
     needs=("permutation",),
     accepts=_accepts_transpose,
-    example=_transpose_example,
 )
 
 
@@ -204,12 +160,6 @@ def _emit_blocks(e: Emission, sizes: Sequence[int | None]) -> None:
     e.reshape(turned, target)
 
 
-def _block_example(operation: Any, shape: tuple[int, ...]) -> Any:
-    return example_of(
-        (shape,), lambda numbers: tuple(lambda x, size=size: operation(x, size) for size in (2, 3))
-    )
-
-
 DEPTH_TO_SPACE = move(
     "depth_to_space",
     "channels as blocks of pixels",
@@ -219,7 +169,6 @@ DEPTH_TO_SPACE = move(
     needs=("size",),
     defaults={"data_format": "NHWC"},
     accepts=_accepts_block,
-    example=_block_example(tf.nn.depth_to_space, (4, 5, 36)),
 )
 
 SPACE_TO_DEPTH = move(
@@ -231,5 +180,4 @@ SPACE_TO_DEPTH = move(
     needs=("size",),
     defaults={"data_format": "NHWC"},
     accepts=_accepts_block,
-    example=_block_example(tf.nn.space_to_depth, (6, 12, 3)),
 )

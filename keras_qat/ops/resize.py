@@ -12,8 +12,8 @@ from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import chosen, first, move, source_of, take_parts
-from keras_qat.ops.op import Arguments, Attributes, Example, SharedRange
+from keras_qat.ops.movement import first, move, source_of, take_parts
+from keras_qat.ops.op import Arguments, Attributes, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["RESIZE_BILINEAR", "RESIZE_NEAREST"]
@@ -87,27 +87,6 @@ def _emit(code: str, options: str) -> Any:
 DEFAULTS = {"crop": (), "channels_last": True}
 
 
-def _example(interpolation: str) -> Any:
-    def example(numbers: np.random.Generator) -> Example:
-        sizes = [int(each) for each in numbers.integers(1, 14, 2)]
-        times = tuple(int(each) for each in numbers.integers(1, 4, 2))
-        height, width = (int(each) for each in numbers.integers(1, 9, 2))
-        cropped = _layers.Resizing(
-            *(max(size, 2) for size in sizes), interpolation, crop_to_aspect_ratio=True
-        )
-        found: Example = chosen(
-            numbers,
-            Example(_layers.Resizing(*sizes, interpolation), ((height, width, 3),)),
-            Example(
-                _layers.UpSampling2D(times, interpolation=interpolation), ((height, width, 3),)
-            ),
-            Example(cropped, ((7, 9, 3),)),
-        )
-        return found
-
-    return example
-
-
 RESIZE_NEAREST = move(
     "resize_nearest",
     "images of other sizes, of copied pixels",
@@ -117,7 +96,6 @@ RESIZE_NEAREST = move(
     needs=("height", "width"),
     defaults={**DEFAULTS, "interpolation": "nearest"},
     accepts=_accepts("nearest"),
-    example=_example("nearest"),
 )
 
 
@@ -174,5 +152,4 @@ RESIZE_BILINEAR = move(
     needs=("height", "width"),
     defaults={**DEFAULTS, "interpolation": "bilinear"},
     accepts=_accepts("bilinear"),
-    example=_example("bilinear"),
 )

@@ -13,7 +13,6 @@ from keras_qat.operations import operands
 from keras_qat.ops.movement import (
     MAX_SLICED,
     Part,
-    chosen,
     first,
     integers,
     move,
@@ -22,7 +21,7 @@ from keras_qat.ops.movement import (
     symbol_of,
     take_parts,
 )
-from keras_qat.ops.op import Attributes, Example
+from keras_qat.ops.op import Attributes
 from keras_qat.ops.padding import pairs
 from keras_qat.tflite.emission import Emission
 
@@ -120,44 +119,6 @@ def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> N
         source = target
 
 
-def _random_part(numbers: np.random.Generator, size: int) -> Any:
-    kind = numbers.integers(6)
-    if kind == 0:
-        return int(numbers.integers(-size, size))
-    if kind == 1:
-        return slice(None, None, -int(numbers.integers(1, 3)))
-    begin = int(numbers.integers(size))
-    end = int(numbers.integers(begin + 1, size + 1))
-    if kind == 2:
-        return slice(begin - size, end - size or None, 2)
-    return slice(begin, end) if kind == 3 else slice(begin, None) if kind == 4 else slice(None)
-
-
-def _slice_example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(2, 6, numbers.integers(1, 5)))
-    index: list[Any] = [slice(None), *(_random_part(numbers, size) for size in shape)]
-    whole = tuple(index)
-    if numbers.random() < 0.5:
-        index = index[: numbers.integers(1, len(index) + 1)]
-        index.insert(int(numbers.integers(1, len(index) + 1)), Ellipsis)
-    if numbers.random() < 0.5:
-        index.insert(int(numbers.integers(1, len(index) + 1)), tf.newaxis)
-    begins = [0, *(int(numbers.integers(size)) for size in shape)]
-    sizes = [-1, *(size - low for size, low in zip(shape, begins[1:], strict=True))]
-    builds = [
-        lambda x: x[tuple(index)],
-        lambda x: x[whole],
-        lambda x: x[:, 1],
-        lambda x: x[..., -1],
-        lambda x: tf.slice(x, begins, sizes),
-    ]
-    crops = (_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D)
-    if len(shape) > 1:
-        cut = tuple((int(numbers.integers(2)), 0) for _ in shape[1:])
-        builds.append(crops[len(shape) - 2](cut if len(cut) > 1 else cut[0]))
-    return Example(chosen(numbers, *builds), (shape,))
-
-
 SLICE = move(
     "slice",
     "parts of a tensor, every n-th value, crops",
@@ -168,7 +129,6 @@ SLICE = move(
     needs=("parts",),
     defaults={"dropped": (), "added": ()},
     accepts=_accepts_slice,
-    example=_slice_example,
 )
 
 
@@ -195,20 +155,6 @@ def _emit_split(e: Emission) -> None:
         e.add("SPLIT", [axis, source_of(e)], options="SplitOptions", numSplits=count)
 
 
-def _split_example(numbers: np.random.Generator) -> Example:
-    return Example(
-        chosen(
-            numbers,
-            lambda x: tf.split(x, 2, axis=1),
-            lambda x: tf.split(x, 3, -1),
-            lambda x: tf.split(x, [1, 3, 1], axis=2),
-            lambda x: tf.split(x, [2, -1], axis=3),
-            lambda x: tf.split(x, [3, 3], axis=-1),
-            lambda x: tf.split(x, 1, axis=1),
-        )
-    )
-
-
 SPLIT = move(
     "split",
     "a tensor in parts",
@@ -216,7 +162,6 @@ SPLIT = move(
     symbols=("split",),
     attributes=_split_attributes,
     needs=("axis", "sizes", "count"),
-    example=_split_example,
 )
 
 
@@ -238,9 +183,6 @@ UNSTACK = move(
     symbols=("unstack",),
     attributes=_unstack_attributes,
     needs=("axis", "count"),
-    example=lambda numbers: Example(
-        chosen(numbers, *(lambda x, axis=axis: tf.unstack(x, axis=axis) for axis in (1, 2, -1)))
-    ),
 )
 
 
@@ -279,20 +221,6 @@ def _emit_gather(e: Emission) -> None:
     )
 
 
-def _gather_example(numbers: np.random.Generator) -> Example:
-    if numbers.random() < 0.3:
-        batch = int(numbers.integers(2))
-        return Example(
-            lambda x, where: tf.gather(x, where, axis=1, batch_dims=batch),
-            ((5, 6), (3,)),
-            ("float32", str(numbers.choice(["int32", "int64"]))),
-        )
-    axis = int(numbers.integers(1, 4))
-    indices = numbers.integers(0, 4, chosen(numbers, (), (3,), (2, 2)))
-    kept = chosen(numbers, indices.tolist(), indices.astype(np.int32), indices)
-    return Example(lambda x: tf.gather(x, kept, axis=axis))
-
-
 GATHER = move(
     "gather",
     "entries of an axis by their number",
@@ -301,5 +229,4 @@ GATHER = move(
     attributes=_gather_attributes,
     needs=("axis",),
     defaults={"batch": 0, "indices": (), "shape": (), "constant": False},
-    example=_gather_example,
 )

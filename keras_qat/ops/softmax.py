@@ -24,7 +24,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import argument, is_operation
 from keras_qat.ops.lookup import of_reals
-from keras_qat.ops.op import Arguments, Attributes, Example, FixedRange, Op
+from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["SOFTMAX"]
@@ -218,18 +218,6 @@ def _transpose(e: Emission, source: int, target: int, order: list[int]) -> None:
     e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions")
 
 
-def _example(numbers: np.random.Generator) -> Example:
-    shape = tuple(int(each) for each in numbers.integers(1, 20, numbers.integers(1, 4)))
-    axis = -1 if numbers.random() < 0.5 else int(numbers.integers(1, len(shape) + 1))
-    builds: list[Any] = [
-        _layers.Softmax(axis),
-        _layers.Activation("softmax"),
-        lambda x: tf.nn.softmax(x, axis),
-        lambda x: keras.activations.softmax(x, axis=axis),
-    ]
-    return Example(builds[int(numbers.integers(len(builds)))], (shape,))
-
-
 SOFTMAX = Op(
     "softmax",
     _softmax,
@@ -242,5 +230,4 @@ SOFTMAX = Op(
     needs=("axis",),
     accepts=_accepts,
     output=FixedRange(0.0, 255 / 256),
-    example=_example,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_qat.inner_layers import Roll
 from keras_qat.keras2.backend import keras
@@ -15,7 +14,6 @@ from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.movement import (
     MAX_SLICED,
     axes_of,
-    chosen,
     integers,
     move,
     open_sizes,
@@ -23,7 +21,7 @@ from keras_qat.ops.movement import (
     source_of,
     take_parts,
 )
-from keras_qat.ops.op import Attributes, Example
+from keras_qat.ops.op import Attributes
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
@@ -77,14 +75,6 @@ TILE = move(
     symbols=("tile",),
     attributes=_tile_attributes,
     needs=("multiples",),
-    example=lambda numbers: Example(
-        chosen(
-            numbers,
-            lambda x: tf.tile(x, [1, 2, 1, 3]),
-            lambda x: tf.tile(x, [1, 1, 4, 1]),
-            lambda x: tf.tile(x, [3, 1, 1, 1]),
-        )
-    ),
 )
 
 
@@ -125,15 +115,7 @@ BROADCAST = move(
     symbols=("broadcast_to",),
     attributes=_broadcast_attributes,
     defaults={"added": ()},
-    example=lambda numbers: chosen(
-        numbers,
-        Example(_layers.RepeatVector(int(numbers.integers(1, 5))), ((6,),)),
-        Example(lambda x: tf.broadcast_to(x, (BATCH, 3, 5, 6)), ((1, 5, 1),)),
-    ),
 )
-
-BATCH = 3
-"""Of the tests, where a shape has to be given."""
 
 
 def _repeat_attributes(call: Call) -> Attributes:
@@ -162,18 +144,6 @@ def _emit_repeat(e: Emission) -> None:
     _take(e, source, [(axis, np.repeat(np.arange(shape[axis]), count)) for axis, count in times])
 
 
-def _repeat_example(numbers: np.random.Generator) -> Example:
-    return chosen(
-        numbers,
-        Example(_layers.UpSampling1D(3), ((4, 5),)),
-        Example(_layers.UpSampling3D((2, 1, 3)), ((2, 3, 2, 3),)),
-        Example(_layers.UpSampling3D((2, 1, 3), "channels_first"), ((2, 3, 2, 3),)),
-        Example(lambda x: tf.repeat(x, 2, axis=2)),
-        Example(lambda x: tf.repeat(x, [3, 0, 1, 2], axis=1)),
-        Example(lambda x: tf.repeat(x, [2], axis=-1)),
-    )
-
-
 REPEAT = move(
     "repeat",
     "entries of an axis, each several times",
@@ -182,7 +152,6 @@ REPEAT = move(
     symbols=("repeat",),
     attributes=_repeat_attributes,
     needs=("times",),
-    example=_repeat_example,
 )
 
 
@@ -213,9 +182,6 @@ REVERSE = move(
     attributes=_reverse_attributes,
     needs=("axes",),
     accepts=_accepts_reverse,
-    example=lambda numbers: Example(
-        chosen(numbers, *(lambda x, a=a: tf.reverse(x, a) for a in ([1], [-1, 1], [2], [1, 2, 3])))
-    ),
 )
 
 
@@ -248,7 +214,4 @@ ROLL = move(
     attributes=_roll_attributes,
     needs=("shifts",),
     accepts=lambda call, attributes: None if attributes["shifts"] else "along no axis",
-    example=lambda numbers: Example(
-        chosen(numbers, Roll([2], [1]), Roll([-1, 7], [2, 1]), Roll([1, 1, 5], [1, -1, 2]))
-    ),
 )

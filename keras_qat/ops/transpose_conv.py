@@ -12,7 +12,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import from_image, image_of, pair
-from keras_qat.ops.op import Arguments, Attributes, Example, Op
+from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.runtime import RECENT
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
@@ -137,28 +137,6 @@ def _with_shape(e: Emission, x: int, end: int, tensors: list[int]) -> list[int]:
     return [sizes, weights, x, bias]
 
 
-def _example(numbers: np.random.Generator) -> Example:
-    axes = int(numbers.integers(1, 3))
-    kind = _layers.Conv1DTranspose if axes == 1 else _layers.Conv2DTranspose
-    strides = [int(each) for each in numbers.integers(1, 4, axes)]
-    size = [int(each) for each in numbers.integers(1, 5, axes)]
-    padding, added = str(numbers.choice(["same", "valid"])), None
-    if numbers.random() < 0.4:
-        lowest = [0 if padding == "valid" or each % 2 else 1 for each in size]
-        known = [(low, stride) for low, stride in zip(lowest, strides, strict=True)]
-        if all(low < stride for low, stride in known):
-            added = [int(numbers.integers(low, stride)) for low, stride in known]
-    layer = kind(
-        int(numbers.integers(1, 20)),
-        size,
-        strides=strides,
-        padding=padding,
-        output_padding=added,
-        use_bias=bool(numbers.random() < 0.8),
-    )
-    return Example(layer, ((4, 5, int(numbers.integers(1, 8)))[-axes - 1 :],))
-
-
 TRANSPOSE_CONV = Op(
     "transpose_conv",
     _compute,
@@ -177,5 +155,4 @@ TRANSPOSE_CONV = Op(
     weights={"kernel": (-2,)},
     folds_batch_norm=True,
     takes_clip=True,
-    example=_example,
 )

@@ -23,8 +23,9 @@ from keras_qat.resolved.run import compute_node
 from keras_qat.resolved.weights import Weights
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
+from tests.ops.examples import EXAMPLES
+from tests.ops.examples.example import BATCH
 
-BATCH = 3
 SMALL = 3
 """What integers stay below that are no quantized values."""
 
@@ -63,7 +64,7 @@ def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple
     """A node of a random example of an operator, and the random numbers to go on with."""
     numbers = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
-    example = op.example(numbers)
+    example = EXAMPLES[op.name](numbers)
     dtypes = example.dtypes or ("float32",) * len(example.shapes)
     inputs = [
         keras.Input(shape, dtype=dtype) for shape, dtype in zip(example.shapes, dtypes, strict=True)

@@ -1,4 +1,4 @@
-"""Every operator x bits x family of kernels, on random examples that its row makes."""
+"""Every operator x bits x family of kernels, on random examples of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import pytest
 
 from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.ops.registry import ROWS
+from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_exact
 
 BITS = (8, 16, 5)
+MATCHING = [op for op in ROWS if op.layers or op.paths or op.symbols or op.functions]
+"""The rest is for custom layers only."""
+
 CASES = [
     pytest.param(op, bits, family, id=f"{op.name}-{bits}-{family}")
-    for op in ROWS
+    for op in MATCHING
     for bits in BITS
     for family in FAMILIES
-    if op.has_kernel_for(bits) and (op.layers or op.paths or op.symbols or op.functions)
+    if op.has_kernel_for(bits)
 ]
+
+
+def test_every_row_has_an_example():
+    assert {op.name for op in MATCHING} == set(EXAMPLES)
 
 
 @pytest.mark.parametrize(("op", "bits", "family"), CASES)

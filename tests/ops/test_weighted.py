@@ -20,6 +20,7 @@ from keras_qat.resolved.graph import Tensor
 from keras_qat.resolved.run import compute_node
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
+from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_exact, assert_same, in_integers, make_node, random_inputs
 
 pytestmark = pytest.mark.legacy
@@ -166,7 +167,7 @@ def assert_same_in_graph(node, inputs, family, **how):
 def test_in_graphs(row, family, bits, jit):
     for seed in range(3):
         numbers = np.random.default_rng(seed)
-        example = row.example(numbers)
+        example = EXAMPLES[row.name](numbers)
         node, numbers = node_of(example.build, *example.shapes, bits, seed)
         assert_same_in_graph(node, random_inputs(node, numbers), family, jit_compile=jit)
 

@@ -1,0 +1,115 @@
+"""Operators on each number, on two of them, and along the last axis."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.hard_swish import HardSwish
+from keras_qat.keras2.backend import keras
+from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options
+
+_layers = keras.layers
+
+
+def _of_two(layer, function):
+    """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
+
+    def example(numbers):
+        shape = sizes(numbers, 1, 7, numbers.integers(1, 5))
+        other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
+        kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
+        if kind == "layer":
+            return Example(lambda x, y: layer()([x, y]), (shape, shape))
+        if kind == "broadcast":
+            shapes = (shape, other) if numbers.random() < 0.5 else (other, shape)
+            return Example(lambda x, y: function(x, y), shapes)
+        if kind == "itself":
+            return Example(lambda x: function(x, x), (shape,))
+        number = float(numbers.normal() * 10.0 ** numbers.uniform(-2, 1))
+        if kind == "number":
+            return Example(lambda x: function(x, number), (shape,))
+        constant = np.float32(numbers.normal(size=chosen(numbers, shape, other, shape[-1:])))
+        if kind == "array":
+            return Example(lambda x: function(x, constant), (shape,))
+        given = constant if numbers.random() < 0.5 else number
+        return Example(lambda x: function(given, x), (shape,))
+
+    return example
+
+
+def _activation(function):
+    return lambda x: _layers.Activation(function)(x)
+
+
+def _softmax(numbers):
+    shape = sizes(numbers, 1, 20, numbers.integers(1, 4))
+    axis = -1 if numbers.random() < 0.5 else int(numbers.integers(1, len(shape) + 1))
+    build = chosen(
+        numbers,
+        _layers.Softmax(axis),
+        _layers.Activation("softmax"),
+        lambda x: tf.nn.softmax(x, axis),
+        lambda x: keras.activations.softmax(x, axis=axis),
+    )
+    return Example(build, (shape,))
+
+
+def _unit_norm(numbers):
+    shape = sizes(numbers, 1, 20, numbers.integers(1, 4))
+    build = chosen(
+        numbers,
+        _layers.UnitNormalization(),
+        _layers.UnitNormalization(axis=len(shape)),
+        lambda x: tf.math.l2_normalize(x, -1),
+        lambda x: tf.nn.l2_normalize(x, axis=[len(shape)], epsilon=1e-9),
+    )
+    return Example(build, (shape,))
+
+
+EXAMPLES = {
+    "add": _of_two(_layers.Add, tf.add),
+    "subtract": _of_two(_layers.Subtract, tf.subtract),
+    "multiply": _of_two(_layers.Multiply, tf.multiply),
+    "maximum": _of_two(_layers.Maximum, tf.maximum),
+    "minimum": _of_two(_layers.Minimum, tf.minimum),
+    "relu": with_options(
+        lambda numbers: _layers.ReLU(),
+        lambda numbers: _layers.ReLU(6),
+        lambda numbers: _layers.ReLU(float(numbers.uniform(0.5, 8))),
+        lambda numbers: _layers.Activation("relu"),
+        lambda numbers: _layers.Activation(tf.nn.relu6),
+        lambda numbers: tf.nn.relu,
+        lambda numbers: tf.nn.relu6,
+    ),
+    "leaky_relu": with_options(
+        lambda numbers: _layers.LeakyReLU(float(10.0 ** numbers.uniform(-3, 0.5))),
+        lambda numbers: _layers.LeakyReLU(float(numbers.choice([-1.0, -0.5, 0.0, 1.0]))),
+        lambda numbers: _layers.ReLU(negative_slope=float(numbers.uniform(0.01, 1))),
+        lambda numbers: _layers.Activation(tf.nn.leaky_relu),
+        lambda numbers: tf.nn.leaky_relu,
+        lambda numbers: functools.partial(tf.nn.leaky_relu, alpha=float(numbers.uniform(0, 1))),
+    ),
+    "elu": of_any_shape(
+        *(_layers.ELU(), _layers.ELU(0.3), _layers.ELU(1.7), _layers.Activation("elu"), tf.nn.elu)
+    ),
+    "gelu": of_any_shape(
+        _layers.Activation("gelu"), tf.nn.gelu, functools.partial(tf.nn.gelu, approximate=True)
+    ),
+    "hard_swish": of_any_shape(HardSwish()),
+    "sigmoid": of_any_shape(_activation(tf.sigmoid), tf.sigmoid),
+    "tanh": of_any_shape(_activation(tf.tanh), tf.tanh),
+    "linear": of_any_shape(_activation("linear")),
+    "selu": of_any_shape(_activation("selu"), tf.nn.selu),
+    "softplus": of_any_shape(_activation("softplus"), tf.nn.softplus),
+    "mish": of_any_shape(_activation("mish")),
+    "softsign": of_any_shape(_activation("softsign"), tf.nn.softsign),
+    "exp": of_any_shape(_activation("exponential"), tf.exp),
+    "log": of_any_shape(tf.math.log),
+    "sqrt": of_any_shape(tf.sqrt),
+    "rsqrt": of_any_shape(tf.math.rsqrt),
+    "softmax": _softmax,
+    "unit_norm": _unit_norm,
+}

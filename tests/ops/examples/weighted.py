@@ -1,0 +1,140 @@
+"""Operators with weights."""
+
+from __future__ import annotations
+
+from keras_qat.keras2.backend import keras
+from tests.ops.examples.example import Example, chosen, sizes
+
+_layers = keras.layers
+
+
+def _options(numbers, axes, equal):
+    """Strides or dilation, of which Keras takes one at a time, and whether there is a bias."""
+    strides, dilation = (list(sizes(numbers, 1, 4, axes)) for _ in range(2))
+    if equal:
+        strides = strides[:1] * axes
+    if numbers.random() < 0.5:
+        strides = [1] * axes
+    else:
+        dilation = [1] * axes
+    return {
+        "strides": strides,
+        "dilation_rate": dilation,
+        "padding": str(numbers.choice(["same", "valid"])),
+        "use_bias": bool(numbers.random() < 0.8),
+    }
+
+
+def _conv(numbers):
+    axes = int(numbers.integers(1, 3))
+    groups = int(numbers.choice([1, 1, 2, 3]))
+    filters = groups * int(numbers.integers(1, 8))
+    channels = groups * int(numbers.integers(1, 6))
+    size = sizes(numbers, 1, 4, axes)
+    options = _options(numbers, axes, False)
+    if axes == 1 and numbers.random() < 0.4:
+        options["padding"] = "causal"
+    kind = _layers.Conv1D if axes == 1 else _layers.Conv2D
+    return Example(
+        kind(filters, size, groups=groups, **options), ((12, 10, channels)[-axes - 1 :],)
+    )
+
+
+def _depthwise_conv(numbers):
+    axes = int(numbers.integers(1, 3))
+    kind = _layers.DepthwiseConv1D if axes == 1 else _layers.DepthwiseConv2D
+    size, multiplier = sizes(numbers, 1, 5, axes), int(numbers.integers(1, 4))
+    layer = kind(size, depth_multiplier=multiplier, **_options(numbers, axes, True))
+    return Example(layer, ((12, 13, int(numbers.integers(1, 9)))[-axes - 1 :],))
+
+
+def _transpose_conv(numbers):
+    axes = int(numbers.integers(1, 3))
+    kind = _layers.Conv1DTranspose if axes == 1 else _layers.Conv2DTranspose
+    strides, size = sizes(numbers, 1, 4, axes), sizes(numbers, 1, 5, axes)
+    padding, added = str(numbers.choice(["same", "valid"])), None
+    if numbers.random() < 0.4:
+        lowest = [0 if padding == "valid" or each % 2 else 1 for each in size]
+        known = [(low, stride) for low, stride in zip(lowest, strides, strict=True)]
+        if all(low < stride for low, stride in known):
+            added = [int(numbers.integers(low, stride)) for low, stride in known]
+    layer = kind(
+        int(numbers.integers(1, 20)),
+        size,
+        strides=strides,
+        padding=padding,
+        output_padding=added,
+        use_bias=bool(numbers.random() < 0.8),
+    )
+    return Example(layer, ((4, 5, int(numbers.integers(1, 8)))[-axes - 1 :],))
+
+
+def _dense(numbers):
+    rank = int(numbers.integers(1, 5))
+    layer = _layers.Dense(int(numbers.integers(1, 20)), use_bias=bool(numbers.random() < 0.8))
+    return Example(layer, ((2, 3, 4, int(numbers.integers(1, 30)))[-rank:],))
+
+
+def _einsum_dense(*equations):
+    """Of equations, each with the output's shape, the input's and choices of bias axes."""
+
+    def example(numbers):
+        equation, output, shape, biases = chosen(numbers, *equations)
+        bias = chosen(numbers, *biases)
+        return Example(_layers.EinsumDense(equation, output, bias_axes=bias), (shape,))
+
+    return example
+
+
+def _embedding(numbers):
+    layer = _layers.Embedding(int(numbers.integers(3, 40)), int(numbers.integers(1, 7)))
+    rank = int(numbers.integers(0, 3))
+    return Example(layer, ((4, 5)[:rank],), (str(numbers.choice(["int32", "int64", "uint8"])),))
+
+
+def _affine(numbers):
+    rank = int(numbers.integers(1, 5))
+    shape = (2, 3, 4, int(numbers.integers(1, 9)))[-rank:]
+    layer = chosen(
+        numbers,
+        _layers.BatchNormalization(),
+        _layers.Rescaling(0.5, 0.25),
+        _layers.Normalization(mean=0.5, variance=2.0, axis=None),
+        _layers.Normalization(mean=[0.5] * shape[-1], variance=[2.0] * shape[-1]),
+    )
+    return Example(layer, (shape,))
+
+
+def _prelu(numbers):
+    shape = sizes(numbers, 1, 7, numbers.integers(1, 4))
+    shared = [axis + 1 for axis in range(len(shape)) if numbers.random() < 0.5]
+    return Example(_layers.PReLU(shared_axes=shared or None), (shape,))
+
+
+EXAMPLES = {
+    "conv": _conv,
+    "depthwise_conv": _depthwise_conv,
+    "transpose_conv": _transpose_conv,
+    "dense": _dense,
+    "einsum_dense": _einsum_dense(
+        ("ab,bc->ac", 7, (5,), (None, "c")),
+        ("...x,xy->...y", 6, (3, 4), (None, "y")),
+        ("abcd,cde->abe", (None, 9), (3, 2, 5), (None, "e")),
+        ("abc,bd->adc", (8, 4), (3, 4), (None,)),
+    ),
+    "einsum_dense_heads": _einsum_dense(
+        ("abc,cde->abde", (None, 3, 4), (2, 5), (None, "de")),
+        ("abcd,cdef->abef", (None, 2, 3), (2, 3, 2), (None, "ef")),
+        ("abc,cde->adbe", (2, None, 3), (4, 5), (None,)),
+    ),
+    "einsum_dense_per_tensor": _einsum_dense(
+        ("abc,cde->abde", (None, 3, 4), (2, 5), ("e", "d")),
+        ("ab,cb->ac", 7, (5,), (None, "c")),
+        ("abc,dc->adb", (6, None), (3, 4), (None, "d")),
+        ("abc,bde->aecd", (3, None, 4), (3, 5), (None, "ed", "e", "d")),
+        ("ab,bcde->acde", (2, 3, 2), (4,), (None, "cde", "ce", "c")),
+    ),
+    "embedding": _embedding,
+    "affine": _affine,
+    "prelu": _prelu,
+}
