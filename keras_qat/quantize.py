@@ -61,8 +61,8 @@ def quantize_model(
 
     Raises:
         ValueError: if the model cannot be read (subclassed, unbuilt, Keras 3), is quantized with
-            another recipe, the scope matches no layer, `strict` and a layer stays in float, or
-            there are no such kernels.
+            another recipe, has tensors without elements, the scope matches no layer, `strict` and
+            a layer stays in float, or there are no such kernels.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -105,8 +105,19 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
     graph_lib.check_readable(model)
     with float32_policy():
         read = graph_lib.read(with_known_input(model))
+        _check_sizes(read)
         graph = lower(read, activations=RULES[recipe.placement].lowers_activations)
     return place(graph, recipe, scope)
+
+
+def _check_sizes(graph: graph_lib.Graph) -> None:
+    """Raises a `ValueError` if there are tensors without elements: kernels crash on them."""
+    empty = [value.name for value in graph.values() if 0 in value.shape[1:]]
+    if empty:
+        raise ValueError(
+            f"'{graph.name}' has tensors without elements, which TFLite cannot compute: "
+            f"{', '.join(empty)}. Take these layers out."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

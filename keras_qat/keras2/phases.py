@@ -69,6 +69,8 @@ def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
     if getattr(model, "_phase_finder", None) is not None:
         return model._phase_finder
     layers = list(scheduled_layers(model))
+    if not layers:  # The recipe has found nothing to quantize.
+        return lambda training: Phase(training, True, True, True)
     most_calls = max(len(layer.inbound_nodes) for layer in layers)
 
     @tf.function(autograph=False)

@@ -27,7 +27,9 @@ def _attributes(call: Call) -> Attributes:
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
-    last = len(call.output.shape) - 1
+    (x,), last = call.inputs, len(call.output.shape) - 1
+    if not x.is_float:
+        return f"reads {x.dtype}"
     known = attributes["axes"] in ((), (last,))
     return None if last > 0 and known else "not one factor per channel"
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.inner_layers import Regularize
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value
+from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
 from keras_qat.tflite.emission import Emission
@@ -100,21 +100,32 @@ def axes_of(given: Any, rank: int) -> tuple[int, ...] | None:
     return None if axes is None else tuple(sorted({axis % rank for axis in axes}))
 
 
-def _accepts(call: Call, attributes: Attributes) -> str | None:
+def _accepts(call: Call, attributes: Attributes, of_integers: tuple[str, ...] | None) -> str | None:
     value = first(call)
     if not isinstance(value, Value):
         return "not of one tensor"
+    if not value.is_float and of_integers is not None:
+        same = values_in(call.outputs)[0].dtype == value.dtype
+        if value.dtype not in of_integers or not same:
+            return f"reads {value.dtype}"
     if any(each is None for each in attributes.values()):
         return "its options are not known before run time"
     return None
 
 
-def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """An operator that only moves values. It has a kernel if none of its attributes is None."""
+def move(
+    name: str, doc: str, emit: Emit, of_integers: tuple[str, ...] | None = None, **fields: Any
+) -> Op:
+    """An operator that only moves values. It has a kernel if none of its attributes is None.
+
+    Args:
+        name, doc, emit, fields: of the row.
+        of_integers: types of integers that it moves too, all by default.
+    """
     more: Callable[..., str | None] | None = fields.pop("accepts", None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        reason = _accepts(call, attributes)
+        reason = _accepts(call, attributes, of_integers)
         return more(call, attributes) if reason is None and more is not None else reason
 
     fields = {"compute": moved, "output": SharedRange(), **fields}

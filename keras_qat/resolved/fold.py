@@ -34,6 +34,10 @@ LEAST_MULTIPLIER = 2.0**-23
 """Smallest multiplier of sums in int16 kernels: with it the bias of a switched-off channel fits 32
 bits."""
 
+LARGEST_MULTIPLIER = 255.5
+"""Largest multiplier of sums: XNNPACK takes those below 256. With it any sum but 0 is at an end of
+8 bits already."""
+
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
@@ -92,11 +96,11 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
     q = q if in_graph else tf.cast(q, tf.int8).numpy()
     name = next(iter(wrapper.weight_axes), "")
     found = []
-    for each in inputs:
+    for each, output in zip(inputs, outputs, strict=True):
         whole = None if bias is None else _whole(bias, scale, each)
+        held = scale if wide else tf.minimum(scale, single(LARGEST_MULTIPLIER * output / each))
         if not in_graph:
-            whole = None if whole is None else whole.numpy()
-        held = scale if in_graph else scale.numpy()
+            whole, held = None if whole is None else whole.numpy(), held.numpy()
         bits = spec.bits if spec else 8
         found.append(Weights(name, q, held, whole, bits=bits, rounding=rounding))
     return found
