@@ -1,7 +1,8 @@
-"""Comparing files with the integer simulation."""
+"""Comparing quantization-aware models with their files and with the integer simulation."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,33 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
+from tests.helpers import observe
 
 KERNELS = ("xnnpack", "reference")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A quantization-aware model, inputs, its file, and how the two compare on them."""
+
+    model: Any
+    x: Any
+    contents: bytes
+    file: TFLiteModel
+    report: Any
+
+    @property
+    def operations(self) -> list[str]:
+        """The operations of the file, in order."""
+        return [name for name, _, _ in self.file.operations()]
+
+
+def export(model: Any, *inputs: np.ndarray, recipe: Any = "int8", strict: bool = False) -> Exported:
+    """Quantizes a model, lets it observe the inputs, exports and verifies it."""
+    qat = observe(keras_qat.quantize_model(model, recipe, strict=strict), *inputs)
+    contents = keras_qat.export_tflite(qat)
+    x = list(inputs) if len(inputs) > 1 else inputs[0]
+    return Exported(qat, x, contents, TFLiteModel(contents), keras_qat.verify(qat, contents, x))
 
 
 @keras.utils.register_keras_serializable("tests")

@@ -28,6 +28,33 @@ class Exported:
     x: np.ndarray
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--examples",
+        type=int,
+        default=8,
+        help="random examples of each operator, in every family and width (tests/ops)",
+    )
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of one family of layers follow each other: one worker then exports it, once."""
+    places: dict[Any, int] = {}
+
+    def place(item: pytest.Item) -> int:
+        family = getattr(item, "callspec", None) and item.callspec.params.get("family")
+        together = family is not None and item.path.parent.name == "end_to_end"
+        return places.setdefault((item.path, family) if together else item.nodeid, len(places))
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def examples(request) -> range:
+    """Seeds of the random examples of an operator."""
+    return range(request.config.getoption("examples"))
+
+
 @pytest.fixture(scope="session")
 def exported() -> Exported:
     """The residual network after a few steps of training. Tests must not change it."""

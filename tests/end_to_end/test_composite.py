@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
-from tests.networks.composite import FAMILIES, family_inputs, family_model
+from tests.networks.composite import FAMILIES
 
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if family.slow else name
@@ -47,11 +47,11 @@ def train_a_step(model: Any, x: Any) -> float:
 
 
 @functools.cache
-def made(name: str) -> Made:
+def made(family: str) -> Made:
     """A family, trained and exported once."""
-    inputs = family_inputs(name)
+    inputs = FAMILIES[family].inputs()
     x = inputs if len(inputs) > 1 else inputs[0]
-    float_model = family_model(name)
+    float_model = FAMILIES[family].model()
     model = keras_qat.quantize_model(float_model)
     moved = train_a_step(model, x)
     contents = keras_qat.export_tflite(model)
@@ -59,11 +59,11 @@ def made(name: str) -> Made:
     return Made(float_model, model, x, moved, TFLiteModel(contents), report)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_quantization_it_computes_what_the_float_model_does(name):
-    inputs = family_inputs(name, 8)
+@pytest.mark.parametrize("family", NAMES)
+def test_without_quantization_it_computes_what_the_float_model_does(family):
+    inputs = FAMILIES[family].inputs(8)
     x = inputs if len(inputs) > 1 else inputs[0]
-    model = family_model(name)
+    model = made(family).float_model
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
     for expected, found in zip(
@@ -75,14 +75,14 @@ def test_without_quantization_it_computes_what_the_float_model_does(name):
     assert len(qat.trainable_weights) == len(model.trainable_weights)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_trains(name):
-    assert made(name).moved > 0 or not made(name).model.trainable_weights
+@pytest.mark.parametrize("family", NAMES)
+def test_it_trains(family):
+    assert made(family).moved > 0 or not made(family).model.trainable_weights
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_reloads_equal(name, tmp_path):
-    model, x = made(name).model, made(name).x
+@pytest.mark.parametrize("family", NAMES)
+def test_it_reloads_equal(family, tmp_path):
+    model, x = made(family).model, made(family).x
     model.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     outputs = [tf.nest.flatten(each(x, training=False)) for each in (model, loaded)]
@@ -90,49 +90,42 @@ def test_it_reloads_equal(name, tmp_path):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "structure"),
-    [
-        pytest.param(name, each, marks=[pytest.mark.slow] * family.slow)
-        for name, family in FAMILIES.items()
-        for each in family.structures
-    ],
-)
-def test_the_file_gives_the_codes_of_the_model(name, structure):
+@pytest.mark.parametrize("family", NAMES)
+def test_the_file_gives_the_codes_of_the_model(family):
     """Layers in float add up in another order there, by which a code may be another one."""
-    family = FAMILIES[name]
-    report = made(name).report.outputs[list(family.structures).index(structure)]
-    assert report.identical >= (1 if family.int8 else 0.99)
-    assert report.max_difference <= (0 if family.int8 else 1)
+    found = FAMILIES[family]
+    for structure, report in zip(found.structures, made(family).report.outputs, strict=True):
+        assert report.identical >= (1 if found.int8 else 0.99), structure
+        assert report.max_difference <= (0 if found.int8 else 1), structure
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_float_operations_are_those_that_the_plan_says(name):
-    plan = keras_qat.plan(made(name).float_model)
+@pytest.mark.parametrize("family", NAMES)
+def test_float_operations_are_those_that_the_plan_says(family):
+    plan = keras_qat.plan(made(family).float_model)
     computing = {
         operation
-        for operation, reads, writes in made(name).file.operations()
+        for operation, reads, writes in made(family).file.operations()
         if np.dtype(np.float32) in reads + writes
     }
     assert bool(computing - {"QUANTIZE", "DEQUANTIZE"}) == bool(plan.float_layers)
-    assert bool(plan.float_layers) != FAMILIES[name].int8
+    assert bool(plan.float_layers) != FAMILIES[family].int8
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_in_float64(name):
+@pytest.mark.parametrize("family", NAMES)
+def test_nothing_is_in_float64(family):
     """Microcontrollers do not have it."""
-    for _, reads, writes in made(name).file.operations():
+    for _, reads, writes in made(family).file.operations():
         assert np.dtype(np.float64) not in reads + writes
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.int8])
-def test_integers_are_not_converted_on_the_way(name):
-    operations = [operation for operation, _, _ in made(name).file.operations()]
+@pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.int8])
+def test_integers_are_not_converted_on_the_way(family):
+    operations = [operation for operation, _, _ in made(family).file.operations()]
     assert not {"QUANTIZE", "DEQUANTIZE"} & set(operations)
 
 
 def test_only_layers_without_kernels_stay_in_float():
-    plan = keras_qat.plan(family_model("pass_through"))
+    plan = keras_qat.plan(FAMILIES["pass_through"].model())
     calls = [call for call in plan.graph.calls if call.name in plan.float_layers]
     kinds = {type(call.layer).__name__ for call in calls}
     assert kinds == {

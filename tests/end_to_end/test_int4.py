@@ -10,7 +10,7 @@ import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.tflite import edit
 from tests.helpers import images, observe, scramble, train
-from tests.networks import convolutional
+from tests.networks.convolutional import FAMILIES
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy
@@ -61,8 +61,8 @@ def test_weights_are_those_that_were_trained():
 
 @pytest.mark.parametrize("family", ["conv", "depthwise", "dense"])
 def test_packed_and_not(family):
-    qat = keras_qat.quantize_model(scramble(convolutional.family_model(family)), "int4_weights")
-    x = convolutional.family_inputs(family)
+    qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()), "int4_weights")
+    x = FAMILIES[family].inputs()
     observe(qat, *x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x[0])
     assert report.max_difference <= 1

@@ -11,7 +11,7 @@ import pytest
 
 import keras_qat
 from tests.helpers import images, observe, scramble, train
-from tests.networks.convolutional import family_inputs, family_model
+from tests.networks.convolutional import FAMILIES
 from tests.networks.small import functional, layers, out_of_order, residual_net
 
 EXTRA = "needs the extra: pip install 'keras-qat[onnx]' onnxruntime"
@@ -50,8 +50,8 @@ def differences(qat, contents, *inputs, integers=True):
 @pytest.mark.parametrize("integers", [True, False])
 @pytest.mark.parametrize("family", ["conv", "depthwise", "dense", "dense_3d", "concatenations"])
 def test_structures(onnx, family, integers):
-    qat = keras_qat.quantize_model(scramble(family_model(family)))
-    inputs = family_inputs(family)
+    qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()))
+    inputs = FAMILIES[family].inputs()
     observe(qat, *inputs)
     contents = keras_qat.export_onnx(qat)
     for name, steps in differences(qat, contents, *inputs, integers=integers).items():

@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat.export.inference import inference_module
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe, scramble
-from tests.networks.convolutional import family_inputs, family_model
+from tests.networks.convolutional import FAMILIES
 from tests.networks.small import layers, residual_net
 
 
@@ -40,8 +40,8 @@ result = model.signatures["serving_default"](image=tf.constant(arrays["x"]))["lo
 @pytest.mark.parametrize("family", ["depthwise"])
 def test_every_spelling_runs_on_a_cpu(family, tmp_path):
     """Dilated and strided layers too, which TensorFlow's CPU kernels take in some forms only."""
-    qat = keras_qat.quantize_model(scramble(family_model(family)))
-    inputs = family_inputs(family, 16)
+    qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()))
+    inputs = FAMILIES[family].inputs(16)
     observe(qat, *inputs)
     keras_qat.export_saved_model(qat, tmp_path / "model")
     serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]

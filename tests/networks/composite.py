@@ -1,41 +1,15 @@
-"""Layers of sequences, attention, volumes and channels first, and those that stay in float.
-
-As in `convolutional`, the members of a family are branches of one model.
-"""
+"""Layers of sequences, attention, volumes and channels first, and those that stay in float."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from tests.networks.convolutional import Structure, chain
+from tests.networks.families import Family, Shape, Structure, chain, each_alone
 from tests.networks.small import functional, layers
-
-Shape = tuple[int | None, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Structures on the same inputs, and what is known of them.
-
-    Args:
-        shapes: of the inputs.
-        structures: by name.
-        int8: whether the file has no operation in float.
-        sizes: of the inputs, where the shapes leave them open.
-        slow: whether it takes too long to run each time.
-    """
-
-    shapes: list[Shape]
-    structures: dict[str, Structure]
-    int8: bool = False
-    sizes: list[tuple[int, ...]] | None = None
-    slow: bool = False
 
 
 def _recurrent(make: Any) -> dict[str, Structure]:
@@ -128,7 +102,7 @@ MASKED_ATTENTION = {
 PRODUCTS = {
     "dot": lambda x, z: layers.Dot(axes=2)([x, z]),
     "matmul": lambda x, z: tf.matmul(x, z, transpose_b=True),
-    "einsum": lambda x, z: tf.einsum("abc,adc->abd", x, z),
+    "einsum_of_two": lambda x, z: tf.einsum("abc,adc->abd", x, z),
 }
 
 VOLUMES = {
@@ -224,14 +198,14 @@ def _sigmoid(x: Any) -> Any:
 
 
 FIXED_RANGES = {
-    "sigmoid_and_input": lambda x, z: _join()([_sigmoid(x), z]),
-    "relu_and_tanh": lambda x, z: _join()([layers.ReLU()(x), layers.Activation("tanh")(z)]),
-    "maximum": lambda x, z: layers.Maximum()([_sigmoid(x), layers.ReLU(6.0)(z)]),
-    "nested": lambda x, z: _join()([_join()([layers.Softmax()(x), x]), z]),
-    "behind_pooling": lambda x, z: _join()(
+    "fixed_sigmoid_and_input": lambda x, z: _join()([_sigmoid(x), z]),
+    "fixed_relu_and_tanh": lambda x, z: _join()([layers.ReLU()(x), layers.Activation("tanh")(z)]),
+    "fixed_maximum": lambda x, z: layers.Maximum()([_sigmoid(x), layers.ReLU(6.0)(z)]),
+    "fixed_nested": lambda x, z: _join()([_join()([layers.Softmax()(x), x]), z]),
+    "fixed_behind_pooling": lambda x, z: _join()(
         [layers.MaxPooling2D(1)(layers.Activation("tanh")(x)), layers.Conv2D(2, 1)(z)]
     ),
-    "operation": lambda x, z: tf.concat([tf.sigmoid(x), z], axis=1),
+    "fixed_operation": lambda x, z: tf.concat([tf.sigmoid(x), z], axis=1),
 }
 
 FIXED_ONLY = {
@@ -242,47 +216,26 @@ _SEQUENCE: list[Shape] = [(6, 4)]
 _IMAGE: list[Shape] = [(6, 6, 4)]
 
 FAMILIES: dict[str, Family] = {
-    "recurrent": Family([(None, 4)], RECURRENT, sizes=[(5, 4)]),
-    "lstm": Family(_SEQUENCE, _recurrent(layers.LSTM), slow=True),
-    "gru": Family(_SEQUENCE, _recurrent(layers.GRU), slow=True),
-    "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN), slow=True),
-    "cells": Family([(None, 4)], CELLS, sizes=[(7, 4)], slow=True),
+    "recurrent": Family([(None, 4)], RECURRENT, int8=False, sizes=[(5, 4)]),
+    "lstm": Family(_SEQUENCE, _recurrent(layers.LSTM), int8=False, slow=True),
+    "gru": Family(_SEQUENCE, _recurrent(layers.GRU), int8=False, slow=True),
+    "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN), int8=False, slow=True),
+    "cells": Family([(None, 4)], CELLS, int8=False, sizes=[(7, 4)], slow=True),
     "conv_lstm": Family(
         [(3, 6, 6, 2)],
         {"conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3))},
+        int8=False,
         slow=True,
     ),
-    "time_distributed": Family([(3, 6, 6, 3)], TIME_DISTRIBUTED, int8=True),
-    "attention": Family([(6, 4), (5, 4)], ATTENTION, int8=True),
-    "masked_attention": Family([(6, 4), (5, 4)], MASKED_ATTENTION),
-    **{name: Family([(6, 4), (5, 4)], {name: make}, int8=True) for name, make in PRODUCTS.items()},
-    "volumes": Family([(4, 5, 6, 3)], VOLUMES, int8=True),
-    "float_volumes": Family([(4, 4, 4, 3)], FLOAT_VOLUMES),
-    "channels_first": Family([(4, 6, 6)], CHANNELS_FIRST, int8=True),
-    "pass_through": Family(_IMAGE, PASS_THROUGH),
-    "augmentation": Family(_IMAGE, AUGMENTATION, int8=True),
-    **{
-        f"fixed_{name}": Family(_IMAGE * 2, {name: make}, int8=True)
-        for name, make in FIXED_RANGES.items()
-    },
-    "fixed_only": Family(_IMAGE * 2, FIXED_ONLY, int8=True),
+    "time_distributed": Family([(3, 6, 6, 3)], TIME_DISTRIBUTED),
+    "attention": Family([(6, 4), (5, 4)], ATTENTION),
+    "masked_attention": Family([(6, 4), (5, 4)], MASKED_ATTENTION, int8=False),
+    **each_alone([(6, 4), (5, 4)], PRODUCTS),
+    "volumes": Family([(4, 5, 6, 3)], VOLUMES),
+    "float_volumes": Family([(4, 4, 4, 3)], FLOAT_VOLUMES, int8=False),
+    "channels_first": Family([(4, 6, 6)], CHANNELS_FIRST),
+    "pass_through": Family(_IMAGE, PASS_THROUGH, int8=False),
+    "augmentation": Family(_IMAGE, AUGMENTATION),
+    **each_alone(_IMAGE * 2, FIXED_RANGES),
+    "fixed_only": Family(_IMAGE * 2, FIXED_ONLY),
 }
-
-
-def family_model(name: str) -> Any:
-    """A model with one output for each structure of a family, in their order."""
-    family = FAMILIES[name]
-    inputs = [keras.Input(shape) for shape in family.shapes]
-    keras.utils.set_random_seed(3)
-    outputs = [structure(*inputs) for structure in family.structures.values()]
-    return keras.Model(inputs if len(inputs) > 1 else inputs[0], outputs, name=name)
-
-
-def family_inputs(name: str, count: int = 48) -> list[np.ndarray]:
-    """Inputs for that model, each with a range of its own."""
-    family = FAMILIES[name]
-    numbers = np.random.default_rng(7)
-    return [
-        ((1 + 0.5 * index) * numbers.normal(size=(count, *shape))).astype(np.float32)
-        for index, shape in enumerate(family.sizes or family.shapes)
-    ]

@@ -1,7 +1,4 @@
-"""The structures that have to reach int8: one function of a tensor each, in families.
-
-All members of a family are branches of one model, so that one conversion covers them all.
-"""
+"""Convolutions, dense layers, pooling, merges and blocks of them: families that reach int8."""
 
 from __future__ import annotations
 
@@ -9,24 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from keras_qat.keras2.backend import keras
-from tests.networks.small import functional
+from tests.networks.families import Family, Structure, chain, each_alone
 
 layers = keras.layers
-Structure = Callable[..., Any]
-
-
-def chain(*parts: Callable[[Any], Any]) -> Structure:
-    """Layers (made when the structure is built, so each branch has its own) one after another."""
-
-    def build(x: Any) -> Any:
-        for part in parts:
-            x = part()(x)
-        return x
-
-    return build
 
 
 def _kernel_structures(make: Callable[..., Any]) -> dict[str, Structure]:
@@ -230,39 +213,19 @@ POOLING = {
     "tanh_alone": chain(partial(layers.Activation, "tanh")),
 }
 
-FAMILIES: dict[str, tuple[list[tuple[int, ...]], dict[str, Structure]]] = {
-    "conv": ([(8, 8, 4)], CONV),
-    "depthwise": ([(8, 8, 4)], DEPTHWISE),
-    "separable": ([(8, 8, 4)], SEPARABLE),
-    "dense": ([(9,)], DENSE),
-    "dense_3d": ([(5, 9)], DENSE),
-    "heads": ([(9,)], HEADS),
-    # One by one: TensorFlow would compute the sum that two branches have in common only once.
-    **{name: ([(8, 8, 4)] * 2, {name: merge}) for name, merge in MERGES.items()},
-    **{name: ([(8, 8, 4)], {name: pooling}) for name, pooling in POOLING_THEN_RELU.items()},
-    "concatenations": ([(8, 8, 4)] * 2, CONCATENATIONS),
-    "fixed_concatenation": ([(8, 8, 4)] * 2, FIXED_CONCATENATION),
-    "pooling": ([(8, 8, 4)], POOLING),
-    "blocks": ([(8, 8, 4)], BLOCKS),
+_IMAGE = [(8, 8, 4)]
+
+FAMILIES: dict[str, Family] = {
+    "conv": Family(_IMAGE, CONV),
+    "depthwise": Family(_IMAGE, DEPTHWISE),
+    "separable": Family(_IMAGE, SEPARABLE),
+    "dense": Family([(9,)], DENSE),
+    "dense_3d": Family([(5, 9)], DENSE),
+    "heads": Family([(9,)], HEADS),
+    **each_alone(_IMAGE * 2, MERGES),
+    **each_alone(_IMAGE, POOLING_THEN_RELU),
+    "concatenations": Family(_IMAGE * 2, CONCATENATIONS),
+    "fixed_concatenation": Family(_IMAGE * 2, FIXED_CONCATENATION),
+    "pooling": Family(_IMAGE, POOLING),
+    "blocks": Family(_IMAGE, BLOCKS),
 }
-"""Name -> shapes of the inputs, structures by name."""
-
-
-def family_model(family: str) -> Any:
-    """A model with one output for each structure of a family, in their order."""
-    shapes, structures = FAMILIES[family]
-
-    def build(*inputs: Any) -> list[Any]:
-        return [structure(*inputs) for structure in structures.values()]
-
-    return functional(*shapes, build=build, name=family)
-
-
-def family_inputs(family: str, count: int = 96) -> list[np.ndarray]:
-    """Inputs for that model, each with a range of its own."""
-    shapes, _ = FAMILIES[family]
-    numbers = np.random.default_rng(7)
-    return [
-        ((1 + 0.7 * index) * numbers.normal(size=(count, *shape))).astype(np.float32)
-        for index, shape in enumerate(shapes)
-    ]

@@ -1,7 +1,4 @@
-"""The layers, activations and operations beside convolutions that have to reach int8, in families.
-
-As in `convolutional`, the members of a family are branches of one model.
-"""
+"""Other layers, activations and operations, and chains of few of them: families that reach int8."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.networks.convolutional import Structure, chain
-from tests.networks.small import functional, layers
+from tests.networks.families import Family, Structure, chain, each_alone
+from tests.networks.small import layers
 
 _norm = layers.BatchNormalization
 
@@ -250,7 +247,6 @@ MOVES = {
     "zero_padding": chain(partial(layers.ZeroPadding2D, ((1, 0), (2, 1)))),
     "cropping": chain(partial(layers.Cropping2D, ((1, 0), (0, 2)))),
     "permute": chain(partial(layers.Permute, (2, 3, 1))),
-    "repeat": chain(layers.GlobalMaxPooling2D, partial(layers.RepeatVector, 3)),
     "noise": chain(
         partial(layers.GaussianNoise, 0.5), partial(layers.SpatialDropout2D, 0.5), layers.ReLU
     ),
@@ -263,6 +259,12 @@ MOVES = {
     "average_1d": chain(partial(layers.Reshape, (36, 4)), layers.AveragePooling1D),
     "global_1d": chain(partial(layers.Reshape, (36, 4)), layers.GlobalMaxPooling1D),
 }
+
+TILING = {
+    "repeat": chain(layers.GlobalMaxPooling2D, partial(layers.RepeatVector, 3)),
+    "tile": lambda x: tf.tile(x, [1, 2, 1, 1]),
+}
+"""The interpreter's reference kernels have no current version of it."""
 
 OPERATIONS = {
     "relu": lambda x: tf.nn.relu(x),
@@ -287,7 +289,6 @@ OPERATIONS = {
     "silu": lambda x: tf.nn.silu(x),
     "gelu": lambda x: tf.nn.gelu(x),
     "resize_nearest": lambda x: tf.image.resize(x, (9, 3), method="nearest"),
-    "tile": lambda x: tf.tile(x, [1, 2, 1, 1]),
     "gather": lambda x: tf.gather(x, [3, 0], axis=2),
     "channel": lambda x: x[..., 1],
     "transpose": lambda x: tf.transpose(x, (0, 3, 1, 2)),
@@ -334,64 +335,39 @@ OPERATION_MERGES = {
     "op_concat": lambda x, z: tf.concat([x, z], axis=-1),
 }
 
-SHAPE: list[tuple[int, ...]] = [(6, 6, 4)]
+_IMAGE = [(6, 6, 4)]
 
-SINGLE: dict[str, tuple[list[tuple[int, ...]], dict[str, Structure]]] = {
-    "conv1d": ([(12, 4)], CONV1D),
-    "depthwise1d": ([(12, 4)], DEPTHWISE1D),
-    "separable1d": ([(12, 4)], SEPARABLE1D),
-    "transposed2d": ([(5, 6, 3)], TRANSPOSED2D),
-    "transposed1d": ([(7, 3)], TRANSPOSED1D),
-    "dense_4d": ([(3, 4, 5)], DENSE_4D),
-    "einsum": ([(5, 6)], EINSUM),
-    "affine": (SHAPE, AFFINE),
-    "activations": (SHAPE, ACTIVATIONS),
-    "elu": (SHAPE, ELU),
-    "unit_norm": (SHAPE, UNIT_NORM),
-    "moves": (SHAPE, MOVES),
-    "operations": (SHAPE, OPERATIONS),
-    **{name: (SHAPE * 2, {name: merge}) for name, merge in (MERGES | OPERATION_MERGES).items()},
-}
-"""Families of single layers: name -> shapes of the inputs, structures by name."""
-
-CHAINED: dict[str, tuple[list[tuple[int, ...]], dict[str, Structure]]] = {
-    "transposed2d_norm": ([(5, 6, 3)], TRANSPOSED2D_NORM),
-    "transposed1d_norm": ([(7, 3)], TRANSPOSED1D_NORM),
-    "affine_chains": (SHAPE, AFFINE_CHAINS),
-    "activation_chains": (SHAPE, ACTIVATION_CHAINS),
-}
-"""Families with several roundings after each other."""
-
-INEXACT: dict[str, tuple[list[tuple[int, ...]], dict[str, Structure]]] = {
-    "other_rounding": (SHAPE, OTHER_ROUNDING),
-    "hard_swish": (
-        SHAPE,
+INEXACT: dict[str, Family] = {
+    "other_rounding": Family(_IMAGE, OTHER_ROUNDING),
+    "hard_swish": Family(
+        _IMAGE,
         {
-            name: (lambda x, structure=structure: structure(layers.Conv2D(4, 1)(x)))
-            for name, structure in HARD_SWISH.items()
+            name: lambda x, each=each: each(layers.Conv2D(4, 1)(x))
+            for name, each in HARD_SWISH.items()
         },
     ),
 }
 """Families of which the kernels do not give the nearest code."""
 
-FAMILIES = SINGLE | CHAINED | INEXACT
-
-
-def family_model(family: str) -> Any:
-    """A model with one output for each structure of a family, in their order."""
-    shapes, structures = FAMILIES[family]
-
-    def build(*inputs: Any) -> list[Any]:
-        return [structure(*inputs) for structure in structures.values()]
-
-    return functional(*shapes, build=build, name=family)
-
-
-def family_inputs(family: str, count: int = 96) -> list[np.ndarray]:
-    """Inputs for that model, each with a range of its own."""
-    shapes, _ = FAMILIES[family]
-    numbers = np.random.default_rng(7)
-    return [
-        ((1.5 + 0.7 * index) * numbers.normal(size=(count, *shape))).astype(np.float32)
-        for index, shape in enumerate(shapes)
-    ]
+FAMILIES: dict[str, Family] = {
+    "conv1d": Family([(12, 4)], CONV1D),
+    "depthwise1d": Family([(12, 4)], DEPTHWISE1D),
+    "separable1d": Family([(12, 4)], SEPARABLE1D),
+    "transposed2d": Family([(5, 6, 3)], TRANSPOSED2D),
+    "transposed1d": Family([(7, 3)], TRANSPOSED1D),
+    "transposed2d_norm": Family([(5, 6, 3)], TRANSPOSED2D_NORM),
+    "transposed1d_norm": Family([(7, 3)], TRANSPOSED1D_NORM),
+    "dense_4d": Family([(3, 4, 5)], DENSE_4D),
+    "einsum": Family([(5, 6)], EINSUM),
+    "affine": Family(_IMAGE, AFFINE),
+    "affine_chains": Family(_IMAGE, AFFINE_CHAINS),
+    "activations": Family(_IMAGE, ACTIVATIONS),
+    "activation_chains": Family(_IMAGE, ACTIVATION_CHAINS),
+    "elu": Family(_IMAGE, ELU),
+    "unit_norm": Family(_IMAGE, UNIT_NORM),
+    "moves": Family(_IMAGE, MOVES),
+    "tiling": Family(_IMAGE, TILING),
+    "operations": Family(_IMAGE, OPERATIONS),
+    **each_alone(_IMAGE * 2, MERGES | OPERATION_MERGES),
+    **INEXACT,
+}
