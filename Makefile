@@ -6,6 +6,8 @@ VENV_LEGACY := .venv-2.15
 DATA ?= digits
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# Tests that follow each other share what they export: each process takes one half of them.
+WORKERS := -n 2 --dist worksteal
 
 # TensorFlow's C++ side reports on every start that there is no GPU.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -26,13 +28,13 @@ demo: $(VENV)/.complete
 	$(VENV)/bin/python tutorials/demo.py --data $(DATA) $(DEMO_ARGS)
 
 test: $(VENV)/.complete
-	$(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.complete
-	$(VENV)/bin/python -m pytest -n 2 -m slow $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(WORKERS) -m slow $(PYTEST_ARGS)
 
 test-legacy: $(VENV_LEGACY)/.complete
-	$(VENV_LEGACY)/bin/python -m pytest -n 2 -m legacy $(PYTEST_ARGS)
+	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m legacy $(PYTEST_ARGS)
 
 lint: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check .

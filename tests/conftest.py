@@ -30,10 +30,10 @@ class Exported:
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--examples",
+        "--seeds",
         type=int,
-        default=8,
-        help="random examples of each operator, in every family and width (tests/ops)",
+        default=200,
+        help="random examples of each operator that slow tests go up to (default: 200)",
     )
 
 
@@ -50,9 +50,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def examples(request) -> range:
-    """Seeds of the random examples of an operator."""
-    return range(request.config.getoption("examples"))
+def seeds(request) -> int:
+    """How many random examples of an operator slow tests go up to."""
+    return request.config.getoption("seeds")
 
 
 @pytest.fixture(scope="session")

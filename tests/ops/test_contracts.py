@@ -34,6 +34,6 @@ def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "bits", "family"), CASES)
-def test_many_more(op, bits, family):
-    for seed in range(8, 200):
+def test_many_more(op, bits, family, seeds):
+    for seed in range(8, seeds):
         assert_exact(op, bits, family, seed)
