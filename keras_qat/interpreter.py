@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from keras_qat.tflite.objects import contents_of
 
 __all__ = ["KERNELS", "Kernels", "TFLiteModel"]
 
@@ -54,10 +55,7 @@ class TFLiteModel:
     ) -> None:
         if kernels not in KERNELS:
             raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, KERNELS))}.")
-        contents = file if isinstance(file, bytes) else Path(file).read_bytes()
-        if contents[4:8] != b"TFL3":
-            name = "The given bytes are" if isinstance(file, bytes) else f"{file} is"
-            raise ValueError(f"{name} no TFLite file. Pass what keras_qat.export_tflite wrote.")
+        contents = contents_of(file)
         module = _interpreter_module()
         resolver = module.OpResolverType if hasattr(module, "OpResolverType") else None
         if resolver is None:

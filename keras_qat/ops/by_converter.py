@@ -12,16 +12,13 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Arguments
 from keras_qat.resolved.graph import Node, Tensor
-from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
-from keras_qat.tflite.splice import read, splice_model
+from keras_qat.tflite.objects import OPERATORS, TYPES, code_of, unpack
+from keras_qat.tflite.splice import splice_model
 from keras_qat.tflite.versions import version_of
 
 __all__ = ["emit_by_converter"]
-
-_Op = schema.BuiltinOperator
-_NAMES = {number: name for name, number in vars(_Op).items() if name.isupper()}
 
 MOVES = {
     *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS"),
@@ -41,7 +38,7 @@ def emit_by_converter(e: Emission) -> None:
         ValueError: if the layer does more than to move its values.
     """
     node, params = e.node, e.node.output.params
-    model = read(_converted(node))
+    model = unpack(_converted(node))
     if params is not None:
         _quantize(model, params, node)
     (signature,), main = model.signatureDefs, model.subgraphs[0]
@@ -85,8 +82,7 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
     for graph in model.subgraphs:
         held = {place for place, each in enumerate(graph.tensors) if each.type == real}
         for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
-            name = _NAMES[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            name = OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])]
             read = held.intersection(map(int, [*operator.inputs, *operator.outputs]))
             if read and name not in MOVES:
                 raise _no_movement(node, f"TFLite's converter makes {name} of it")
@@ -95,8 +91,7 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
                 raise _no_movement(node, "it has constants that are not 0")
             graph.tensors[place].type = dtype
         for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
-            number = max(code.builtinCode, code.deprecatedBuiltinCode)
+            number = code_of(model.operatorCodes[operator.opcodeIndex])
             version = version_of(number, operator, graph.tensors)
             model.operatorCodes.append(_code(number, version))
             operator.opcodeIndex = len(model.operatorCodes) - 1

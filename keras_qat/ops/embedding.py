@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Arguments, Op
-from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
+from keras_qat.tflite.objects import TYPES
 
 __all__ = ["EMBEDDING"]
 

@@ -10,9 +10,9 @@ from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.movement import axes_of, move, rank_of, source_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange
-from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
+from keras_qat.tflite.objects import TYPES
 
 __all__ = ["ARGMAX", "ARGMIN", "SHAPE"]
 

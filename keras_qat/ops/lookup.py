@@ -26,8 +26,8 @@ from keras_qat.ops.op import (
     OutputRange,
     OwnRange,
 )
-from keras_qat.tflite.builder import TYPES
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.objects import TYPES
 
 __all__ = [
     "LOOKUPS",

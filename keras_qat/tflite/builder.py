@@ -10,28 +10,12 @@ import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.tflite.objects import TYPES, new
 from keras_qat.tflite.versions import min_runtime_version, version_of
 
-__all__ = ["TYPES", "Builder", "new"]
+__all__ = ["Builder"]
 
 SIGNATURE = b"serving_default"
-
-TYPES: dict[str, int] = {
-    name: getattr(schema.TensorType, name.upper())
-    for name in (
-        *("int8", "int16", "int32", "int64", "uint8", "uint32"),
-        *("float16", "float32", "float64", "bool"),
-    )
-} | {"int4": schema.TensorType.INT4}
-"""Name of a type, as numpy has it -> its number in a file."""
-
-
-def new(kind: str, **fields: Any) -> Any:
-    """An object of the schema, e.g. a `TensorT`; older TensorFlows set no fields at once."""
-    made = getattr(schema, kind)()
-    for name, value in fields.items():
-        setattr(made, name, value)
-    return made
 
 
 class _Buffer(schema.BufferT):
@@ -143,9 +127,7 @@ class Builder:
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
-        data = (
-            values.view(np.uint8).reshape(-1) if values.ndim else values.reshape(1).view(np.uint8)
-        )
+        data = values.reshape(-1).view(np.uint8)
         given = None if scales is None else np.asarray(scales, np.float32).tobytes()
         key = (dtype, shape, params, given, axis, hash(data.tobytes()), data.size)
         if key not in self._constants:
@@ -157,7 +139,7 @@ class Builder:
     def buffer(self, data: np.ndarray) -> int:
         """Adds data; returns the number of its buffer."""
         made = _Buffer()
-        made.data = data.reshape(-1).view(np.uint8)
+        made.data = data
         self.model.buffers.append(made)
         return len(self.model.buffers) - 1
 
@@ -176,11 +158,8 @@ class Builder:
             options: name of the options' table, as in the schema, and its fields.
         """
         number = getattr(schema.BuiltinOperator, code)
-        operator = new(
-            "OperatorT",
-            inputs=np.array(inputs, np.int32),
-            outputs=np.array(outputs, np.int32),
-        )
+        ends = {"inputs": np.array(inputs, np.int32), "outputs": np.array(outputs, np.int32)}
+        operator = new("OperatorT", **ends)
         if options is not None:
             table, fields = options
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
@@ -188,15 +167,15 @@ class Builder:
         operator.opcodeIndex = self.opcode(number, version_of(number, operator, self.graph.tensors))
         self.graph.operators.append(operator)
 
-    def rename(self, index: int, name: str) -> None:
-        """Gives a tensor another name."""
-        self.graph.tensors[index].name = name.encode()
+    def sizes(self, index: int) -> list[int]:
+        """The sizes of a tensor's axes, -1 for open ones."""
+        tensor = self.graph.tensors[index]
+        return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
 
     def copy(self, source: int, target: int) -> None:
         """Adds an operator that copies a tensor: a RESHAPE to the shape it has."""
-        tensor = self.graph.tensors[source]
-        sizes = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
-        if list(sizes).count(-1) > 1:  # Which RESHAPE cannot say.
+        sizes = self.sizes(source)
+        if sizes.count(-1) > 1:  # Which RESHAPE cannot say.
             where = self.constant("begin", np.zeros(len(sizes), np.int32))
             whole = self.constant("size", np.full(len(sizes), -1, np.int32))
             self.operator("SLICE", [source, where, whole], [target], ("SliceOptions", {}))
@@ -210,13 +189,10 @@ class Builder:
         key = (number, custom, version)
         if key not in self._opcodes:
             # Small numbers are noted in a field of their own, for old runtimes.
+            numbers = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
             code = new(
-                "OperatorCodeT",
-                builtinCode=number,
-                deprecatedBuiltinCode=min(number, 127),
-                version=version,
+                "OperatorCodeT", **numbers, version=version, customCode=custom.encode() or None
             )
-            code.customCode = custom.encode() or None
             self.model.operatorCodes.append(code)
             self._opcodes[key] = len(self.model.operatorCodes) - 1
         return self._opcodes[key]
@@ -236,21 +212,11 @@ class Builder:
         self.graph.inputs = np.array(list(inputs.values()), np.int32)
         self.graph.outputs = np.array(list(outputs.values()), np.int32)
         maps = [
-            [
-                new("TensorMapT", name=name.encode(), tensorIndex=index)
-                for name, index in end.items()
-            ]
+            [new("TensorMapT", name=key.encode(), tensorIndex=index) for key, index in end.items()]
             for end in (inputs, outputs)
         ]
-        self.model.signatureDefs = [
-            new(
-                "SignatureDefT",
-                inputs=maps[0],
-                outputs=maps[1],
-                signatureKey=SIGNATURE,
-                subgraphIndex=0,
-            )
-        ]
+        signature = {"inputs": maps[0], "outputs": maps[1], "signatureKey": SIGNATURE}
+        self.model.signatureDefs = [new("SignatureDefT", **signature, subgraphIndex=0)]
         oldest = min_runtime_version(self.model.operatorCodes).encode()
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():

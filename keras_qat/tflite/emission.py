@@ -11,8 +11,9 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Attributes
 from keras_qat.resolved.graph import Node
-from keras_qat.tflite.builder import TYPES, Builder
+from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.names import SCOPE
+from keras_qat.tflite.objects import TYPE_NAMES
 
 __all__ = ["Emission"]
 
@@ -99,24 +100,22 @@ class Emission:
             params: what its quantized values stand for.
         """
         other = self.builder.graph.tensors[like]
-        dtype = {number: name for name, number in TYPES.items()}[other.type]
-        index = self.builder.tensor(f"{SCOPE}/{self.node.name}/{name}", shape, dtype, params)
+        name = f"{SCOPE}/{self.node.name}/{name}"
+        index = self.builder.tensor(name, shape, TYPE_NAMES[other.type], params)
         if params is None:
             self.builder.graph.tensors[index].quantization = other.quantization
         return index
 
     def shape(self, index: int) -> tuple[int | None, ...]:
         """The shape of a tensor, None for open sizes."""
-        tensor = self.builder.graph.tensors[index]
-        sizes = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
-        return tuple(None if size < 0 else int(size) for size in sizes)
+        return tuple(None if size < 0 else int(size) for size in self.builder.sizes(index))
 
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of one tensor to the shape of another.
 
         More than one size may be open if they are the first ones of both.
         """
-        sizes = [-1 if size is None else size for size in self.shape(target)]
+        sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
             self._reshape_behind(source, target, sizes)
             return

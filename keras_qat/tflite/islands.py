@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
@@ -17,11 +16,11 @@ from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float, weight_scales
 from keras_qat.resolved.masks import Masks, read_for_masks
 from keras_qat.resolved.names import PREFIX
-from keras_qat.tflite import edit
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.names import SCOPE
+from keras_qat.tflite.objects import unpack
 from keras_qat.tflite.packing import pack_weights
-from keras_qat.tflite.splice import splice
+from keras_qat.tflite.splice import splice_model
 
 __all__ = ["reads", "real_index", "write_island"]
 
@@ -51,7 +50,7 @@ def write_island(
     """
     entering = _entering(graph, nodes)
     try:
-        model = edit.unpack(_converted(graph, nodes, entering, ends))
+        model = unpack(_converted(graph, nodes, entering, ends))
     except ConverterError as error:
         raise ValueError(_explained(error, graph)) from error
     _rename(model, nodes[0])
@@ -69,11 +68,10 @@ def write_island(
             name = f"{SCOPE}/{tensor.name}"
             places[result] = builder.tensor(name, tensor.shape, tensor.dtype)
         indices[tensor] = places[result]
-    main.inputs = np.array([each for each in starts if each in places], np.int32)
-    main.outputs = np.array([each for each in dict.fromkeys(results) if each not in starts])
-    model.signatureDefs = None
-    inputs, outputs = ([places[int(i)] for i in each] for each in (main.inputs, main.outputs))
-    splice(builder, edit.pack(model), inputs, outputs)
+    main.inputs = [each for each in starts if each in places]
+    main.outputs = [each for each in dict.fromkeys(results) if each not in starts]
+    inputs, outputs = ([places[each] for each in end] for end in (main.inputs, main.outputs))
+    splice_model(builder, model, inputs, outputs)
 
 
 def _rename(model: Any, node: Node) -> None:
@@ -105,8 +103,8 @@ def real_index(
 def _entering(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
     """What nodes read that others make, for their masks too."""
     made = {tensor for node in nodes for tensor in node.outputs}
-    read = [tensor for node in nodes for tensor in reads(graph, node)]
-    return [tensor for tensor in dict.fromkeys(read) if tensor not in made]
+    read = dict.fromkeys(tensor for node in nodes for tensor in reads(graph, node))
+    return [tensor for tensor in read if tensor not in made]
 
 
 def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.tflite.objects import contents_of
 
 __all__ = ["METADATA", "read_metadata"]
 
@@ -32,10 +33,7 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]
         'int8'
     """
-    contents = tflite if isinstance(tflite, bytes) else Path(tflite).read_bytes()
-    if contents[4:8] != b"TFL3":
-        name = "The given bytes are" if isinstance(tflite, bytes) else f"{tflite} is"
-        raise ValueError(f"{name} no TFLite file. Pass what keras_qat.export_tflite wrote.")
+    contents = contents_of(tflite)
     model = schema.Model.GetRootAsModel(contents, 0)
     for index in range(model.MetadataLength()):
         entry = model.Metadata(index)

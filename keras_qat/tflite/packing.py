@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.tflite.edit import add_buffer, new
+from keras_qat.tflite.objects import TYPES, new
 
 __all__ = ["pack_weights"]
+
+SMALLEST = 256
+"""How many bytes of floats are worth it."""
 
 
 def pack_weights(model: Any, scales: Iterable[float]) -> None:
@@ -25,51 +28,31 @@ def pack_weights(model: Any, scales: Iterable[float]) -> None:
             whole multiples of one of them, of at most 127 steps: what it computes stays the same.
     """
     steps = sorted({np.float32(scale) for scale in scales})
-    codes: dict[int, tuple[int, np.float32]] = {}
-    """Buffer of a float constant -> that of its codes, and their scale."""
-    for index in _float_constants(model) if steps else []:
-        values = np.frombuffer(bytes(model.buffers[index].data), np.float32)
-        found = _codes(values, steps)
-        if found is not None:
-            codes[index] = add_buffer(model, found[0]), found[1]
-    if codes:
-        opcode = _dequantize_opcode(model)
-        for graph in model.subgraphs:
-            _dequantize_in(graph, codes, opcode)
-
-
-def _float_constants(model: Any) -> list[int]:
-    """Buffers that only float tensors hold, of a size that is worth it."""
-    used: dict[int, set[int]] = {}
+    types: dict[int, set[int]] = {}
     for graph in model.subgraphs:
         for tensor in graph.tensors:
-            used.setdefault(tensor.buffer, set()).add(tensor.type)
-    return [
-        index
-        for index, types in used.items()
-        if types == {schema.TensorType.FLOAT32}
-        and model.buffers[index].data is not None
-        and len(model.buffers[index].data) >= 256
-    ]
-
-
-def _codes(values: np.ndarray, scales: list[np.float32]) -> tuple[np.ndarray, np.float32] | None:
-    highest = np.max(np.abs(values))
-    for scale in scales:
-        if highest > 127.5 * scale:
+            types.setdefault(tensor.buffer, set()).add(tensor.type)
+    codes: dict[int, tuple[int, np.float32]] = {}
+    """Buffer of a float constant -> that of its codes, and their scale."""
+    for index in (index for index, found in types.items() if found == {TYPES["float32"]}):
+        data = model.buffers[index].data
+        if data is None or len(data) < SMALLEST:
             continue
-        codes = np.round(values / scale)
-        if np.array_equal(codes.astype(np.float32) * scale, values):
-            return codes.astype(np.int8), scale
-    return None
-
-
-def _dequantize_opcode(model: Any) -> int:
-    number = schema.BuiltinOperator.DEQUANTIZE
-    model.operatorCodes.append(
-        new("OperatorCodeT", builtinCode=number, deprecatedBuiltinCode=number, version=2)
-    )
-    return len(model.operatorCodes) - 1
+        values = np.frombuffer(bytes(data), np.float32)
+        for scale in steps:
+            rounded = np.round(values / scale)
+            fits = np.max(np.abs(values)) <= 127.5 * scale
+            if fits and np.array_equal(rounded.astype(np.float32) * scale, values):
+                model.buffers.append(new("BufferT", data=rounded.astype(np.int8).view(np.uint8)))
+                codes[index] = len(model.buffers) - 1, scale
+                break
+    if codes:
+        number = schema.BuiltinOperator.DEQUANTIZE
+        model.operatorCodes.append(
+            new("OperatorCodeT", builtinCode=number, deprecatedBuiltinCode=number, version=2)
+        )
+        for graph in model.subgraphs:
+            _dequantize_in(graph, codes, len(model.operatorCodes) - 1)
 
 
 def _dequantize_in(graph: Any, codes: dict[int, tuple[int, np.float32]], opcode: int) -> None:
@@ -83,7 +66,7 @@ def _dequantize_in(graph: Any, codes: dict[int, tuple[int, np.float32]], opcode:
             "TensorT",
             name=bytes(tensor.name or b"") + b"_codes",
             shape=tensor.shape,
-            type=schema.TensorType.INT8,
+            type=TYPES["int8"],
             buffer=buffer,
             quantization=new("QuantizationParametersT", scale=[float(scale)], zeroPoint=[0]),
         )

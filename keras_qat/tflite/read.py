@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.tools import flatbuffer_utils
+
+from keras_qat.tflite.objects import OPERATORS, TYPE_NAMES, code_of, unpack
 
 __all__ = ["FileGraph", "Operation", "Tensor"]
 
@@ -22,7 +23,7 @@ class Tensor:
         index: its number in the file.
         name: its name; names of operations that the converter merged are joined by `;`.
         shape: its shape, -1 for sizes that are known at run time only.
-        dtype: type of its entries.
+        dtype: type of its entries; of strings and 4-bit integers `object`.
         scale: real value of one step, 0 for a tensor with no range or with several.
         zero_point: the code of 0.
     """
@@ -69,7 +70,7 @@ class FileGraph:
     """
 
     def __init__(self, contents: bytes) -> None:
-        self._model = schema.ModelT.InitFromPackedBuf(contents, 0)
+        self._model = unpack(contents)
         graph = self._graph
         self.tensors = [_tensor(index, each) for index, each in enumerate(graph.tensors)]
         self.operations = [self._operation(each) for each in graph.operators]
@@ -86,8 +87,7 @@ class FileGraph:
 
     def _operation(self, operator: Any) -> Operation:
         code = self._model.operatorCodes[operator.opcodeIndex]
-        kernel = code.customCode
-        kernel = kernel.decode() if kernel else KERNELS[_code(code)]
+        kernel = code.customCode.decode() if code.customCode else OPERATORS[code_of(code)]
         inputs = () if operator.inputs is None else operator.inputs
         return Operation(
             kernel, tuple(int(each) for each in inputs), tuple(int(i) for i in operator.outputs)
@@ -161,38 +161,20 @@ class FileGraph:
         return model
 
 
-def _code(entry: Any) -> int:
-    """Which operator it is; small numbers are in a field of their own for old runtimes."""
-    return max(entry.builtinCode, entry.deprecatedBuiltinCode)
-
-
 def _bytes(model: Any) -> bytes:
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def _tensor(index: int, tensor: Any) -> Tensor:
     shape = tensor.shapeSignature if tensor.shapeSignature is not None else tensor.shape
-    quantization = tensor.quantization
+    quantization, dtype = tensor.quantization, TYPE_NAMES.get(tensor.type)
     one_range = quantization is not None and quantization.scale is not None
     one_range = one_range and len(quantization.scale) == 1
     return Tensor(
         index,
         (tensor.name or b"").decode(),
         () if shape is None else tuple(int(size) for size in shape),
-        np.dtype(DTYPES.get(tensor.type, object)),
+        np.dtype(object if dtype in (None, "int4") else dtype),
         float(quantization.scale[0]) if one_range else 0.0,
         int(quantization.zeroPoint[0]) if one_range else 0,
     )
-
-
-KERNELS = {number: name for name, number in vars(schema.BuiltinOperator).items() if name.isupper()}
-"""Number of an operation in a file -> its name."""
-
-DTYPES = {
-    getattr(schema.TensorType, name.upper()): np.dtype(name)
-    for name in (
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
-        *("float16", "float32", "float64", "bool"),
-    )
-}
-"""Number of a type in a file -> the type. Others, as strings and 4-bit integers, are objects."""

@@ -5,46 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.tflite.builder import TYPES, Builder, new
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.objects import TYPE_NAMES, TYPES, code_of, new
 
-__all__ = ["read", "splice", "splice_model"]
-
-NAMES = {number: name for name, number in TYPES.items()}
-
-
-def splice(
-    builder: Builder,
-    contents: bytes,
-    inputs: list[int],
-    outputs: list[int],
-    params: QuantParams | None = None,
-    prefix: str = "",
-) -> None:
-    """Adds the operators of another file, with their constants and the subgraphs that they call.
-
-    Signatures and metadata of the other file are left behind.
-
-    Args:
-        builder: the file in the making.
-        contents: the other file.
-        inputs, outputs: tensors of `builder` that stand for those of the other file's main graph,
-            in the order in which that graph lists them.
-        params: what its int8 tensors stand for (int16 with 16 bits), those that have no
-            quantization parameters of their own.
-        prefix: goes in front of the names of its tensors, subgraphs and variables.
-
-    Raises:
-        ValueError: if number or types of inputs or outputs differ.
-    """
-    splice_model(builder, read(contents), inputs, outputs, params, prefix)
-
-
-def read(contents: bytes) -> Any:
-    """A file as an object of the schema, a `ModelT`."""
-    return schema.ModelT.InitFromObj(schema.Model.GetRootAs(contents, 0))
+__all__ = ["splice_model"]
 
 
 def splice_model(
@@ -55,7 +21,22 @@ def splice_model(
     params: QuantParams | None = None,
     prefix: str = "",
 ) -> None:
-    """As `splice`, from a file that was read: its parts become those of the other one."""
+    """Adds the operators of another file, with their constants and the subgraphs that they call.
+
+    Signatures, metadata and tensors that no operator names are left behind.
+
+    Args:
+        builder: the file in the making.
+        model: the other file, unpacked: its parts become those of the file in the making.
+        inputs, outputs: tensors of `builder` that stand for those of the other file's main graph,
+            in the order in which that graph lists them.
+        params: what its int8 tensors stand for (int16 with 16 bits), those that have no
+            quantization parameters of their own.
+        prefix: goes in front of the names of its tensors, subgraphs and variables.
+
+    Raises:
+        ValueError: if number or types of inputs or outputs differ.
+    """
     main = model.subgraphs[0]
     starts, ends = ([int(each) for each in given] for given in (main.inputs, main.outputs))
     _check(builder, main, [*starts, *ends], [*inputs, *outputs])
@@ -66,12 +47,18 @@ def splice_model(
             copies.append((end, index))
         else:
             places[end] = index
-    for place, tensor in enumerate(main.tensors):
-        if place not in places:
-            places[place] = source.add_tensor(tensor)
+    named = {end for end, _ in copies}.union(*map(_named, main.operators))
+    for place in sorted(named - places.keys()):
+        places[place] = source.add_tensor(main.tensors[place])
     builder.graph.operators += [source.operator(each, places) for each in main.operators]
     for end, index in copies:
         builder.copy(places[end], index)
+
+
+def _named(operator: Any) -> set[int]:
+    """The tensors that an operator names."""
+    ends = (operator.inputs, operator.outputs, operator.intermediates)
+    return {int(index) for end in ends if end is not None for index in end} - {-1}
 
 
 def _check(builder: Builder, main: Any, theirs: list[int], ours: list[int]) -> None:
@@ -80,7 +67,7 @@ def _check(builder: Builder, main: Any, theirs: list[int], ours: list[int]) -> N
     for there, here in zip(theirs, ours, strict=True):
         types = main.tensors[there].type, builder.graph.tensors[here].type
         if len(set(types)) > 1:
-            known = [NAMES.get(each, str(each)) for each in types]
+            known = [TYPE_NAMES.get(each, str(each)) for each in types]
             raise ValueError(f"{main.tensors[there].name.decode()} is {known[0]}, not {known[1]}.")
 
 
@@ -101,7 +88,7 @@ class _Source:
 
     def add_tensor(self, tensor: Any) -> int:
         """Adds a tensor to the main graph; of equal constants there is one."""
-        data, dtype = self.data(tensor), NAMES.get(tensor.type, "")
+        data, dtype = self.data(tensor), TYPE_NAMES.get(tensor.type, "")
         self.prepare(tensor)
         is_plain = tensor.quantization is None and tensor.sparsity is None
         if data is not None and is_plain and dtype not in ("", "int4", "bool"):
@@ -163,9 +150,8 @@ class _Source:
                 indices = [places[int(each)] if each >= 0 else -1 for each in found]
                 setattr(operator, name, np.array(indices, np.int32))
         code = self.model.operatorCodes[operator.opcodeIndex]
-        number = max(code.builtinCode, code.deprecatedBuiltinCode)
         custom = (code.customCode or b"").decode()
-        operator.opcodeIndex = self.builder.opcode(number, code.version, custom)
+        operator.opcodeIndex = self.builder.opcode(code_of(code), code.version, custom)
         for name in ("builtinOptions", "builtinOptions2"):
             options = getattr(operator, name, None)
             for field, value in list(vars(options).items()) if options is not None else []:

@@ -9,10 +9,11 @@ from typing import Any
 
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.tflite.objects import OPERATORS, code_of
+
 __all__ = ["min_runtime_version", "version_of"]
 
-_Op, _Type = schema.BuiltinOperator, schema.TensorType
-_Names = {number: name for name, number in vars(_Op).items() if name.isupper()}
+_Type = schema.TensorType
 
 BY_TYPE: dict[str, tuple[int, int, int]] = {
     **dict.fromkeys(
@@ -23,30 +24,28 @@ BY_TYPE: dict[str, tuple[int, int, int]] = {
         ),
         (1, 2, 3),
     ),
-    **dict.fromkeys(("MUL", "SPLIT", "SLICE", "MAXIMUM", "MINIMUM", "UNPACK", "GATHER"), (1, 2, 4)),
-    "SUB": (1, 2, 5),
-    "TRANSPOSE": (1, 2, 5),
+    **dict.fromkeys(
+        (
+            *("MUL", "SPLIT", "SLICE", "MAXIMUM", "MINIMUM", "UNPACK", "GATHER"),
+            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+            *("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"),
+        ),
+        (1, 2, 4),
+    ),
+    **dict.fromkeys(("QUANTIZE", "LEAKY_RELU"), (1, 1, 2)),
+    **dict.fromkeys(
+        (
+            *("L2_NORMALIZATION", "STRIDED_SLICE", "ARG_MAX", "ARG_MIN", "EXP", "LOG", "SUM"),
+            "SQUARED_DIFFERENCE",
+        ),
+        (1, 2, 2),
+    ),
+    **dict.fromkeys(("SUB", "TRANSPOSE"), (1, 2, 5)),
+    **dict.fromkeys(("TRANSPOSE_CONV", "REVERSE_V2", "TILE"), (1, 3, 3)),
     "CONV_2D": (1, 3, 4),
     "DEPTHWISE_CONV_2D": (1, 3, 5),
     "FULLY_CONNECTED": (1, 4, 7),
-    "TRANSPOSE_CONV": (1, 3, 3),
-    "QUANTIZE": (1, 1, 2),
-    "LEAKY_RELU": (1, 1, 2),
-    "L2_NORMALIZATION": (1, 2, 2),
-    "STRIDED_SLICE": (1, 2, 2),
-    "REVERSE_V2": (1, 3, 3),
-    "RESIZE_BILINEAR": (1, 2, 4),
-    "RESIZE_NEAREST_NEIGHBOR": (1, 2, 4),
-    "TILE": (1, 3, 3),
-    "ARG_MAX": (1, 2, 2),
-    "ARG_MIN": (1, 2, 2),
-    "SPACE_TO_BATCH_ND": (1, 2, 4),
-    "BATCH_TO_SPACE_ND": (1, 2, 4),
     "BROADCAST_TO": (2, 3, 3),
-    "EXP": (1, 2, 2),
-    "LOG": (1, 2, 2),
-    "SQUARED_DIFFERENCE": (1, 2, 2),
-    "SUM": (1, 2, 2),
     "ABS": (1, 2, 3),
     "CAST": (1, 3, 1),
     "GELU": (1, 2, 1),
@@ -57,7 +56,6 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
     "CONV_2D": {4: "2.3.0", 6: "2.9.0", 7: "2.13.0"},
     "FULLY_CONNECTED": {5: "2.0.0", 6: "2.1.0", 7: "2.3.0", 10: "2.14.0"},
-    "ADD": {3: "2.4.0"},
     "SUB": {2: "1.14.0", 5: "2.4.0"},
     "MUL": {4: "2.3.0"},
     "BATCH_MATMUL": {2: "2.3.0", 3: "2.4.0"},
@@ -66,8 +64,6 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "TRANSPOSE_CONV": {3: "2.3.0", 4: "2.13.0"},
     "RESIZE_BILINEAR": {3: "2.2.0", 4: "2.5.0"},
     "RESIZE_NEAREST_NEIGHBOR": {3: "2.3.0", 4: "2.4.0"},
-    "PAD": {3: "2.4.0", 4: "2.6.0"},
-    "PADV2": {3: "2.4.0", 4: "2.6.0"},
     "LEAKY_RELU": {1: "1.13.1", 2: "2.3.0"},
     "HARD_SWISH": {1: "2.0.0"},
     "GELU": {1: "2.9.0"},
@@ -75,23 +71,19 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "TILE": {2: "2.2.0", 3: "2.8.0"},
     "STRIDED_SLICE": {4: "2.2.0", 6: "2.6.0"},
     "SLICE": {4: "2.4.0", 5: "2.5.0"},
-    "MEAN": {3: "2.4.0"},
-    "REDUCE_MAX": {3: "2.5.0"},
-    "REDUCE_MIN": {3: "2.5.0"},
-    "RELU6": {3: "2.5.0"},
-    "RELU": {3: "2.5.0"},
     "QUANTIZE": {2: "2.2.0"},
     "BROADCAST_TO": {2: "2.5.0", 3: "2.5.0"},
     "DEPTH_TO_SPACE": {1: "2.1.0", 2: "2.5.0"},
-    "REVERSE_V2": {3: "2.5.0"},
     "EXP": {2: "2.12.0"},
     "LOG": {2: "2.15.0"},
     "CAST": {3: "2.8.0"},
-    "RSQRT": {2: "2.5.0"},
-    "SQUARED_DIFFERENCE": {2: "2.5.0"},
+    **{key: {3: "2.4.0"} for key in ("ADD", "MEAN")},
+    **{key: {3: "2.4.0", 4: "2.6.0"} for key in ("PAD", "PADV2")},
+    **{key: {2: "2.5.0"} for key in ("RSQRT", "SQUARED_DIFFERENCE")},
+    **{key: {3: "2.5.0"} for key in ("REDUCE_MAX", "REDUCE_MIN", "RELU6", "RELU", "REVERSE_V2")},
     **{
-        name: {3: "2.3.0", 4: "2.3.0"}
-        for name in (
+        key: {3: "2.3.0", 4: "2.3.0"}
+        for key in (
             *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "TANH", "LOGISTIC"),
             *("PACK", "SPLIT", "UNPACK", "MAXIMUM", "MINIMUM", "MIRROR_PAD"),
         )
@@ -109,7 +101,7 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
         operator: the operator, with its options.
         tensors: those of its graph.
     """
-    name, options = _Names[code], operator.builtinOptions
+    name, options = OPERATORS[code], operator.builtinOptions
     inputs = [tensors[index] for index in operator.inputs if index >= 0]
     outputs = [tensors[index] for index in operator.outputs]
     data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
@@ -155,6 +147,6 @@ def min_runtime_version(codes: list[Any]) -> str:
     """The oldest TensorFlow Lite that has all operators of a file: its operator codes."""
     found = ["1.14.0"]
     for code in codes:
-        name = _Names.get(max(code.builtinCode, code.deprecatedBuiltinCode), "")
+        name = OPERATORS.get(code_of(code), "")
         found += [at for version, at in RUNTIMES.get(name, {}).items() if version <= code.version]
     return max(found, key=lambda each: [int(part) for part in each.split(".")])

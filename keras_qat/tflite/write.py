@@ -104,26 +104,29 @@ def _write_input(
         return indices[tensor]
     kind, params = _end_params(tensor.params, dtype)
     end = builder.tensor(name, tensor.shape, kind, params)
-    if params == tensor.params and params.bits in (8, 16):
+    converts, clips = params != tensor.params, tensor.params.bits < 8
+    if not (converts or clips):
         indices[tensor] = end
-        return end
-    inside, source = tensor_index(builder, indices, tensor), end
-    if tensor.params.bits < 8:  # Callers know no upper end but int8's.
-        if params != tensor.params:
-            source = builder.tensor(
-                f"{SCOPE}/{name}/unclipped", tensor.shape, "int8", tensor.params
-            )
-            builder.operator("QUANTIZE", [end], [source], ("QuantizeOptions", {}))
-        _clip(builder, source, inside, tensor.params)
-        return end
-    builder.operator("QUANTIZE", [end], [inside], ("QuantizeOptions", {}))
+    else:  # Callers know no upper end but int8's.
+        inside = tensor_index(builder, indices, tensor)
+        _bring(builder, f"{SCOPE}/{name}", [end, inside], tensor, converts, clips)
     return end
 
 
-def _clip(builder: Builder, source: int, target: int, params: QuantParams) -> None:
-    """Clips at the upper end of fewer than 8 bits."""
-    highest = builder.constant(f"{SCOPE}/highest", np.array(params.highest, np.int8), params)
-    builder.operator("MINIMUM", [source, highest], [target], ("MaximumMinimumOptions", {}))
+def _bring(
+    builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
+) -> None:
+    """Adds what brings values into a tensor's range: out of another one, from above its end."""
+    params = tensor.params
+    assert params is not None
+    source, target = ends
+    if converts:
+        end = builder.tensor(f"{name}/unclipped", tensor.shape, "int8", params) if clips else target
+        builder.operator("QUANTIZE", [source], [end], ("QuantizeOptions", {}))
+        source = end
+    if clips:
+        highest = builder.constant(f"{SCOPE}/highest", np.array(params.highest, np.int8), params)
+        builder.operator("MINIMUM", [source, highest], [target], ("MaximumMinimumOptions", {}))
 
 
 def _write_output(
@@ -142,7 +145,7 @@ def _write_output(
         kind, params = _end_params(tensor.params, dtype)
         code = "" if params == tensor.params else "QUANTIZE" if params else "DEQUANTIZE"
     if not code and inside not in taken:
-        builder.rename(inside, name)
+        builder.graph.tensors[inside].name = name.encode()
         return inside
     end = builder.tensor(name, tensor.shape, kind, params)
     if code:
@@ -179,22 +182,12 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if params is None:  # Indices.
         node.op.emit(Emission(builder, node, inputs, outputs))
         return
-    native, (target, *_) = params, outputs
+    native, name = params, f"{SCOPE}/{node.name}"
     if isinstance(node.op.output, FixedRange):
         native = node.op.output.params(params.bits)
-    steps: list[tuple[str, QuantParams]] = []
-    if native != params:
-        steps.append(("QUANTIZE", native))
-    if params.bits < 8 and node.op.output != SharedRange():
-        steps.append(("MINIMUM", params))
-    places = [
-        builder.tensor(f"{SCOPE}/{node.name}/unclipped", node.output.shape, params.dtype.name, each)
-        for _, each in steps
-    ]
-    chain = [*places, target]
-    node.op.emit(Emission(builder, node, inputs, chain[:1] + outputs[1:]))
-    for (code, _), source, end in zip(steps, chain, chain[1:], strict=False):
-        if code == "MINIMUM":
-            _clip(builder, source, end, params)
-        else:
-            builder.operator(code, [source], [end], ("QuantizeOptions", {}))
+    converts, clips = native != params, params.bits < 8 and node.op.output != SharedRange()
+    made = target = outputs[0]
+    if converts or clips:
+        made = builder.tensor(f"{name}/unclipped", node.output.shape, params.dtype.name, native)
+    node.op.emit(Emission(builder, node, inputs, [made, *outputs[1:]]))
+    _bring(builder, name, [made, target], node.output, converts, clips)

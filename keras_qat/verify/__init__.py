@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2.graph import flat_arrays
 from keras_qat.schedule import is_quantized
+from keras_qat.tflite.objects import contents_of
 from keras_qat.verify.layers import compare_layers
 from keras_qat.verify.outputs import check_match, compare_outputs
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
@@ -56,5 +56,4 @@ def verify(
     outputs = tuple(compare_outputs(model, file, x, inputs, batch_size))
     if not per_layer:
         return Report(examples, kernels, outputs)
-    contents = tflite if isinstance(tflite, bytes) else Path(tflite).read_bytes()
-    return compare_layers(model, contents, inputs, kernels, batch_size, outputs)
+    return compare_layers(model, contents_of(tflite), inputs, kernels, batch_size, outputs)

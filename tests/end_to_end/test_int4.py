@@ -8,7 +8,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
-from keras_qat.tflite import edit
+from keras_qat.tflite.objects import code_of, unpack
 from tests.helpers import images, observe, scramble, train
 from tests.networks.convolutional import FAMILIES
 from tests.networks.small import functional, layers, residual_net
@@ -25,11 +25,11 @@ X = images(96, (8, 8, 1))
 
 def weights_of(contents):
     """Type and values of the weights of every kernel in a file."""
-    model = edit.unpack(contents)
+    model = unpack(contents)
     (graph, *_) = model.subgraphs
     found = []
     for operator in graph.operators:
-        if edit.code_of(model, operator) in KERNELS:
+        if code_of(model.operatorCodes[operator.opcodeIndex]) in KERNELS:
             tensor = graph.tensors[operator.inputs[1]]
             data = model.buffers[tensor.buffer].data
             if tensor.type == schema.TensorType.INT4:

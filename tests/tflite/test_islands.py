@@ -26,8 +26,8 @@ from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.names import as_scope, scope_of
 from keras_qat.resolved.run import quantized_input, run
 from keras_qat.specs import QuantSpec
-from keras_qat.tflite import edit
 from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.objects import unpack
 from keras_qat.tflite.write import write_graph
 
 layers = keras.layers
@@ -328,7 +328,7 @@ def test_weights_only():
         x = QuantizeWeights(layer, paths, WEIGHTS)(x)
         return QuantizeWeights(layers.Conv1D(8, 3), {"kernel": ()}, WEIGHTS)(x)
 
-    model = edit.unpack(check(made(build, (6, 32))))
+    model = unpack(check(made(build, (6, 32))))
     sizes: dict[int, list[int]] = {schema.TensorType.FLOAT32: [], schema.TensorType.INT8: []}
     for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
         data = model.buffers[tensor.buffer].data

@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.splice import splice
+from keras_qat.tflite.objects import unpack
+from keras_qat.tflite.splice import splice_model
 
 
 def converted(function, *specs) -> bytes:
@@ -26,7 +27,7 @@ def spliced(contents: bytes, repeats: int = 1, shape=(None, 4), dtype="float32")
     first = here = builder.tensor("x", shape, dtype)
     for place in range(repeats):
         there = builder.tensor(f"y{place}", shape, dtype)
-        splice(builder, contents, [here], [there], prefix=f"part{place}/")
+        splice_model(builder, unpack(contents), [here], [there], prefix=f"part{place}/")
         here = there
     return TFLiteModel(builder.finish({"x": first}, {"y": here}))
 
@@ -51,7 +52,7 @@ def test_equal_constants_are_held_once():
     builder = Builder()
     tensors = [builder.tensor(name, (None, 4), "float32") for name in "xyz"]
     for source, target in itertools.pairwise(tensors):
-        splice(builder, contents, [source], [target])
+        splice_model(builder, unpack(contents), [source], [target])
     sizes = [each.data.size for each in builder.model.buffers if each.data is not None]
     assert sizes.count(64) == 1
     assert len(builder.model.operatorCodes) == 1
@@ -83,7 +84,7 @@ def test_custom_operators_keep_their_options():
     converter.allow_custom_ops = True
     builder = Builder()
     ends = [builder.tensor(name, (None, 4), "float32") for name in "xy"]
-    splice(builder, converter.convert(), ends[:1], ends[1:])
+    splice_model(builder, unpack(converter.convert()), ends[:1], ends[1:])
     (operator,), (code,) = builder.graph.operators, builder.model.operatorCodes
     assert code.customCode == b"Betainc"
     assert operator.customOptions is not None
@@ -95,7 +96,7 @@ def test_quantized_values_keep_their_parameters():
     contents = converted(lambda x: tf.transpose(x)[::-1], tf.TensorSpec((2, 4), tf.int8))
     builder, params = Builder(), QuantParams(np.float32(0.5), 3)
     ends = [builder.tensor(*each, "int8", params) for each in (("x", (2, 4)), ("y", (4, 2)))]
-    splice(builder, contents, ends[:1], ends[1:], params)
+    splice_model(builder, unpack(contents), ends[:1], ends[1:], params)
     held = [t for t in builder.graph.tensors if t.type == builder.graph.tensors[0].type]
     assert len(held) == 3
     assert all(each.quantization.zeroPoint[0] == 3 for each in held)
@@ -108,6 +109,6 @@ def test_other_types_are_refused():
     builder = Builder()
     ends = [builder.tensor(name, (None, 4), "int32") for name in "xy"]
     with pytest.raises(ValueError, match="float32, not int32"):
-        splice(builder, converted(tf.tanh, SPEC), ends[:1], ends[1:])
+        splice_model(builder, unpack(converted(tf.tanh, SPEC)), ends[:1], ends[1:])
     with pytest.raises(ValueError, match="1 tensors for the 2 ends"):
-        splice(builder, converted(tf.tanh, SPEC), ends[:1], [])
+        splice_model(builder, unpack(converted(tf.tanh, SPEC)), ends[:1], [])
