@@ -22,12 +22,11 @@ __all__ = [
     "fake_quantize_if",
     "quantize_channels",
     "range_of",
-    "scale_of",
 ]
 
 
 def range_of(
-    x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False, axes: Any = None
+    x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
 ) -> tuple[Any, Any]:
     """Smallest range that holds all of `x` and zero.
 
@@ -35,15 +34,11 @@ def range_of(
         x: the tensor.
         bits, symmetric, narrow_range: as in `QuantSpec`. The wide symmetric range keeps its
             zero point at the middle code, so its negative side is one step longer.
-        axes: axes to reduce; all by default.
-
-    Returns:
-        Minimum and maximum, scalars or one for each channel.
 
     Source: `tf.contrib.quantize`'s `LastValueQuantize` and `MovingAvgQuantize`.
     """
-    low = tf.minimum(tf.reduce_min(x, axes), 0.0)
-    high = tf.maximum(tf.reduce_max(x, axes), 0.0)
+    low = tf.minimum(tf.reduce_min(x), 0.0)
+    high = tf.maximum(tf.reduce_max(x), 0.0)
     if not symmetric:
         return low, high
     ratio = -1.0 if narrow_range else -(2**bits - 2) / 2**bits
@@ -56,19 +51,14 @@ def fake_quantize(
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
     The range is nudged so that zero is a level. The gradient passes inside the nudged range and
-    is zero outside it. TensorFlow's own ops, as `tf.contrib.quantize` used them.
+    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it.
 
     Args:
-        x: the tensor; with ranges per channel it has one, two or four axes.
-        minimum, maximum: scalars, or one for each entry of the last axis.
+        x: the tensor.
+        minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
-    per_channel = len(minimum.shape) > 0
-    op = (
-        tf.quantization.fake_quant_with_min_max_vars_per_channel
-        if per_channel
-        else tf.quantization.fake_quant_with_min_max_vars
-    )
+    op = tf.quantization.fake_quant_with_min_max_vars
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
 
@@ -91,7 +81,7 @@ def fake_quantize_if(
 
     Args:
         applies: a bool, or a scalar tensor.
-        x, minimum, maximum, bits, narrow_range: as in `fake_quantize`, one range for all.
+        x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
     """
     if applies is False and ceiling is None:
@@ -213,12 +203,3 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
         return (codes - zero_point) * scale
 
     return straight_through(rounded, x)
-
-
-def scale_of(minimum: float, maximum: float, bits: int = 8) -> tuple[float, int]:
-    """Step width and zero point (counted from code 0) of a range, as `fake_quantize` nudges it."""
-    levels = 2**bits - 1
-    scale = (maximum - minimum) / levels
-    if scale == 0.0:
-        return 1.0, 0
-    return scale, int(min(max(round(-minimum / scale), 0), levels))

@@ -35,13 +35,9 @@ def recognize_hard_swish(graph: Graph) -> Graph:
     replaced: dict[Call, Call] = {}
     dropped: set[Call] = set()
     for call in graph.calls:
-        found = _inside(call)
-        if found is None:
-            continue
-        x, inner = found
-        hidden = [each.output for each in inner]
-        members = {call, *inner}
-        if any(value in outputs or set(consumers[value]) - members for value in hidden):
+        x, inner = _inside(call)
+        members, hidden = {call, *inner}, {each.output for each in inner}
+        if x is None or hidden & outputs or any(set(consumers[each]) - members for each in hidden):
             continue
         replaced[call] = Call(HardSwish(name=call.layer.name), (x,), {}, call.outputs, call.name)
         dropped.update(inner)
@@ -49,43 +45,43 @@ def recognize_hard_swish(graph: Graph) -> Graph:
     return dataclasses.replace(graph, calls=calls)
 
 
-def _inside(call: Call) -> tuple[Value, list[Call]] | None:
-    """The input of the hard swish that `call` ends and the calls inside, or None."""
-    pair = _operands(call, "multiply")
-    if pair is not None:  # x * (relu6(x + 3) / 6)
-        for x, gate in (pair, pair[::-1]):
-            sixth = gate.producer and _times_a_sixth(gate.producer)
-            if sixth and _is_shifted_relu6(sixth, x):
-                return x, [gate.producer, *_shifted_relu6(sixth)]  # type: ignore[list-item]
-    product = _times_a_sixth(call)  # (x * relu6(x + 3)) / 6
-    pair = _operands(product.producer, "multiply") if product and product.producer else None
-    if product is not None and pair is not None:
-        for x, gate in (pair, pair[::-1]):
-            if _is_shifted_relu6(gate, x):
-                return x, [product.producer, *_shifted_relu6(gate)]  # type: ignore[list-item]
-    return None
+def _inside(call: Call) -> tuple[Value | None, list[Call]]:
+    """The input of the hard swish that `call` ends and the calls inside; None for no hard swish."""
+    sixth = _times_a_sixth(call)
+    product = call if sixth is None else sixth.producer
+    if product is None or _symbol(product) != "multiply" or len(product.inputs) != 2:
+        return None, []
+    for x, gate in (product.inputs, product.inputs[::-1]):
+        inner = [product]  # (x * relu6(x + 3)) / 6
+        relu = gate.producer
+        if relu and sixth is None:  # x * (relu6(x + 3) / 6)
+            inner, clipped = [relu], _times_a_sixth(relu)
+            relu = clipped.producer if clipped else None
+        shift = relu.inputs[0].producer if relu and _symbol(relu) == "relu6" else None
+        if relu and shift and _with_constant(shift, "add", 3.0) is x:
+            return x, [*inner, relu, shift]
+    return None, []
+
+
+_SYMBOLS = {
+    "math.multiply": "multiply",
+    "__operators__.mul": "multiply",
+    "math.divide": "divide",
+    "math.truediv": "divide",
+    "__operators__.truediv": "divide",
+    "math.add": "add",
+    "__operators__.add": "add",
+    "nn.relu6": "relu6",
+}
 
 
 def _symbol(call: Call) -> str:
-    if type(call.layer) is keras.layers.Multiply:
+    layer = call.layer
+    if type(layer) is keras.layers.Multiply:
         return "multiply"
-    symbol = getattr(call.layer, "symbol", "")
-    return {
-        "math.multiply": "multiply",
-        "__operators__.mul": "multiply",
-        "math.divide": "divide",
-        "math.truediv": "divide",
-        "__operators__.truediv": "divide",
-        "math.add": "add",
-        "__operators__.add": "add",
-        "nn.relu6": "relu6",
-    }.get(str(symbol), "")
-
-
-def _operands(call: Call, symbol: str) -> tuple[Value, Value] | None:
-    """The two tensors of a multiplication."""
-    values = call.inputs
-    return (values[0], values[1]) if _symbol(call) == symbol and len(values) == 2 else None
+    if type(layer) is keras.layers.ReLU:
+        return "relu6" if layer.max_value == 6 else ""
+    return _SYMBOLS.get(str(getattr(layer, "symbol", "")), "")
 
 
 def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
@@ -101,24 +97,3 @@ def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
 def _times_a_sixth(call: Call) -> Value | None:
     value = _with_constant(call, "multiply", 1 / 6)
     return value if value is not None else _with_constant(call, "divide", 6.0)
-
-
-def _is_shifted_relu6(value: Value, x: Value) -> bool:
-    """Whether a tensor is relu6(x + 3)."""
-    relu = value.producer
-    if relu is None:
-        return False
-    layer = relu.layer
-    is_relu6 = _symbol(relu) == "relu6" or (
-        type(layer) is keras.layers.ReLU and layer.max_value is not None and layer.max_value == 6
-    )
-    shift = relu.inputs[0].producer if is_relu6 else None
-    return shift is not None and _with_constant(shift, "add", 3.0) is x
-
-
-def _shifted_relu6(value: Value) -> list[Call]:
-    relu = value.producer
-    assert relu is not None
-    shift = relu.inputs[0].producer
-    assert shift is not None
-    return [relu, shift]

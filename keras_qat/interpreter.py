@@ -138,7 +138,9 @@ class TFLiteModel:
                 self._shapes[name] = values.shape
         self.interpreter.allocate_tensors()
         for name, values in inputs.items():
-            self.interpreter.set_tensor(details[name]["index"], to_codes(values, details[name]))
+            detail = details[name]
+            codes = to_codes(values, np.dtype(detail["dtype"]), *detail["quantization"])
+            self.interpreter.set_tensor(detail["index"], codes)
         self.interpreter.invoke()
         return {
             name: self.interpreter.get_tensor(detail["index"]).copy()
@@ -146,10 +148,8 @@ class TFLiteModel:
         }
 
 
-def to_codes(values: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
+def to_codes(values: np.ndarray, dtype: np.dtype, scale: float, zero_point: int) -> np.ndarray:
     """Real numbers as codes of a tensor; integers of its type, and float tensors, as they are."""
-    dtype = np.dtype(detail["dtype"])
-    scale, zero_point = detail["quantization"]
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)

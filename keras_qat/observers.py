@@ -31,24 +31,22 @@ class LastValue:
     """The extremes of the last training batch (contrib's `LastValueQuantize`).
 
     Args:
-        spec: the specification; a range per channel is one for each entry of the last axis.
+        spec: the specification.
         host: the layer that owns the variables.
         name: prefix of their names.
-        channels: how many channels, for a range per channel.
     """
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec = spec
-        self.shape = (channels,) if spec.per_channel else ()
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
-        self.minimum = self._variable(host, f"{name}_min", initial_min, self.shape)
-        self.maximum = self._variable(host, f"{name}_max", initial_max, self.shape)
+        self.minimum = self._variable(host, f"{name}_min", initial_min)
+        self.maximum = self._variable(host, f"{name}_max", initial_max)
 
     @staticmethod
-    def _variable(host: Any, name: str, value: float, shape: tuple[int | None, ...]) -> Any:
+    def _variable(host: Any, name: str, value: float) -> Any:
         return host.add_weight(
             name=name,
-            shape=shape,
+            shape=(),
             dtype="float32",
             initializer=tf.constant_initializer(value),
             trainable=False,
@@ -62,13 +60,15 @@ class LastValue:
         return self.spec.lower_bound == 0.0 and not self.spec.symmetric
 
     def batch_range(self, x: Any, ceiling: float | None) -> tuple[Any, Any]:
-        """Range of one batch, zero included and cut off at `ceiling`."""
-        spec = self.spec
-        axes = list(range(len(x.shape) - 1)) if spec.per_channel else None
+        """Range of one batch, zero included and cut off at `ceiling`: the mean over replicas."""
+        spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
-            return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range, axes)
-        high = tf.maximum(tf.reduce_max(x, axes), 0.0)
-        return tf.zeros(self.shape), high if ceiling is None else tf.minimum(high, ceiling)
+            ends = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+            return mean_over_replicas(*ends)
+        high = tf.maximum(tf.reduce_max(x), 0.0)
+        return mean_over_replicas(
+            tf.zeros([]), high if ceiling is None else tf.minimum(high, ceiling)
+        )
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         """Takes in a batch and returns the new range.
@@ -78,7 +78,7 @@ class LastValue:
             ceiling: what the tensor is clipped at behind the quantizer, if that is known to begin
                 at zero: `x` is what goes into a ReLU.
         """
-        low, high = mean_over_replicas(*self.batch_range(tf.stop_gradient(x), ceiling))
+        low, high = self.batch_range(x, ceiling)
         return self.minimum.assign(low), self.maximum.assign(high)
 
     def range(self, x: Any) -> tuple[Any, Any]:
@@ -94,12 +94,12 @@ class MovingAverage(LastValue):
     off. In this form nothing but the average and n is stored.
     """
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
-        super().__init__(spec, host, name, channels)
-        self.batches = self._variable(host, f"{name}_batches", 0.0, ())
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        super().__init__(spec, host, name)
+        self.batches = self._variable(host, f"{name}_batches", 0.0)
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
-        low, high = mean_over_replicas(*self.batch_range(tf.stop_gradient(x), ceiling))
+        low, high = self.batch_range(x, ceiling)
         decay = tf.constant(self.spec.ema_decay, tf.float32)
         count = self.batches.assign_add(1.0, read_value=True)
         weight = (1.0 - decay) / (1.0 - tf.pow(decay, count))
@@ -127,18 +127,18 @@ class ShadowedMovingAverage(LastValue):
     `zero_debias`), with its shadow variables, so that `recipes.contrib` can go on from them.
     """
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
-        super().__init__(spec, host, name, channels)
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        super().__init__(spec, host, name)
         self.shadows = {
             end: (
-                self._variable(host, f"{name}_{end}_biased", 0.0, self.shape),
-                self._variable(host, f"{name}_{end}_local_step", 0.0, ()),
+                self._variable(host, f"{name}_{end}_biased", 0.0),
+                self._variable(host, f"{name}_{end}_local_step", 0.0),
             )
             for end in ("min", "max")
         }
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
-        low, high = mean_over_replicas(*self.batch_range(tf.stop_gradient(x), ceiling))
+        low, high = self.batch_range(x, ceiling)
         return (
             self._average(self.minimum, *self.shadows["min"], low),
             self._average(self.maximum, *self.shadows["max"], high),
@@ -155,24 +155,22 @@ class ShadowedMovingAverage(LastValue):
 class CurrentValue:
     """The extremes of the tensor at hand: nothing is stored, so it is never out of date."""
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> None:
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec = spec
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """Range of `x`, zero included."""
-        spec = self.spec
-        return fake_quant.range_of(
-            tf.stop_gradient(x), spec.bits, spec.symmetric, spec.narrow_range
-        )
+        spec, x = self.spec, tf.stop_gradient(x)
+        return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         """The same: nothing is taken in."""
         return self.range(x)
 
 
-def make(spec: QuantSpec, host: Any, name: str, channels: int | None = None) -> Any:
+def make(spec: QuantSpec, host: Any, name: str) -> Any:
     """The observer that `spec` names, with its variables added to the layer `host`."""
-    return OBSERVERS[spec.observer](spec, host, name, channels)
+    return OBSERVERS[spec.observer](spec, host, name)
 
 
 OBSERVERS: dict[str, Any] = {

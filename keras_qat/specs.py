@@ -1,8 +1,7 @@
-"""How one tensor is quantized: the four kinds of specification, as plain data.
+"""How one tensor is quantized: the three kinds of specification, as plain data.
 
 The kinds and their names are those of PyTorch's pt2e: a tensor has a range of its own
-(`QuantSpec`), the range of another tensor (`SharedSpec`), a range that the runtime fixes
-(`FixedSpec`), or a scale that follows from others (`DerivedSpec`, for biases).
+(`QuantSpec`), that of another tensor (`SharedSpec`), or one that the runtime fixes (`FixedSpec`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, get_args
 
-__all__ = ["DerivedSpec", "FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
+__all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
 
 Observer = Literal["moving_average", "shadowed_moving_average", "last_value", "current_value"]
 
@@ -111,18 +110,7 @@ class SharedSpec:
         return f"range of {self.source}"
 
 
-@dataclasses.dataclass(frozen=True)
-class DerivedSpec:
-    """A scale that is the product of other scales: a bias, at input scale x weight scale."""
-
-    sources: tuple[str, ...]
-    bits: int = 32
-
-    def __str__(self) -> str:
-        return f"{self.bits}-bit at scale " + " x ".join(self.sources)
-
-
-Spec = QuantSpec | FixedSpec | SharedSpec | DerivedSpec
+Spec = QuantSpec | FixedSpec | SharedSpec
 
 
 def check_bits(bits: int, wide: bool = False) -> None:

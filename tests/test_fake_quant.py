@@ -7,9 +7,16 @@ import pytest
 import tensorflow as tf
 
 from keras_qat import fake_quant
+from keras_qat.arithmetic.qparams import QuantParams
 from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy
+
+
+def scale_of(minimum, maximum, bits=8) -> tuple[float, int]:
+    """Scale and zero point of a range, counted from the lowest quantized value."""
+    params = QuantParams.of_range(minimum, maximum, bits)
+    return float(params.scale), params.zero_point - params.lowest
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -55,7 +62,7 @@ def test_channel_limits():
 def test_values_lie_on_the_levels_of_the_range(bits):
     x = rng().uniform(-2, 4, 20_000).astype(np.float32)
     minimum, maximum = np.float32(-1.3), np.float32(2.9)
-    scale, zero_point = fake_quant.scale_of(minimum, maximum, bits)
+    scale, zero_point = scale_of(minimum, maximum, bits)
     found = fake_quant.fake_quantize(x, minimum, maximum, bits).numpy()
     codes = np.clip(np.round(x / scale) + zero_point, 0, 2**bits - 1)
     np.testing.assert_allclose(found, (codes - zero_point) * scale, atol=1e-6)
@@ -93,13 +100,13 @@ def test_range_holds_the_tensor_and_zero(x, options, expected):
     [(0.0, 255.0, 1.0, 0), (-128.0, 127.0, 1.0, 128), (-0.4, 254.6, 1.0, 0), (-255.0, 0, 1.0, 255)],
 )
 def test_scale_and_zero_point(minimum, maximum, scale, zero_point):
-    assert fake_quant.scale_of(minimum, maximum) == (scale, zero_point)
+    assert scale_of(minimum, maximum) == (scale, zero_point)
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(0.0, 6.0), (-1.0, 3.0), (-5.0, 0.0)])
 def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
     """TFLite adds signed codes and divides, halves away from zero."""
-    scale, zero_point = fake_quant.scale_of(minimum, maximum)
+    scale, zero_point = scale_of(minimum, maximum)
     zero_point -= 128
     codes = rng().integers(-128, 128, (500, 4))
     total = codes.sum(1)

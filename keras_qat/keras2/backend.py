@@ -25,7 +25,6 @@ __all__ = [
     "mask_of",
     "output_shape",
     "recurrence",
-    "refuse_keras_3",
     "register",
     "resolve_training",
     "set_mask",
@@ -75,14 +74,9 @@ def applications_scope() -> Any:
     """
     module = inspect.getmodule(keras.applications.ConvNeXtTiny)
     names = ("LayerScale", "StochasticDepth")
-    found = {name: getattr(module, name, None) for name in names}
-    return keras.utils.custom_object_scope(
-        {
-            name: layer
-            for name, layer in found.items()
-            if layer is not None and keras.utils.get_registered_object(name) is None
-        }
-    )
+    missing = [name for name in names if keras.utils.get_registered_object(name) is None]
+    found = {name: getattr(module, name) for name in missing if hasattr(module, name)}
+    return keras.utils.custom_object_scope(found)
 
 
 @contextlib.contextmanager
@@ -110,17 +104,6 @@ def deserialization_scope(layers: Iterable[Any]) -> Iterator[None]:
         if has_lambda:
             scopes.enter_context(module.SafeModeScope(False))
         yield
-
-
-def refuse_keras_3(model: Any) -> None:
-    """Raises a `ValueError` that names `tf_keras` if `model` was made with Keras 3."""
-    roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
-    if "keras" in roots and not isinstance(model, keras.layers.Layer):
-        raise ValueError(
-            f"{type(model).__name__} is a Keras 3 model; keras_qat works on Keras 2. Build it with "
-            f"the package tf_keras (`import tf_keras as keras`), or set TF_USE_LEGACY_KERAS=1 "
-            f"before TensorFlow is imported so that tf.keras is Keras 2."
-        )
 
 
 def resolve_training(training: Any) -> Any:

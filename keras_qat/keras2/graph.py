@@ -139,10 +139,7 @@ class Graph:
 
     def call_counts(self) -> dict[Any, int]:
         """For each layer how often it is called."""
-        counts: dict[Any, int] = {}
-        for call in self.calls:
-            counts[call.layer] = counts.get(call.layer, 0) + 1
-        return counts
+        return Counter(call.layer for call in self.calls)
 
 
 def values_in(structure: Any) -> list[Value]:
@@ -170,28 +167,29 @@ def read(model: Any) -> Graph:
         masked = backend.mask_of(tensor) is not None
         return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
 
+    def value_of(leaf: Any) -> Any:
+        return tensors.get(id(leaf), leaf) if hasattr(leaf, "_keras_history") else leaf
+
     inputs = tf.nest.map_structure(
-        lambda tensor: new_value(tensor, _producer(tensor).name), nested_inputs(model)
+        lambda tensor: new_value(tensor, tensor._keras_history.layer.name), nested_inputs(model)
     )
+
+    def keep(symbols: Iterable[Any], values: Iterable[Value]) -> None:
+        tensors.update(zip(map(id, symbols), values, strict=True))
+
     calls: list[Call] = []
     counts: Counter[Any] = Counter()
 
     def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
-        for tensor, value in zip(model.inputs, inputs, strict=True):
-            tensors[id(tensor)] = value
-        lookup = lambda leaf: tensors.get(id(leaf), leaf) if _is_tensor(leaf) else leaf  # noqa: E731
+        keep(model.inputs, inputs)
         for node in _nodes(model):
-            args, kwargs = tf.nest.map_structure(lookup, (node.call_args, dict(node.call_kwargs)))
+            args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
             if is_graph_model(layer):
-                inner_training = kwargs.get("training")
-                inner_training = training if inner_training is None else inner_training
-                inner_inputs = _inputs_in_order(layer, args[0] if args else kwargs["inputs"])
-                outputs = trace(layer, inner_inputs, f"{name}/", inner_training)
-                for tensor, value in zip(
-                    tf.nest.flatten(node.outputs), values_in(outputs), strict=True
-                ):
-                    tensors[id(tensor)] = value
+                inner = kwargs.get("training")
+                given = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])
+                outputs = trace(layer, given, f"{name}/", training if inner is None else inner)
+                keep(tf.nest.flatten(node.outputs), values_in(outputs))
                 continue
             if training is not None and kwargs.get("training") is None and takes_training(layer):
                 kwargs["training"] = training
@@ -202,11 +200,9 @@ def read(model: Any) -> Graph:
             outputs = tf.nest.map_structure(
                 lambda tensor, labels=labels: new_value(tensor, next(labels)), node.outputs
             )
-            tf.nest.map_structure(
-                lambda tensor, value: tensors.update({id(tensor): value}), node.outputs, outputs
-            )
+            keep(tf.nest.flatten(node.outputs), values_in(outputs))
             calls.append(Call(layer, args, kwargs, outputs, name))
-        return tf.nest.map_structure(lambda tensor: tensors[id(tensor)], nested_outputs(model))
+        return tf.nest.map_structure(value_of, nested_outputs(model))
 
     outputs = trace(model, values_in(inputs), "", None)
     needed, aside = _split(calls, outputs)
@@ -228,21 +224,16 @@ def config_of(model: Any) -> dict[str, Any]:
     inputs, outputs = nested_inputs(model), nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     for node in _nodes(model):
-        if add := _adding(node.layer):
+        if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])
     return functional.get_config()
 
 
-def _add_metric(model: Any, layer: Any, tensor: Any) -> None:
-    model.add_metric(tensor, layer.metric_name, aggregation=layer.aggregation)
-
-
-Add = Callable[[Any, Any, Any], None]
-"""Adds a tensor to a model's loss or metrics, as a layer of another model does."""
-
-_ADDED: dict[str, Add] = {
+_ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
     "AddLoss": lambda model, layer, tensor: model.add_loss(tensor),
-    "AddMetric": _add_metric,
+    "AddMetric": lambda model, layer, tensor: model.add_metric(
+        tensor, layer.metric_name, aggregation=layer.aggregation
+    ),
 }
 """Layer class that Keras makes for `add_loss` or `add_metric` -> what does that again."""
 
@@ -265,16 +256,12 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
     _compute(graph.calls, tensors, apply)
     outputs = map_values(tensors.__getitem__, graph.outputs)
     model = model_class(inputs=inputs, outputs=outputs, name=graph.name)
-    _compute([call for call in graph.aside if not _adding(call.layer)], tensors, apply)
-    for call in graph.aside:
-        if add := _adding(call.layer):
+    added = {call: _ADDED.get(type(call.layer).__name__) for call in graph.aside}
+    _compute([call for call, add in added.items() if not add], tensors, apply)
+    for call, add in added.items():
+        if add:
             add(model, call.layer, tensors[call.inputs[0]])
     return model
-
-
-def _adding(layer: Any) -> Add | None:
-    """What adds a layer's input to the loss or the metrics of a model, if the layer does that."""
-    return _ADDED.get(type(layer).__name__)
 
 
 def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
@@ -336,7 +323,13 @@ def clone(layer: Any, **changes: Any) -> Any:
 
 def check_readable(model: Any) -> None:
     """Raises the `ValueError` of `read` if a model cannot be read."""
-    backend.refuse_keras_3(model)
+    roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
+    if "keras" in roots and not isinstance(model, keras.layers.Layer):
+        raise ValueError(
+            f"{type(model).__name__} is a Keras 3 model; keras_qat works on Keras 2. Build it with "
+            f"the package tf_keras (`import tf_keras as keras`), or set TF_USE_LEGACY_KERAS=1 "
+            f"before TensorFlow is imported so that tf.keras is Keras 2."
+        )
     if not isinstance(model, _Model) and hasattr(model, "get_layer"):
         raise ValueError(
             f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
@@ -374,14 +367,6 @@ def class_path(layer: Any) -> str:
     return f"{inside}.{type(layer).__name__}"
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return hasattr(leaf, "_keras_history")
-
-
-def _producer(tensor: Any) -> Any:
-    return tensor._keras_history.layer
-
-
 def nested_inputs(model: Any) -> Any:
     """The symbolic inputs of a model, in the structure that it takes."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
@@ -396,10 +381,6 @@ def _nodes(model: Any) -> list[Any]:
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
-
-
-def _inputs_in_order(model: Any, argument: Any) -> list[Value]:
-    return values_in(model._flatten_to_reference_inputs(argument))
 
 
 def takes_training(layer: Any) -> bool:

@@ -48,13 +48,10 @@ def in_float32(model: Any) -> Any:
         stacklevel=3,
     )
     with float32_policy():
-        copy = keras.models.clone_model(model, clone_function=_clone_in_float32)
+        in_float = lambda layer: clone(layer, **_with_float32(layer.get_config()))  # noqa: E731
+        copy = keras.models.clone_model(model, clone_function=in_float)
     copy.set_weights(model.get_weights())
     return copy
-
-
-def _clone_in_float32(layer: Any) -> Any:
-    return clone(layer, **_with_float32(layer.get_config()))
 
 
 def _with_float32(config: Any) -> Any:

@@ -199,7 +199,7 @@ class Int8Placement:
         range_of: dict[Value, Range] = {}
         for value, spec in self.specs.items():
             if not isinstance(spec, SharedSpec):
-                range_of[value] = Range(spec, [value])  # type: ignore[arg-type]
+                range_of[value] = Range(spec, [value])
                 continue
             assert value.producer is not None
             sources = [range_of[each] for each in value.producer.inputs if each in range_of]

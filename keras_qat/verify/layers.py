@@ -46,17 +46,17 @@ def compare_layers(
     """
     graph, file = graph_lib.read(model), FileGraph(contents)
     resolved = resolve(model, input_range=_input_range(graph, file), graph=graph)
-    found = pair(resolved, file)
-    indices = [each.tensor.index for each in found.pairs]
+    pairs, merged = pair(resolved, file)
+    indices = [each.tensor.index for each in pairs]
     whole = TFLiteModel(file.with_outputs(indices), kernels)
     pieces: TFLiteModel | None = None
-    values = [each.value for each in found.pairs]
+    values = [each.value for each in pairs]
     in_float = _evaluator(graph, values, _in_float)
     family = kernels_of(model)
     phase, layers = phase_finder(model)(False), list(scheduled_layers(model))
     with assuming(phase, layers):
         simulated = None if family else _evaluator(graph, values, _simulated)
-    sums = [_Sums(each) for each in found.pairs]
+    sums = [_Sums(each) for each in pairs]
     examples = len(next(iter(inputs.values())))
     for start in range(0, examples, batch_size):
         batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
@@ -64,18 +64,16 @@ def compare_layers(
         exact = in_float(arrays)
         if simulated is None:
             computed = run_batch(resolved, arrays, family or "xnnpack")
-            ours = [_as_in(each.tensor, computed[each.ours]) for each in found.pairs]
+            ours = [_as_in(each.tensor, computed[each.ours]) for each in pairs]
         else:
-            pairs = zip(found.pairs, simulated(arrays), strict=True)
-            ours = [each.tensor.codes(real) for each, real in pairs]
+            found = zip(pairs, simulated(arrays), strict=True)
+            ours = [each.tensor.codes(real) for each, real in found]
         # The file's inputs by index, as the caller gives them.
         given = {
-            str(tensor.index): to_codes(batch[name], _detail(tensor))
-            for name, tensor in file.inputs.items()
+            str(each.index): to_codes(batch[name], each.dtype, each.scale, each.zero_point)
+            for name, each in file.inputs.items()
         }
-        expected = {
-            str(each.tensor.index): codes for each, codes in zip(found.pairs, ours, strict=True)
-        }
+        expected = dict(zip(map(str, indices), ours, strict=True))
         run = given | whole.run_once(given)
         if pieces is None:
             shapes = {int(name): codes.shape for name, codes in run.items()}
@@ -95,7 +93,7 @@ def compare_layers(
         kernels,
         outputs,
         tuple(each.report(file, set(indices)) for each in sums),
-        found.merged,
+        merged,
         float_operations(resolved, file),
     )
 
@@ -139,12 +137,7 @@ def _evaluator(
         return [found[value] for value in wanted]
 
     dtypes = [value.dtype for value in values_in(graph.inputs)]
-
-    def evaluated(arrays: list[np.ndarray]) -> list[np.ndarray]:
-        given = [tf.constant(x, dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
-        return [each.numpy() for each in tensors(*given)]
-
-    return evaluated
+    return lambda arrays: [each.numpy() for each in tensors(*map(tf.constant, arrays, dtypes))]
 
 
 def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -167,10 +160,6 @@ def _in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for inner in layer.sublayers:
         x = _simulated(inner, (x,), {})
     return x
-
-
-def _detail(tensor: Any) -> dict[str, Any]:
-    return {"dtype": tensor.dtype, "quantization": (tensor.scale, tensor.zero_point)}
 
 
 @dataclasses.dataclass
@@ -234,9 +223,7 @@ class _Sums:
         operations = file.piece(pair.tensor.index, known | {i.index for i in file.inputs.values()})
         run = self.run.agreement()
         assert run is not None
-        sqnr = None
-        if self.signal and self.noise:
-            sqnr = float(10 * np.log10(self.signal / self.noise))
+        has_noise = self.signal and self.noise
         return TensorReport(
             name=pair.name,
             layers=pair.layers,
@@ -252,5 +239,5 @@ class _Sums:
             same_range=pair.has_same_range,
             at_lowest=self.lowest / count,
             at_highest=self.highest / count,
-            sqnr=sqnr,
+            sqnr=float(10 * np.log10(self.signal / self.noise)) if has_noise else None,
         )

@@ -56,22 +56,18 @@ def check_match(file: TFLiteModel, model: Any) -> None:
 
 
 def _compare(
-    name: str,
-    expected: np.ndarray,
-    codes: np.ndarray,
-    detail: dict[str, Any],
-    params: QuantParams | None,
+    name: str, expected: np.ndarray, codes: np.ndarray, detail: Any, params: QuantParams | None
 ) -> OutputReport:
     step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
         step = float(detail["quantization"][0]) or None
+    differences = np.abs(to_values(codes, detail) - expected)
     if step is None:
-        step = float(np.ptp(expected)) / 255 or 1.0
-        differences = np.abs(to_values(codes, detail) - expected) / step
+        differences /= float(np.ptp(expected)) / 255 or 1.0
         identical = float(np.mean(differences < 1e-3))
     else:
         # Both sides lie on whole steps: the differences are whole numbers, up to float rounding.
-        differences = np.abs(np.round((to_values(codes, detail) - expected) / step))
+        differences = np.round(differences / step)
         identical = float(np.mean(differences == 0))
     agreement = None
     if expected.ndim > 1 and expected.shape[-1] > 1:

@@ -8,6 +8,7 @@ from collections.abc import Container
 import numpy as np
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.exportable import some
 from keras_qat.keras2.graph import Value, values_in
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.resolved.graph import ResolvedGraph
@@ -16,7 +17,7 @@ from keras_qat.resolved.names import PREFIX
 from keras_qat.tflite.names import SCOPE, in_scope
 from keras_qat.tflite.read import FileGraph, Tensor
 
-__all__ = ["Pair", "Pairing", "float_operations", "pair"]
+__all__ = ["Pair", "float_operations", "pair"]
 
 NEAR = 8
 """Scales that are not further apart than this, in units of the last place of float32, are equal: a
@@ -65,21 +66,12 @@ class Pair:
         return ulps <= NEAR and self.params.zero_point + offset == self.tensor.zero_point
 
 
-@dataclasses.dataclass(frozen=True)
-class Pairing:
-    """What both sides have, and what only the model has.
-
-    Args:
-        pairs: the tensors of both, in order of computation.
-        merged: layers whose quantized result is no tensor of the file.
-    """
-
-    pairs: list[Pair]
-    merged: tuple[str, ...]
-
-
-def pair(resolved: ResolvedGraph, file: FileGraph) -> Pairing:
+def pair(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair], tuple[str, ...]]:
     """Finds the tensors of a quantization-aware model in its file, by their names.
+
+    Returns:
+        The tensors that both have, in order of computation, and the layers whose quantized result
+        is no tensor of the file.
 
     Raises:
         ValueError: if the file does not name its layers, or has layers that the model has not.
@@ -100,13 +92,11 @@ def pair(resolved: ResolvedGraph, file: FileGraph) -> Pairing:
             found[value] = tensor, there
         elif tensor.params is not None:
             merged.append(value)
-    return Pairing(
-        [
-            Pair(_layer_name(value), _layers_between(value, found), value, *both)
-            for value, both in found.items()
-        ],
-        tuple(dict.fromkeys(map(_layer_name, merged))),
-    )
+    pairs = [
+        Pair(_layer_name(value), _layers_between(value, found), value, *both)
+        for value, both in found.items()
+    ]
+    return pairs, tuple(dict.fromkeys(map(_layer_name, merged)))
 
 
 def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
@@ -114,11 +104,8 @@ def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]
     scopes = _scopes(resolved)
     found: dict[str, list[str]] = {}
     for operation in file.operations:
-        floats = [
-            file.tensors[index]
-            for index in operation.outputs
-            if file.tensors[index].dtype.kind == "f"
-        ]
+        made = [file.tensors[index] for index in operation.outputs]
+        floats = [each for each in made if each.dtype.kind == "f"]
         if floats and operation.kernel != "DEQUANTIZE":
             scope = in_scope(floats[0].name, scopes)
             name = scope.removeprefix(PREFIX) if scope else floats[0].name
@@ -127,12 +114,9 @@ def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]
 
 
 def _scopes(resolved: ResolvedGraph) -> set[str]:
-    names = {tensor.name for tensor in [*resolved.inputs.values()]}
-    return names | {
-        name
-        for node in resolved.nodes
-        for name in (node.name, *(tensor.name for tensor in node.outputs))
-    }
+    made = [tensor for node in resolved.nodes for tensor in node.outputs]
+    tensors = {each.name for each in [*resolved.inputs.values(), *made]}
+    return tensors | {node.name for node in resolved.nodes}
 
 
 def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
@@ -150,16 +134,12 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
             "version of keras_qat.export_tflite. Export it again, or leave out per_layer=True."
         )
     scopes = _scopes(resolved)
-    unknown = [
-        name.split(";")[0].removeprefix(f"{SCOPE}/")
-        for name in ours
-        if in_scope(name, scopes) is None
-    ]
+    unknown = [name for name in ours if in_scope(name, scopes) is None]
     if unknown:
+        names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
         raise ValueError(
-            f"The TFLite file belongs to another model: it computes {', '.join(unknown[:5])}"
-            f"{', ...' if len(unknown) > 5 else ''}, which are no layers of this one. Verify the "
-            f"model that the file was exported from."
+            f"The TFLite file belongs to another model: it computes {some(names)}, which are no "
+            f"layers of this one. Verify the model that the file was exported from."
         )
 
 
@@ -177,11 +157,8 @@ def _layers_between(value: Value, found: Container[Value]) -> tuple[str, ...]:
             names += [path + each.name for each in reversed(layer.sublayers)]
         elif not isinstance(layer, Quantize):
             names.append(_layer_name(current))
-        wanted += (
-            values_in(current.producer.args)
-            if isinstance(layer, Quantize)
-            else (current.producer.inputs)
-        )
+        is_quantizer = isinstance(layer, Quantize)
+        wanted += values_in(current.producer.args) if is_quantizer else current.producer.inputs
     return tuple(dict.fromkeys(reversed(names)))
 
 

