@@ -87,11 +87,8 @@ def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _check_finite(model: Any) -> None:
-    broken = [
-        each.name
-        for each in quantizers(model)
-        if not np.isfinite([each.minimum, each.maximum]).all()
-    ]
+    ends = {each.name: [each.minimum, each.maximum] for each in quantizers(model)}
+    broken = [name for name, each in ends.items() if not np.isfinite(each).all()]
     if broken:
         raise ValueError(
             f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "

@@ -48,35 +48,27 @@ class TFLiteModel:
     """
 
     def __init__(
-        self,
-        file: str | os.PathLike[str] | bytes,
-        kernels: Kernels = "xnnpack",
-        threads: int = 1,
+        self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack", threads: int = 1
     ) -> None:
         if kernels not in KERNELS:
             raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, KERNELS))}.")
         contents = contents_of(file)
         module = _interpreter_module()
-        resolver = module.OpResolverType if hasattr(module, "OpResolverType") else None
-        if resolver is None:
-            resolver = module.experimental.OpResolverType
+        resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 self.interpreter = module.Interpreter(
                     model_content=contents,
                     num_threads=threads,
-                    experimental_op_resolver_type=getattr(resolver, KERNELS[kernels]),
+                    experimental_op_resolver_type=getattr(resolvers, KERNELS[kernels]),
                 )
             except (ValueError, RuntimeError) as error:
+                message = f"The TFLite file is damaged or cut short ({error}). Export it again."
                 if "builtin opcode" in str(error):
-                    raise ValueError(
-                        f"The {kernels} kernels of {module.__name__} lack one for this file: "
-                        f"{str(error).splitlines()[0]}"
-                    ) from error
-                raise ValueError(
-                    f"The TFLite file is damaged or cut short ({error}). Export it again."
-                ) from error
+                    lacking = f"The {kernels} kernels of {module.__name__} lack one for this file"
+                    message = f"{lacking}: {str(error).splitlines()[0]}"
+                raise ValueError(message) from error
         self.interpreter.allocate_tensors()
         self.size = len(contents)
         self._shapes: dict[str, tuple[int, ...]] = {}

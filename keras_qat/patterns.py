@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import tensorflow as tf
+
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.ops.affine import AFFINE
@@ -58,15 +60,12 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         return readers[0] if len(readers) == 1 and value not in outputs else None
 
     def batch_norm_behind(call: Call) -> Call | None:
-        follower = only_consumer(call.output)
+        follower, op = only_consumer(call.output), ops[call]
         if follower is None or not is_batch_norm(follower):
             return None
-        op = ops[call]
-        if op is None or not op.folds_batch_norm:
+        if op is None or not op.folds_batch_norm or (call.layer.use_bias and not folds_bias):
             return None
-        if not folds_bias and call.layer.use_bias:
-            return None
-        return follower if _is_per_channel(follower, _channel_axis(call)) else None
+        return follower if _is_per_channel(follower, call) else None
 
     ops = {call: op_of(call) for call in graph.calls}
     weighted = [call for call, op in ops.items() if op is not None and op.is_weighted]
@@ -98,14 +97,10 @@ def is_batch_norm(call: Call) -> bool:
     return isinstance(call.layer, keras.layers.BatchNormalization)
 
 
-def _channel_axis(call: Call) -> int:
-    channels_first = getattr(call.layer, "data_format", None) == "channels_first"
-    return 1 if channels_first else len(call.output.shape) - 1
-
-
-def _is_per_channel(call: Call, channel_axis: int) -> bool:
-    """Whether an affine layer has one factor and offset for each channel."""
-    axis = getattr(call.layer, "axis", channel_axis)
-    axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
-    rank = len(call.output.shape)
+def _is_per_channel(norm: Call, kernel: Call) -> bool:
+    """Whether a BatchNormalization has one factor and offset for each channel of a kernel."""
+    rank = len(norm.output.shape)
+    channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
+    channel_axis = 1 if channels_first else rank - 1
+    axes = tf.nest.flatten(norm.layer.axis)
     return rank > 1 and [each % rank for each in axes] in ([channel_axis], [])

@@ -112,34 +112,22 @@ class Plan:
             spec, reason = self.specs.get(group.output), "in the range of what it gives"
         if spec and group.batch_norm:
             reason = f"kernel, folded with {group.batch_norm.name}"
-        return [
-            Row(
-                f"{group.kernel.name}/{weight}",
-                type(group.kernel.layer).__name__,
-                "weight",
-                spec,
-                reason,
-            )
-            for weight in group.weights
-        ]
+        name, layer = group.kernel.name, type(group.kernel.layer).__name__
+        return [Row(f"{name}/{each}", layer, "weight", spec, reason) for each in group.weights]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON data."""
         return {
             "recipe": self.recipe.to_config(),
             "tensors": [
-                {**dataclasses.asdict(row), "spec": str(row.spec) if row.spec else None}
-                for row in self.rows
+                {**dataclasses.asdict(row), "spec": row.spec and str(row.spec)} for row in self.rows
             ],
             "float_layers": self.float_layers,
         }
 
     def __str__(self) -> str:
         table = [("tensor", "layer", "quantized to", "why")]
-        table += [
-            (row.tensor, row.layer, str(row.spec) if row.spec else "-", row.reason)
-            for row in self.rows
-        ]
+        table += [(row.tensor, row.layer, str(row.spec or "-"), row.reason) for row in self.rows]
         widths = [max(len(line[column]) for line in table) for column in range(3)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True))
@@ -148,7 +136,6 @@ class Plan:
         lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
         counts = f"{len(self.groups)} kernels, {len(self.ranges)} ranges"
         if self.float_layers:
-            counts += f"; {len(self.float_layers)} layers stay in float: " + ", ".join(
-                self.float_layers
-            )
+            names = ", ".join(self.float_layers)
+            counts += f"; {len(self.float_layers)} layers stay in float: {names}"
         return "\n".join([*lines, f"recipe {self.recipe.name}: {counts}"])

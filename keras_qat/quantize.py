@@ -11,23 +11,18 @@ from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
 from keras_qat.keras2.precision import float32_policy, in_float32
-from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
+from keras_qat.layers import Quantize, QuantizeWeights
 from keras_qat.lower import lower
 from keras_qat.placement import RULES, place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
-from keras_qat.rewrite import QuantizedModel, rewrite
+from keras_qat.rewrite import PREFIX, QuantizedModel, rewrite
 from keras_qat.schedule import is_quantized, scheduled_layers
 from keras_qat.scope import Scope
 from keras_qat.specs import FixedSpec, QuantSpec
 
-__all__ = [
-    "Quantizer",
-    "plan",
-    "quantize_model",
-    "quantizers",
-]
+__all__ = ["Quantizer", "activation_quantizers", "plan", "quantize_model", "quantizers"]
 
 
 def quantize_model(
@@ -151,10 +146,11 @@ def quantizers(model: Any) -> list[Quantizer]:
         >>> for quantizer in keras_qat.quantizers(qat):
         ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
     """
-    found = []
-    for layer in scheduled_layers(model):
-        found += [*_weight_quantizers(layer), *_activation_quantizers(layer)]
-    return found
+    return [
+        each
+        for layer in scheduled_layers(model)
+        for each in (*_weight_quantizers(layer), *_activation_quantizers(layer))
+    ]
 
 
 def activation_quantizers(model: Any) -> list[Quantizer]:
@@ -163,29 +159,21 @@ def activation_quantizers(model: Any) -> list[Quantizer]:
 
 
 def _weight_quantizers(layer: Any) -> list[Quantizer]:
-    owner = layer.weight if isinstance(layer, QuantizeWeights) else None
-    if owner is None and not isinstance(layer, QuantizeWrapper):
-        return []
     found = []
-    for name, quantizer in layer.weight_quantizers.items():
-        limits = quantizer.current_range(owner(name) if owner else getattr(layer.layer, name))
-        label = f"{layer.name.removeprefix('quant_')}/{name}"
+    for name, quantizer in getattr(layer, "weight_quantizers", {}).items():
+        is_path = isinstance(layer, QuantizeWeights)
+        limits = quantizer.current_range(
+            layer.weight(name) if is_path else getattr(layer.layer, name)
+        )
+        label = f"{layer.name.removeprefix(PREFIX)}/{name}"
         found.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
     return found
 
 
 def _activation_quantizers(layer: Any) -> list[Quantizer]:
-    tensors: tuple[str, ...]
-    if isinstance(layer, QuantizeWrapper):
-        quantizer, tensors = layer.output_quantizer, (layer.tensor,)
-    elif isinstance(layer, Quantize):
-        quantizer, tensors = layer.quantizer, layer.tensors
-    else:
-        return []
-    if quantizer is None:
-        return []
-    limits = quantizer.current_range()
-    return [Quantizer(f"{layer.name}/output", tensors, quantizer.spec, *limits)]
+    name = f"{layer.name}/output"
+    tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
+    return [Quantizer(name, tensors, each.spec, *each.current_range()) for each in layer.quantizers]
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

@@ -15,21 +15,9 @@ from keras_qat.keras2.backend import (
     register,
     resolve_training,
 )
-from keras_qat.keras2.graph import (
-    Call,
-    Graph,
-    Value,
-    clone,
-    map_values,
-    rebuild,
-    values_in,
-)
+from keras_qat.keras2.graph import Call, Graph, Value, clone, map_values, rebuild, values_in
 from keras_qat.keras2.phases import PhasedModel
-from keras_qat.layers import (
-    Quantize,
-    QuantizeWeights,
-    QuantizeWrapper,
-)
+from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import leave_in_float, why_left_in_float
 from keras_qat.layers.scheduled import NEVER, shapes_only
 from keras_qat.patterns import Group
@@ -93,16 +81,13 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
         object.__setattr__(self, "float_config", config)
 
     def get_config(self) -> dict[str, Any]:
+        reasons = {each.name: why_left_in_float(each) for each in self.layers}
         return {
             **super().get_config(),
             "recipe": self.recipe.to_config(),
             "float_config": self.float_config,
             "output_names": list(self.output_names),
-            "float_layers": {
-                each.name: why_left_in_float(each)
-                for each in self.layers
-                if why_left_in_float(each)
-            },
+            "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "kernels": self._kernels,
         }
 
@@ -192,22 +177,21 @@ class _Visitor:
     def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
         """`layer` on what `reads` reads, in place of what `writes` computes."""
         args, kwargs = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
-        self.calls.append(
-            Call(layer, args, kwargs, map_values(self._copy, writes.outputs), layer.name)
-        )
+        outputs = map_values(self._copy, writes.outputs)
+        self.calls.append(Call(layer, args, kwargs, outputs, layer.name))
         for value in values_in(writes.outputs):
             self._quantize(value)
 
     def _clone(self, call: Call) -> Any:
         """A copy of a layer that is not wrapped: one for all of its calls."""
         if call.layer not in self.layers:
-            layer = inner = clone(call.layer, name=PREFIX + call.name)
-            spec, paths = self.weights_only.get(call.layer, (None, ()))
-            if paths:
+            name = PREFIX + call.name
+            if call.layer in self.weights_only:
+                spec, paths = self.weights_only[call.layer]
                 inner = clone(call.layer)
-                layer = QuantizeWeights(
-                    inner, dict.fromkeys(paths, ()), spec, name=PREFIX + call.name
-                )
+                layer = QuantizeWeights(inner, dict.fromkeys(paths, ()), spec, name=name)
+            else:
+                layer = inner = clone(call.layer, name=name)
             if call.layer in self.plan.replaced:
                 new_class = self.plan.replaced[call.layer]
                 layer = inner = new_class.from_config(layer.get_config())
@@ -221,22 +205,21 @@ class _Visitor:
         """The wrapper of a group: one for all calls of its kernel layer."""
         layer = group.kernel.layer
         if layer not in self.layers:
-            inner = [each and clone(each.layer) for each in (group.kernel, group.batch_norm)]
+            norm = group.batch_norm
+            inner = [each and clone(each.layer) for each in (group.kernel, norm)]
             self.layers[layer] = QuantizeWrapper(
                 inner[0],
                 group.weights,
                 self.plan.weights[group],
                 batch_norm=inner[1],
-                batch_norm_frozen=bool(
-                    group.batch_norm and group.batch_norm.kwargs.get("training") is False
-                ),
+                batch_norm_frozen=norm is not None and norm.kwargs.get("training") is False,
                 fold=self.plan.recipe.fold,
                 activation=group.activation and clone(group.activation.layer),
                 output_spec=self._spec_inside(group.output),
                 tensor=group.output.name,
                 name=PREFIX + group.kernel.name,
             )
-            for call, new in zip((group.kernel, group.batch_norm), inner, strict=True):
+            for call, new in zip((group.kernel, norm), inner, strict=True):
                 if call is not None:
                     self._start_from(new, call.layer)
         return self.layers[layer]

@@ -57,10 +57,7 @@ def register_op(
 
 
 def register_rule(
-    layer_class: type,
-    *,
-    weights: dict[str, tuple[int, ...]] | None = None,
-    kind: str | None = None,
+    layer_class: type, *, weights: dict[str, tuple[int, ...]] | None = None, kind: str | None = None
 ) -> Registration:
     """The short form of `register_op`: for layers whose operator has no options.
 

@@ -21,18 +21,14 @@ def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
     Raises:
         ValueError: if it matches none of them; the message lists the layers.
     """
-    if callable(scope):
-        function = scope
+    names = {call.origin for call in calls}
+    patterns = [scope] if isinstance(scope, str) or callable(scope) else list(scope)
 
-        def matches(call: Call) -> bool:
-            return bool(function(call.layer))
-
-    else:
-        names = {call.origin for call in calls}
-        patterns = [scope] if isinstance(scope, str) else list(scope)
-
-        def matches(call: Call) -> bool:
-            return any(_matches(call, pattern, pattern in names) for pattern in patterns)
+    def matches(call: Call) -> bool:
+        return any(
+            pattern(call.layer) if callable(pattern) else _matches(call, pattern, pattern in names)
+            for pattern in patterns
+        )
 
     if not any(matches(call) for call in calls):
         shown = list(dict.fromkeys(call.origin for call in calls))

@@ -14,6 +14,7 @@ from keras_qat.exportable import check_exportable
 from keras_qat.keras2.graph import flat_arrays
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
+from keras_qat.resolved.names import PREFIX
 from keras_qat.resolved.resolve import resolve
 from keras_qat.resolved.run import held_in, quantized_input, run
 
@@ -109,11 +110,12 @@ def simulate(
             outputs[name].append(found[tensor])
         for label, tensor in labels.items():
             inside[label].append(found[tensor])
+    in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
     return Simulation(
         kernels,
         {name: _joined(parts, graph.outputs[name]) for name, parts in outputs.items()},
         {label: _joined(parts, labels[label]) for label, parts in inside.items()},
-        tuple(dict.fromkeys(_layer(node) for node in graph.nodes if node.op is None)),
+        tuple(dict.fromkeys(in_float)),
     )
 
 
@@ -142,10 +144,6 @@ def _fed(x: np.ndarray, tensor: Tensor) -> Any:
 def _quantized_values(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     params = tensor.params
     return values if params is None else (values + params.zero_point).astype(params.dtype)
-
-
-def _layer(node: Any) -> str:
-    return str(node.call.name.removeprefix("quant_"))
 
 
 def _joined(parts: list[np.ndarray], tensor: Tensor) -> Any:

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.legacy
 
 
 def scale_of(minimum, maximum, bits=8) -> tuple[float, int]:
-    """Scale and zero point of a range, counted from the lowest quantized value."""
-    params = QuantParams.of_range(minimum, maximum, bits)
-    return float(params.scale), params.zero_point - params.lowest
+    """Scale and zero point of a range, counted from the lowest level."""
+    scale = (maximum - minimum) / (2**bits - 1)
+    return scale, round(-minimum / scale)
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -100,7 +100,8 @@ def test_range_holds_the_tensor_and_zero(x, options, expected):
     [(0.0, 255.0, 1.0, 0), (-128.0, 127.0, 1.0, 128), (-0.4, 254.6, 1.0, 0), (-255.0, 0, 1.0, 255)],
 )
 def test_scale_and_zero_point(minimum, maximum, scale, zero_point):
-    assert scale_of(minimum, maximum) == (scale, zero_point)
+    params = QuantParams.of_range(minimum, maximum)
+    assert (params.scale, params.zero_point + 128) == (scale, zero_point)
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(0.0, 6.0), (-1.0, 3.0), (-5.0, 0.0)])

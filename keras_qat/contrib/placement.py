@@ -33,16 +33,10 @@ CLIPS = {"relu", "relu6", "relu_n"}
 ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds that end a layer."""
 
-MERGES = {"add", "multiply"}
-"""Kinds that are quantized if something quantized flows into them."""
+MERGES = {"add": "AddV2", "multiply": "Mul"}
+"""Kinds that are quantized if something quantized flows into them -> TensorFlow 1's operation."""
 
-PASSES = {
-    "Reshape",
-    "Flatten",
-    "MaxPooling2D",
-    "GlobalMaxPooling2D",
-    "Dropout",
-}
+PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
 """Layers that a quantized tensor flows through, with `linear` activations."""
 
 
@@ -69,17 +63,15 @@ class ContribPlacement:
 
     def plan(self) -> Plan:
         """Applies the rules in the original's order."""
-        calls = self.graph.calls
-        for call in calls:
-            self.match_post_activation_bypass(call)
-        for call in calls:
-            self.match_activation(call)
-        for call in calls:
-            self.match_final_layer(call)
-        for call in calls:
-            self.match_stage_of_separable(call)
-        for call in calls:
-            self.match_merge(call)
+        for rule in (
+            self.match_post_activation_bypass,
+            self.match_activation,
+            self.match_final_layer,
+            self.match_stage_of_separable,
+            self.match_merge,
+        ):
+            for call in self.graph.calls:
+                rule(call)
         for value in self.graph.values():
             self.reasons.setdefault(value, "no rule of tf.contrib.quantize")
         return Plan(
@@ -118,18 +110,14 @@ class ContribPlacement:
             return
         layer, bypass = self.layer_before(activation)
         readers = self.consumers[activation.output]
-        before_batch_norm = (
-            self.kind(activation) == "linear"
-            and len(readers) == 1
-            and patterns.is_batch_norm(readers[0])
-        )
-        if layer is not None and not before_batch_norm:
+        is_normalized = len(readers) == 1 and patterns.is_batch_norm(readers[0])
+        if layer is not None and not (self.kind(activation) == "linear" and is_normalized):
             self.quantize_layer(layer, activation, bypass)
 
     def match_final_layer(self, call: Call) -> None:
         """A layer with a bias or a folded BatchNormalization, and nothing of the above."""
         layer = self.layer_of_biased(call.output) if call.outputs is not None else None
-        if layer is not None and self.is_biased(call.output):
+        if layer is not None:
             self.quantize_layer(layer, call)
 
     def match_stage_of_separable(self, call: Call) -> None:
@@ -147,7 +135,7 @@ class ContribPlacement:
             spec = dataclasses.replace(
                 self.settings.activations(merge), symmetric=False, initial_range=(-6.0, 6.0)
             )
-            self.quantize(merge.output, spec, f"activation_{_OPS[str(self.kind(merge))]}_quant")
+            self.quantize(merge.output, spec, f"activation_{MERGES[str(self.kind(merge))]}_quant")
 
     def float_layers(self) -> dict[str, str]:
         """Layers that an int8 runtime computes in float, as something has no range."""
@@ -179,8 +167,10 @@ class ContribPlacement:
     def kind(self, call: Call) -> str | None:
         """The kind of computation, as the original tells them apart; None for no known one."""
         op, attributes, _ = match(call)
-        if op is None or op is AFFINE:
-            return None if op is None else "affine"
+        if op is None:
+            return None
+        if op is AFFINE:
+            return "affine"
         if op.is_weighted:
             return "kernel" if type(call.layer) in KERNELS else None
         if op.clips:
@@ -214,29 +204,26 @@ class ContribPlacement:
     def layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
         """The layer that an activation ends, and the Add between them if there is one."""
         value = activation.inputs[0]
-        layer = self.layer_of_biased(value)
-        if layer is not None:
+        layer, before = self.layer_of_biased(value), value.producer
+        if layer is not None or before is None:
             return layer, None
-        before = value.producer
-        if before is None:
-            return None, None
-        if self.kind(before) == "add":
-            for each in before.inputs:
-                layer = self.layer_of_biased(each)
-                if layer is not None:
-                    return layer, before
         if self.kind(before) == "kernel":
             return before, None
-        return None, None
+        biased = map(self.layer_of_biased, before.inputs if self.kind(before) == "add" else ())
+        layer = next(filter(None, biased), None)
+        return layer, before if layer else None
 
     def quantize_layer(
         self,
         layer: Call,
         activation: Call,
         bypass: Call | None = None,
-        post_activation_bypass: Call | None = None,
+        behind: Call | None = None,
     ) -> None:
-        """Quantizes the tensors of one match, unless the layer was matched before."""
+        """Quantizes the tensors of one match, unless the layer was matched before.
+
+        `bypass` is an Add in front of the activation, `behind` one behind it.
+        """
         if layer in self.matched:
             return
         self.matched.add(layer)
@@ -248,21 +235,12 @@ class ContribPlacement:
         self.quantize(activation.output, own, "act_quant", [activation])
         if bypass is not None:
             biased = group.batch_norm.output if group.batch_norm else layer.output
-            scope = [layer, *self.consumers[biased]]
-            self.quantize(biased, merged, "conv_quant", scope)
+            self.quantize(biased, merged, "conv_quant", [layer, *self.consumers[biased]])
             if not self.feeds(bypass, ACTIVATIONS):
-                self.quantize(
-                    bypass.output, merged, "add_quant", [bypass, *self.consumers[bypass.output]]
-                )
-        if post_activation_bypass is not None and not self.feeds(
-            post_activation_bypass, {"relu", "relu6"}
-        ):
-            self.quantize(
-                post_activation_bypass.output,
-                merged,
-                "post_activation_bypass_quant",
-                [post_activation_bypass],
-            )
+                scope = [bypass, *self.consumers[bypass.output]]
+                self.quantize(bypass.output, merged, "add_quant", scope)
+        if behind is not None and not self.feeds(behind, {"relu", "relu6"}):
+            self.quantize(behind.output, merged, "post_activation_bypass_quant", [behind])
 
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
@@ -295,8 +273,7 @@ class ContribPlacement:
         readers = self.consumers[merge.output]
         if len(readers) == 1 and self.kind(readers[0]) in ("relu", "relu6"):
             return False
-        for value in merge.inputs:
-            value = self.before_passes(value)
+        for value in map(self.before_passes, merge.inputs):
             if value in self.specs:
                 return True
             if value.producer and self.kind(value.producer) in MERGES:
@@ -307,20 +284,8 @@ class ContribPlacement:
 
     def before_passes(self, value: Value) -> Value:
         """The tensor that this one is, seen through layers that only move values."""
-        while (
-            value not in self.specs
-            and value.producer
-            and (
-                type(value.producer.layer).__name__ in PASSES
-                or self.kind(value.producer) == "linear"
-            )
-        ):
-            value = value.producer.inputs[0]
+        while value not in self.specs and (call := value.producer):
+            if type(call.layer).__name__ not in PASSES and self.kind(call) != "linear":
+                break
+            value = call.inputs[0]
         return value
-
-    def is_biased(self, value: Value) -> bool:
-        return self.layer_of_biased(value) is not None
-
-
-_OPS = {"add": "AddV2", "multiply": "Mul"}
-"""Kind -> the TensorFlow 1 operation, which the original's names carry."""

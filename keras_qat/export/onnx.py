@@ -66,7 +66,6 @@ def export_onnx(
         raise ValueError("16-bit activations cannot be exported to ONNX: tf2onnx knows 8 bits.")
     target = None if path is None else check_writable(path)
     module = inference_module(model, input_range=input_range)
-    function = module.serve
     with contextlib.ExitStack() as scopes:
         for layer in layers_in(model):
             # Keras computes groups in a function of its own, which tf2onnx does not look into.
@@ -74,15 +73,12 @@ def export_onnx(
             if getattr(layer, "groups", 1) > 1:
                 scopes.enter_context(swapped(layer, groups=1))
         proto, _ = tf2onnx.convert.from_function(
-            function, input_signature=function.input_signature, opset=opset
+            module.serve, input_signature=module.serve.input_signature, opset=opset
         )
-    _store_weights(
-        proto.graph, [node.weights for node in module.graph.nodes if node.weights is not None]
-    )
+    weights = [node.weights for node in module.graph.nodes if node.weights is not None]
+    _store_weights(proto.graph, weights)
     by_name = {each.name: each for each in proto.graph.output}
-    outputs = [by_name[name] for name in model.output_names]
-    del proto.graph.output[:]
-    proto.graph.output.extend(outputs)
+    _replace(proto.graph.output, [by_name[name] for name in model.output_names])
     recipe = json.dumps(model.recipe.to_config(), sort_keys=True)
     onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": recipe})
     onnx.checker.check_model(proto)
@@ -105,30 +101,32 @@ def _store_weights(graph: Any, layers: list[Weights]) -> None:
     makers = {each.output[0]: each for each in graph.node}
     nodes = []
     for node in list(graph.node):
-        weights = floats.get(node.input[1]) if node.op_type in CHANNEL_AXIS else None
-        if weights is not None:
-            kernel = numpy_helper.to_array(weights)
-            axis = CHANNEL_AXIS[node.op_type]
+        axis, steps = CHANNEL_AXIS.get(node.op_type, 0), None
+        if node.op_type in CHANNEL_AXIS and node.input[1] in floats:
+            kernel = numpy_helper.to_array(floats[node.input[1]])
             steps = _steps(kernel, axis, layers)
-            if steps is not None:
-                shape = [-1 if each == axis else 1 for each in range(kernel.ndim)]
-                codes = np.round(kernel / steps.reshape(shape)).astype(np.int8)
-                nodes += _dequantize(graph, node, 1, codes, steps, axis)
-                source = makers.get(node.input[0])
-                bias = floats.get(node.input[2]) if len(node.input) > 2 else None
-                while source is not None and source.op_type in ("Reshape", "Transpose"):
-                    source = makers.get(source.input[0])
-                if bias is not None and source is not None and source.op_type == "DequantizeLinear":
-                    scale = steps * numpy_helper.to_array(floats[source.input[1]])
-                    codes = np.round(numpy_helper.to_array(bias) / scale).astype(np.int32)
-                    nodes += _dequantize(graph, node, 2, codes, scale, 0)
+        if steps is not None:
+            shape = [-1 if each == axis else 1 for each in range(kernel.ndim)]
+            codes = np.round(kernel / steps.reshape(shape)).astype(np.int8)
+            nodes += _dequantize(graph, node, 1, codes, steps, axis)
+            source = makers.get(node.input[0])
+            bias = floats.get(node.input[2]) if len(node.input) > 2 else None
+            while source is not None and source.op_type in ("Reshape", "Transpose"):
+                source = makers.get(source.input[0])
+            if bias is not None and source is not None and source.op_type == "DequantizeLinear":
+                scale = steps * numpy_helper.to_array(floats[source.input[1]])
+                codes = np.round(numpy_helper.to_array(bias) / scale).astype(np.int32)
+                nodes += _dequantize(graph, node, 2, codes, scale, 0)
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    _replace(graph.node, nodes)
     used = {name for node in graph.node for name in node.input}
-    kept = [each for each in graph.initializer if each.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    _replace(graph.initializer, [each for each in graph.initializer if each.name in used])
+
+
+def _replace(field: Any, entries: list[Any]) -> None:
+    """Gives a field of a protocol buffer other entries."""
+    del field[:]
+    field.extend(entries)
 
 
 def _steps(kernel: np.ndarray, axis: int, layers: list[Weights]) -> Any:

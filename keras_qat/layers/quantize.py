@@ -153,12 +153,7 @@ class Quantize(ScheduledLayer):
 
     @tf.autograph.experimental.do_not_convert
     def compute(
-        self,
-        inputs: Any,
-        training: Any,
-        slot: int | None = 0,
-        source: Any = None,
-        kernel: str = "",
+        self, inputs: Any, training: Any, slot: int | None = 0, source: Any = None, kernel: str = ""
     ) -> Any:
         # `source` and `kernel` are in models that the first version saved.
         phase = self.advance(training)

@@ -17,14 +17,7 @@ import tensorflow as tf
 from keras_qat.branching import cond
 from keras_qat.keras2 import backend
 
-__all__ = [
-    "NEVER",
-    "Phase",
-    "ScheduledLayer",
-    "assuming",
-    "shapes_are_enough",
-    "shapes_only",
-]
+__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "shapes_are_enough", "shapes_only"]
 
 NEVER = 2**62
 """A threshold that no training reaches."""

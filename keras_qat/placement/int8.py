@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from keras_qat import patterns
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
+from keras_qat.operations import is_operation
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of
 from keras_qat.ops.weights_only import weights_only
 from keras_qat.patterns import Group
-from keras_qat.placement.labels import label
 from keras_qat.placement.settings import Settings
 from keras_qat.plan import Plan, Range
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec, Spec
@@ -99,8 +100,8 @@ class Int8Placement:
             return reason
         op, _, refusal = match(call)
         if op is not None:
-            return f"no int16 kernel for {label(call.layer)}"
-        rule = f"no int8 rule for {label(call.layer)}"
+            return f"no int16 kernel for {_label(call.layer)}"
+        rule = f"no int8 rule for {_label(call.layer)}"
         if refusal:
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
@@ -139,9 +140,8 @@ class Int8Placement:
             if joinable or (len(fixed) == 1 and isinstance(next(iter(fixed)), FixedSpec)):
                 return SharedSpec(sources[0].name, output.rounds), f"{op.name} keeps it"
         if op.clips and self.follows_pooling(call):
-            return SharedSpec(
-                call.inputs[0].name, rounds=True
-            ), "merged into pooling, which keeps it"
+            spec = SharedSpec(call.inputs[0].name, rounds=True)
+            return spec, "merged into pooling, which keeps it"
         if isinstance(output, OwnRange) and output.non_negative:
             own = dataclasses.replace(own, lower_bound=0.0)
         return own, f"output of {op.name}"
@@ -149,9 +149,8 @@ class Int8Placement:
     def is_read_by_int8(self, value: Value) -> bool:
         """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""
         at_the_ends = value in self.outputs or value.producer is None
-        return any(self.op(call) for call in self.consumers[value]) or (
-            at_the_ends and self.settings.is_whole_model
-        )
+        is_whole_model = self.settings.in_scope is None
+        return any(map(self.op, self.consumers[value])) or (at_the_ends and is_whole_model)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Whether the runtime computes the activation behind this tensor together with it."""
@@ -167,14 +166,10 @@ class Int8Placement:
         """Whether an activation is computed by pooling, whose kernels have one range."""
         (value,) = call.inputs
         op = self.op(value.producer) if value.producer is not None else None
-        return (
-            op is not None
-            and op.takes_clip
-            and isinstance(op.output, SharedRange)
-            and value in self.specs
-            and value not in self.outputs
-            and len(self.consumers[value]) == 1
-        )
+        if op is None or not op.takes_clip or not isinstance(op.output, SharedRange):
+            return False
+        is_read_here_only = value not in self.outputs and len(self.consumers[value]) == 1
+        return is_read_here_only and value in self.specs
 
     def fixed_range(self, value: Value) -> Spec:
         """The fixed specification that a tensor has, if any, also through layers that keep it."""
@@ -208,6 +203,15 @@ class Int8Placement:
             range_of.update({each: joined for each, r in range_of.items() if r in sources})
             range_of[value] = joined
         return list(dict.fromkeys(range_of.values()))
+
+
+def _label(layer: Any) -> str:
+    """A layer's class; of an activation or operation its own name."""
+    if is_operation(layer):
+        return f"tf.{layer.symbol}"
+    if type(layer) is keras.layers.Activation:
+        return str(getattr(layer.activation, "__name__", layer.activation))
+    return type(layer).__name__
 
 
 def _symmetric(graph: Graph) -> set[Value]:

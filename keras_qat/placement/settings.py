@@ -24,11 +24,6 @@ class Settings:
         self.in_scope = None if scope is None else matcher(scope, calls)
         self.overrides = [(each, matcher(each.layers, calls)) for each in recipe.overrides]
 
-    @property
-    def is_whole_model(self) -> bool:
-        """Whether no layer is left out by a scope."""
-        return self.in_scope is None
-
     def why_not(self, call: Call) -> str | None:
         """The reason why a call is not to be quantized, None if it is."""
         if self.in_scope is not None and not self.in_scope(call):
