@@ -40,16 +40,13 @@ class TFLiteModel:
         file: its path or contents.
         kernels: which kernels compute it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
             "reference" (those of microcontrollers).
-        threads: how many threads.
 
     Raises:
         ValueError: if it is not a TFLite file, there are no such kernels, or one that it needs is
             not among them.
     """
 
-    def __init__(
-        self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack", threads: int = 1
-    ) -> None:
+    def __init__(self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack") -> None:
         if kernels not in KERNELS:
             raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, KERNELS))}.")
         contents = contents_of(file)
@@ -60,7 +57,7 @@ class TFLiteModel:
             try:
                 self.interpreter = module.Interpreter(
                     model_content=contents,
-                    num_threads=threads,
+                    num_threads=1,
                     experimental_op_resolver_type=getattr(resolvers, KERNELS[kernels]),
                 )
             except (ValueError, RuntimeError) as error:

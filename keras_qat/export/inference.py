@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import call_with, swapped
+from keras_qat.keras2.backend import swapped
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.ops.op import SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
@@ -89,15 +89,15 @@ def _called(node: Node, numbers: list[Any]) -> Any:
     if weights is not None and weights.name:
         (x,) = numbers
         kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
-        if x.dtype != kernel.dtype:  # Indices of a table.
-            with swapped(layer, **{weights.name: kernel}):
-                return layer.call(x)
-        bias = None
+        replaced = {weights.name: kernel}
         if weights.bias is not None:
             unit = np.float64(node.inputs[0].params.scale) * weights.scale  # type: ignore[union-attr]
             unit = unit.reshape(weights.bias.shape) if unit.size > 1 else unit.item()
-            bias = tf.constant((weights.bias * unit).astype(np.float32))
-        return call_with(layer, x, weights.name, kernel, bias)
+            replaced["bias"] = tf.constant((weights.bias * unit).astype(np.float32))
+            if hasattr(layer, "use_bias"):
+                replaced["use_bias"] = True
+        with swapped(layer, **replaced):
+            return layer.call(x)
     given = iter(numbers)
     args, kwargs = graph_lib.map_values(
         lambda value: next(given), (node.call.args, node.call.kwargs)

@@ -17,7 +17,6 @@ __all__ = [
     "KeepsTrainable",
     "applications_scope",
     "attention_parts",
-    "call_with",
     "deserialization_scope",
     "is_building",
     "keras",
@@ -216,17 +215,6 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
 
     outputs = tf.nest.map_structure(lambda each: each.type_spec, model.output)
     tf.function(measure).get_concrete_function(targets, outputs, weights)
-
-
-def call_with(layer: Any, x: Any, name: str, kernel: Any, bias: Any) -> Any:
-    """A layer's own `call` with another kernel (its attribute `name`) and bias, of `x`'s dtype."""
-    weights = {name: kernel, "_compute_dtype_object": x.dtype}
-    if bias is not None:
-        weights["bias"] = bias
-        if hasattr(layer, "use_bias"):
-            weights["use_bias"] = True
-    with swapped(layer, **weights):
-        return layer.call(x)
 
 
 @contextlib.contextmanager

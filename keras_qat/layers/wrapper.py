@@ -73,7 +73,6 @@ class QuantizeWrapper(ScheduledLayer):
     def build(self, input_shape: Any) -> None:
         shape = input_shape
         self.channels = input_shape[-1]
-        self.any_batch = input_shape[0] is None
         for sublayer in self.sublayers:
             if not sublayer.built:
                 with tf.name_scope(sublayer.name):

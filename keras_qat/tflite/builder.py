@@ -66,19 +66,9 @@ class Builder:
         axis: int = 0,
         buffer: int = 0,
     ) -> int:
-        """Adds a tensor, with quantization parameters or with one scale for each channel.
+        """Adds a tensor, with quantization parameters or one scale for each channel along `axis`.
 
-        Args:
-            name: as files show it.
-            shape: None for open sizes.
-            dtype: a key of `TYPES`.
-            params: of a tensor with one scale.
-            scales: one for each entry of `axis`; zero points are 0.
-            axis: that of the channels.
-            buffer: number of its data.
-
-        Returns:
-            Its index.
+        Open sizes in `shape` are None. `buffer` is the number of its data. Returns its index.
         """
         tensor = new(
             "TensorT",
@@ -119,11 +109,7 @@ class Builder:
     ) -> int:
         """Adds a tensor with data; one that is there already, data and all, is used again.
 
-        Args:
-            name, params, scales, axis: as for `tensor`.
-            values: the data, already in the file's form.
-            dtype: that of `values` by default; "int4" for packed ones.
-            shape: that of `values` by default.
+        `values` are in the file's form; `dtype` and `shape` say so where they are packed (int4).
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
@@ -150,12 +136,10 @@ class Builder:
         outputs: list[int],
         options: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Adds an operator.
+        """Adds an operator, by its name in TFLite's `BuiltinOperator`.
 
-        Args:
-            code: its name, as in TFLite's `BuiltinOperator`.
-            inputs, outputs: indices of tensors, -1 for an optional one that is not there.
-            options: name of the options' table, as in the schema, and its fields.
+        An optional tensor that is not there has the index -1. `options` are the name of their
+        table in the schema and its fields.
         """
         number = getattr(schema.BuiltinOperator, code)
         ends = {"inputs": np.array(inputs, np.int32), "outputs": np.array(outputs, np.int32)}
@@ -203,12 +187,7 @@ class Builder:
         self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
 
     def finish(self, inputs: dict[str, int], outputs: dict[str, int], **metadata: Any) -> bytes:
-        """The file's contents.
-
-        Args:
-            inputs, outputs: name -> tensor, in the file's order; also those of its signature.
-            metadata: entries, noted as JSON.
-        """
+        """The file's contents, with its ends by name, in its order, and metadata noted as JSON."""
         self.graph.inputs = np.array(list(inputs.values()), np.int32)
         self.graph.outputs = np.array(list(outputs.values()), np.int32)
         maps = [

@@ -67,11 +67,7 @@ class Emission:
     ) -> None:
         """Adds an operator: by default one that reads all inputs and writes all outputs.
 
-        Args:
-            code: its name in TFLite, e.g. "ADD".
-            inputs, outputs: indices of tensors.
-            options: name of the table of its options, e.g. "AddOptions".
-            fields: the options.
+        `options` is the name of the table of its options, e.g. "AddOptions", `fields` what it has.
         """
         self.builder.operator(
             code,
@@ -88,22 +84,12 @@ class Emission:
             f"{SCOPE}/{self.node.name}/{name}", np.asarray(values), params, **how
         )
 
-    def temporary(
-        self, name: str, shape: tuple[int | None, ...], like: int, params: QuantParams | None = None
-    ) -> int:
-        """Adds a tensor between two operators of the node.
-
-        Args:
-            name: what it is called, behind the node's name.
-            shape: None for open sizes.
-            like: index of a tensor whose type it has, and whose quantization without `params`.
-            params: what its quantized values stand for.
-        """
+    def temporary(self, name: str, shape: tuple[int | None, ...], like: int) -> int:
+        """Adds a tensor between two operators of the node, of the type of the tensor `like`."""
         other = self.builder.graph.tensors[like]
         name = f"{SCOPE}/{self.node.name}/{name}"
-        index = self.builder.tensor(name, shape, TYPE_NAMES[other.type], params)
-        if params is None:
-            self.builder.graph.tensors[index].quantization = other.quantization
+        index = self.builder.tensor(name, shape, TYPE_NAMES[other.type])
+        self.builder.graph.tensors[index].quantization = other.quantization
         return index
 
     def shape(self, index: int) -> tuple[int | None, ...]:
@@ -119,14 +105,9 @@ class Emission:
         if sizes.count(-1) > 1:
             self._reshape_behind(source, target, sizes)
             return
-        new_shape = np.array(sizes, np.int32)
-        self.add(
-            "RESHAPE",
-            [source, self.constant("shape", new_shape)],
-            [target],
-            "ReshapeOptions",
-            newShape=new_shape,
-        )
+        shape = np.array(sizes, np.int32)
+        inputs = [source, self.constant("shape", shape)]
+        self.add("RESHAPE", inputs, [target], "ReshapeOptions", newShape=shape)
 
     def _reshape_behind(self, source: int, target: int, sizes: list[int]) -> None:
         """Reshapes the axes behind open ones, whose sizes are asked for at run time."""

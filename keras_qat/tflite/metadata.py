@@ -10,10 +10,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.tflite.objects import contents_of
 
-__all__ = ["METADATA", "read_metadata"]
-
-METADATA = "keras_qat"
-"""Name of the library's entry in a file's metadata. Interpreters pass over it."""
+__all__ = ["read_metadata"]
 
 
 def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
@@ -37,7 +34,7 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
     model = schema.Model.GetRootAsModel(contents, 0)
     for index in range(model.MetadataLength()):
         entry = model.Metadata(index)
-        if entry.Name() == METADATA.encode():
+        if entry.Name() == b"keras_qat":
             return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
     raise ValueError(
         "The file holds no metadata of keras_qat: another program has written or changed it."

@@ -71,27 +71,19 @@ class FileGraph:
 
     def __init__(self, contents: bytes) -> None:
         self._model = unpack(contents)
-        graph = self._graph
+        graph = self._graph = self._model.subgraphs[0]
         self.tensors = [_tensor(index, each) for index, each in enumerate(graph.tensors)]
         self.operations = [self._operation(each) for each in graph.operators]
-        self.producers = {
-            index: operation for operation in self.operations for index in operation.outputs
-        }
+        self.producers = {index: each for each in self.operations for index in each.outputs}
         self.inputs = self._ends("inputs")
         self.outputs = self._ends("outputs")
         """Name in the file's signature -> tensor."""
-
-    @property
-    def _graph(self) -> Any:
-        return self._model.subgraphs[0]
 
     def _operation(self, operator: Any) -> Operation:
         code = self._model.operatorCodes[operator.opcodeIndex]
         kernel = code.customCode.decode() if code.customCode else OPERATORS[code_of(code)]
         inputs = () if operator.inputs is None else operator.inputs
-        return Operation(
-            kernel, tuple(int(each) for each in inputs), tuple(int(i) for i in operator.outputs)
-        )
+        return Operation(kernel, tuple(map(int, inputs)), tuple(map(int, operator.outputs)))
 
     def _ends(self, end: str) -> dict[str, Tensor]:
         if not self._model.signatureDefs:
@@ -115,7 +107,7 @@ class FileGraph:
 
         Kernels cannot tell: it computes what the file computes.
         """
-        return _bytes(self._renamed({}, list(indices)))
+        return self._renamed({}, list(indices))
 
     def in_pieces(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
         """The file cut at some tensors: each is an output, and what read it reads an input.
@@ -132,12 +124,9 @@ class FileGraph:
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
-        model = self._renamed(cuts, outputs)
-        for index, shape in shapes.items():
-            model.subgraphs[0].tensors[cuts.get(index, index)].shape = list(shape)
-        return _bytes(model)
+        return self._renamed(cuts, outputs, {cuts.get(i, i): each for i, each in shapes.items()})
 
-    def _renamed(self, cuts: dict[int, int], outputs: list[int]) -> Any:
+    def _renamed(self, cuts: dict[int, int], outputs: list[int], shapes: Any = ()) -> bytes:
         """A copy whose operations read tensor `cuts[i]`, an input, in place of tensor i."""
         model = copy.copy(self._model)
         graph = copy.copy(self._graph)
@@ -158,11 +147,9 @@ class FileGraph:
         graph.outputs = outputs
         for index, there in [*ends.items(), *((index, index) for index in outputs)]:
             graph.tensors[there].name = str(index).encode()
-        return model
-
-
-def _bytes(model: Any) -> bytes:
-    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+        for index, shape in dict(shapes).items():
+            graph.tensors[index].shape = list(shape)
+        return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def _tensor(index: int, tensor: Any) -> Tensor:

@@ -28,10 +28,8 @@ def splice_model(
     Args:
         builder: the file in the making.
         model: the other file, unpacked: its parts become those of the file in the making.
-        inputs, outputs: tensors of `builder` that stand for those of the other file's main graph,
-            in the order in which that graph lists them.
-        params: what its int8 tensors stand for (int16 with 16 bits), those that have no
-            quantization parameters of their own.
+        inputs, outputs: tensors of `builder` that stand for those of its main graph, in its order.
+        params: of its int8 or int16 tensors that have no quantization parameters of their own.
         prefix: goes in front of the names of its tensors, subgraphs and variables.
 
     Raises:
@@ -82,7 +80,6 @@ class _Source:
         self.subgraphs: dict[int, int] = {}
 
     def data(self, tensor: Any) -> np.ndarray | None:
-        """The data of a constant."""
         data = self.model.buffers[tensor.buffer].data
         return None if data is None or len(data) == 0 else np.asarray(data, np.uint8)
 
@@ -117,7 +114,6 @@ class _Source:
             )
 
     def named(self, name: Any) -> bytes:
-        """A name with the prefix."""
         return self.prefix.encode() + (name or b"")
 
     def buffer(self, number: int, data: np.ndarray) -> int:

@@ -94,13 +94,7 @@ with int8."""
 
 
 def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
-    """The lowest version of an operator that does what it is asked for.
-
-    Args:
-        code: its number.
-        operator: the operator, with its options.
-        tensors: those of its graph.
-    """
+    """The lowest version of operator number `code` that does what it is asked for."""
     name, options = OPERATORS[code], operator.builtinOptions
     inputs = [tensors[index] for index in operator.inputs if index >= 0]
     outputs = [tensors[index] for index in operator.outputs]

@@ -47,17 +47,19 @@ def write_graph(
         for name, tensor in graph.inputs.items()
     }
     island: list[Node] = []
-    made: set[Tensor] = set()
+    made: list[Tensor] = []
     wanted = set(graph.outputs.values())
-    readers = _readers(graph)
+    readers: dict[Tensor, list[Node]] = {}
+    for node in graph.nodes:
+        for each in reads(graph, node):
+            readers.setdefault(each, []).append(node)
 
     def flush() -> None:
         if island:
             ends = [
-                tensor
-                for node in island
-                for tensor in node.outputs
-                if tensor in wanted or any(each not in island for each in readers.get(tensor, ()))
+                each
+                for each in made
+                if each in wanted or any(node not in island for node in readers.get(each, ()))
             ]
             write_island(builder, graph, island, ends, indices, in_float)
             island.clear()
@@ -66,9 +68,9 @@ def write_graph(
     for node in graph.nodes:
         if node.op is None:
             island.append(node)
-            made.update(node.outputs)
+            made.extend(node.outputs)
             continue
-        if made.intersection(each for each in node.inputs if isinstance(each, Tensor)):
+        if not set(made).isdisjoint(node.inputs):
             flush()
         write_node(builder, node, indices)
     flush()
@@ -77,14 +79,6 @@ def write_graph(
         taken = [*inputs.values(), *outputs.values()]
         outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, taken)
     return inputs, outputs
-
-
-def _readers(graph: ResolvedGraph) -> dict[Tensor, list[Node]]:
-    found: dict[Tensor, list[Node]] = {}
-    for node in graph.nodes:
-        for each in reads(graph, node):
-            found.setdefault(each, []).append(node)
-    return found
 
 
 def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
