@@ -42,7 +42,7 @@ def test_the_families_differ(exported):
 def test_tensors_inside(exported, kernels):
     """Each tensor that the file has too has the file's codes."""
     file_graph = FileGraph(exported.tflite)
-    pairs = pair(keras_qat.resolve(exported.model), file_graph).pairs
+    pairs, _ = pair(keras_qat.resolve(exported.model), file_graph)
     contents = file_graph.with_outputs(each.tensor.index for each in pairs)
     file = TFLiteModel(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))
