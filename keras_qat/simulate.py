@@ -125,7 +125,9 @@ def run_batch(
     """All tensors for some examples: quantized values, or real ones of what is not quantized."""
     inputs = [_fed(each, tensor) for each, tensor in zip(batch, graph.inputs.values(), strict=True)]
     return {
-        tensor: _quantized_values(np.asarray(values), tensor)
+        tensor: np.asarray(values)
+        if tensor.params is None
+        else (np.asarray(values) + tensor.params.zero_point).astype(tensor.params.dtype)
         for tensor, values in run(graph, inputs, family, compute_in_float).items()
     }
 
@@ -139,11 +141,6 @@ def _fed(x: np.ndarray, tensor: Tensor) -> Any:
         dtype = held_in(params).as_numpy_dtype
         return tf.constant(x.astype(dtype) - dtype(params.zero_point))
     return quantized_input(tf.constant(x, tf.float32), params)
-
-
-def _quantized_values(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    params = tensor.params
-    return values if params is None else (values + params.zero_point).astype(params.dtype)
 
 
 def _joined(parts: list[np.ndarray], tensor: Tensor) -> Any:

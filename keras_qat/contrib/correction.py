@@ -108,12 +108,8 @@ class CorrectedFold:
     """
 
     def __init__(self, wrapper: Any, inputs: Any, phase: Phase) -> None:
-        self.layer, self.norm, self.inputs, self.phase = (
-            wrapper.layer,
-            wrapper.batch_norm,
-            inputs,
-            phase,
-        )
+        self.layer, self.norm = wrapper.layer, wrapper.batch_norm
+        self.inputs, self.phase = inputs, phase
         ((self.weight, self.channel_axes),) = wrapper.weight_axes.items()
         self.quantizer = wrapper.weight_quantizers.get(self.weight)
         self.kernel = tf.convert_to_tensor(getattr(self.layer, self.weight))

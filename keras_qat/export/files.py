@@ -36,22 +36,17 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
         )
     if path.is_dir() and not directory:
         raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
-    if path.exists() and directory:
-        _check_replaceable(path)
-    return path
-
-
-def _check_replaceable(path: Path) -> None:
-    if not path.is_dir():
+    if directory and path.is_file():
         raise NotADirectoryError(
             f"Cannot write {path}: it is a file, and a SavedModel is a directory. Choose another "
             f"path, or delete the file."
         )
-    if any(path.iterdir()) and not (path / "saved_model.pb").exists():
+    if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
         raise FileExistsError(
             f"Cannot write {path}: the directory holds something else than a SavedModel, and "
             f"would be replaced. Choose another path, or empty it."
         )
+    return path
 
 
 @contextmanager

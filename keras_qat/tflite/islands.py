@@ -22,7 +22,7 @@ from keras_qat.tflite.objects import unpack
 from keras_qat.tflite.packing import pack_weights
 from keras_qat.tflite.splice import splice_model
 
-__all__ = ["reads", "real_index", "write_island"]
+__all__ = ["reads", "write_island"]
 
 
 def write_island(
@@ -62,7 +62,7 @@ def write_island(
     """Index in the converter's file -> index in this one."""
     for start, tensor in zip(starts, entering, strict=True):
         if start in read or start in results:
-            places[start] = real_index(builder, indices, in_float, tensor)
+            places[start] = _real_index(builder, indices, in_float, tensor)
     for result, tensor in zip(results, ends, strict=True):
         if result not in places:
             name = f"{SCOPE}/{tensor.name}"
@@ -86,7 +86,7 @@ def _rename(model: Any, node: Node) -> None:
                 tensor.name = re.sub(rb"/\d+(?=;|$)", b"", tensor.name)
 
 
-def real_index(
+def _real_index(
     builder: Builder, indices: dict[Tensor, int], in_float: dict[Tensor, int], tensor: Tensor
 ) -> int:
     """The index of a tensor's real values: a DEQUANTIZE of a quantized tensor, one for all."""

@@ -12,11 +12,9 @@ import tensorflow as tf
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
-from keras_qat.keras2.phases import phase_finder
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.layers.scheduled import assuming
 from keras_qat.resolved.resolve import resolve
-from keras_qat.schedule import kernels_of, scheduled_layers
+from keras_qat.schedule import kernels_of
 from keras_qat.simulate import run_batch
 from keras_qat.tflite.read import FileGraph
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
@@ -53,9 +51,7 @@ def compare_layers(
     values = [each.value for each in pairs]
     in_float = _evaluator(graph, values, _in_float)
     family = kernels_of(model)
-    phase, layers = phase_finder(model)(False), list(scheduled_layers(model))
-    with assuming(phase, layers):
-        simulated = None if family else _evaluator(graph, values, _simulated)
+    simulated = None if family else _evaluator(graph, values, _simulated)
     sums = [_Sums(each) for each in pairs]
     examples = len(next(iter(inputs.values())))
     for start in range(0, examples, batch_size):

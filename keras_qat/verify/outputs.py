@@ -73,5 +73,5 @@ def _compare(
     if expected.ndim > 1 and expected.shape[-1] > 1:
         agreement = float(np.mean(np.argmax(codes, -1) == np.argmax(expected, -1)))
     return OutputReport(
-        name, identical, float(differences.max()), float(differences.mean()), agreement
+        identical, float(differences.max()), float(differences.mean()), name, agreement
     )

@@ -18,26 +18,6 @@ is left are values next to the middle between two codes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class OutputReport:
-    """How one output of the file compares with the model's.
-
-    Args:
-        name: the output's name in the model.
-        identical: share of equal codes, 0 to 1.
-        max_difference: the largest difference, in steps (LSB) of the output.
-        mean_difference: the mean absolute difference, in LSB.
-        argmax_agreement: share of examples with the same largest entry along the last axis;
-            None if that has one entry.
-    """
-
-    name: str
-    identical: float
-    max_difference: float
-    mean_difference: float
-    argmax_agreement: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Agreement:
     """How the codes of one tensor compare.
 
@@ -50,6 +30,20 @@ class Agreement:
     identical: float
     max_difference: float
     mean_difference: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputReport(Agreement):
+    """How one output of the file compares with the model's: an `Agreement`, and more.
+
+    Args:
+        name: the output's name in the model.
+        argmax_agreement: share of examples with the same largest entry along the last axis;
+            None if that has one entry.
+    """
+
+    name: str
+    argmax_agreement: float | None
 
 
 @dataclasses.dataclass(frozen=True)
