@@ -32,12 +32,19 @@ class Exported:
         return [name for name, _, _ in self.file.operations()]
 
 
-def export(model: Any, *inputs: np.ndarray, recipe: Any = "int8", strict: bool = False) -> Exported:
+def export(
+    model: Any,
+    *inputs: np.ndarray,
+    recipe: Any = "int8",
+    strict: bool = False,
+    per_layer: bool = False,
+) -> Exported:
     """Quantizes a model, lets it observe the inputs, exports and verifies it."""
     qat = observe(keras_qat.quantize_model(model, recipe, strict=strict), *inputs)
     contents = keras_qat.export_tflite(qat)
     x = list(inputs) if len(inputs) > 1 else inputs[0]
-    return Exported(qat, x, contents, TFLiteModel(contents), keras_qat.verify(qat, contents, x))
+    report = keras_qat.verify(qat, contents, x, per_layer=per_layer)
+    return Exported(qat, x, contents, TFLiteModel(contents), report)
 
 
 @keras.utils.register_keras_serializable("tests")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @dataclasses.dataclass
-class Exported:
+class Trained:
     """A trained model, its TFLite file and inputs."""
 
     float_model: Any
@@ -56,14 +56,14 @@ def seeds(request) -> int:
 
 
 @pytest.fixture(scope="session")
-def exported() -> Exported:
+def exported() -> Trained:
     """The residual network after a few steps of training. Tests must not change it."""
     float_model = residual_net()
     x = images(96, (8, 8, 1))
     model = train(keras_qat.quantize_model(float_model), x, steps=24)
     # Tests compare the codes: there have to be many different ones.
     assert len(np.unique(model.predict(x, verbose=0))) > 100
-    return Exported(float_model, model, keras_qat.export_tflite(model), x)
+    return Trained(float_model, model, keras_qat.export_tflite(model), x)
 
 
 @pytest.fixture

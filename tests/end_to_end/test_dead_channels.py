@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import images, observe
+from tests.comparison import export
+from tests.helpers import images
 from tests.networks.small import functional, layers
 
 LAYERS = {
@@ -44,8 +45,8 @@ def test_bias_of_a_dead_channel_is_exported(kind, size, bits):
     )
     kill(model.get_layer("layer"), 1, size)
     x = images(32, (6, 6, 4))
-    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.int8(weight_bits=bits)), x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    recipe = keras_qat.recipes.int8(weight_bits=bits)
+    report = export(model, x, recipe=recipe, per_layer=True).report
     (found,) = [each for each in report.tensors if each.name == "layer"]
     assert found.fed.max_difference <= 1
     # The kernel for transposed convolutions is TFLite's own, which rounds twice.
@@ -61,9 +62,7 @@ def test_folded_batch_norm_with_a_tiny_gamma():
     norm = model.get_layer("norm")
     norm.gamma.assign([1e-9, 1.0, -1e-6, 0.0])
     norm.beta.assign([1.0, 0.1, -0.6, 0.4])
-    x = images(32, (6, 6, 4))
-    qat = observe(keras_qat.quantize_model(model), x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    report = export(model, images(32, (6, 6, 4)), per_layer=True).report
     assert report.differing == ()
 
 
@@ -76,7 +75,5 @@ def test_factors_next_to_nothing():
 
     model = functional((6, 6, 4), build=build)
     model.get_layer("scale").gamma.assign([1e-8, 3e-7, 2e-6, 1e-5])
-    x = images(64, (6, 6, 4))
-    qat = observe(keras_qat.quantize_model(model), x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    report = export(model, images(64, (6, 6, 4)), per_layer=True).report
     assert [each.fed.identical for each in report.tensors[1:]] == [1, 1, 1]

@@ -7,7 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.comparison import export
+from tests.helpers import images
 from tests.networks.small import layers
 
 pytestmark = pytest.mark.legacy
@@ -20,10 +21,8 @@ def test_the_rest_of_the_model_is_exported(recipe):
     off = keras.initializers.Constant(-100.0)
     dead = layers.Dense(3, activation="relu", bias_initializer=off)(x)
     y = layers.Dense(4)(layers.Concatenate()([layers.Dense(5)(x), layers.Dense(2)(dead)]))
-    data = images(64, (6,))
-    qat = observe(keras_qat.quantize_model(keras.Model(x, y), recipe), data)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
-    assert report.identical == 1
+    found = export(keras.Model(x, y), images(64, (6,)), recipe=recipe)
+    assert found.report.identical == 1
 
 
 def test_quantizers_without_data_are_told():

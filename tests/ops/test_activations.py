@@ -95,30 +95,6 @@ def test_many_more_halves(op, bits, family, monkeypatch, seeds):
     assert_halves_agree(op, bits, family, range(4, seeds), monkeypatch)
 
 
-@pytest.mark.parametrize("maximum", [math.inf, 6.0])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("op", [op for op in OPS if op.takes_clip], ids=lambda op: op.name)
-def test_a_relu_is_merged(op, bits, family, maximum):
-    for seed in range(4):
-        harness.assert_exact(op, bits, family, seed, maximum)
-
-
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize(("op", "bits"), CASES)
-def test_graphs_compute_the_same(op, bits, jit):
-    node, numbers = harness.node_of(op, bits, 3)
-    inputs = harness.random_inputs(node, numbers)
-    for family in FAMILIES:
-        expected = harness.in_integers(node, inputs, family)
-        found = tf.function(
-            lambda family=family: harness.in_integers_as_tensors(node, inputs, family),
-            jit_compile=jit,
-        )()
-        for here, there in zip(expected, found, strict=True):
-            np.testing.assert_array_equal(here, there)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("bits", [8, 16, 5])
 def test_a_new_operator_is_a_row(bits, family, monkeypatch):

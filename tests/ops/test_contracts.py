@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.ops.registry import ROWS
 from tests.ops.examples import EXAMPLES
-from tests.ops.harness import assert_exact
+from tests.ops.harness import (
+    assert_exact,
+    in_integers,
+    in_integers_as_tensors,
+    node_of,
+    random_inputs,
+)
 
 BITS = (8, 16, 5)
 MATCHING = [op for op in ROWS if op.layers or op.paths or op.symbols or op.functions]
@@ -37,3 +47,39 @@ def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
 def test_many_more(op, bits, family, seeds):
     for seed in range(8, seeds):
         assert_exact(op, bits, family, seed)
+
+
+@pytest.mark.parametrize("maximum", [math.inf, 6.0, 1.5])
+@pytest.mark.parametrize(
+    ("op", "bits", "family"),
+    [
+        pytest.param(*case.values, id=case.id, marks=[pytest.mark.legacy] * bool(op.weights))
+        for case in CASES
+        if (op := case.values[0]).takes_clip
+    ],
+)
+def test_a_relu_is_merged(op, bits, family, maximum):
+    for seed in range(4):
+        assert_exact(op, bits, family, seed, maximum)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize(
+    ("op", "bits"),
+    [
+        pytest.param(op, bits, id=f"{op.name}-{bits}")
+        for op in MATCHING
+        for bits in (8, 16)
+        if op.has_kernel_for(bits) and not op.weights
+    ],
+)
+def test_graphs_compute_the_same(op, bits, jit):
+    node, numbers = node_of(op, bits, 3)
+    inputs = random_inputs(node, numbers)
+    for family in FAMILIES:
+        compute = tf.function(
+            lambda given, family=family: in_integers_as_tensors(node, given, family),
+            jit_compile=jit,
+        )
+        for expected, found in zip(in_integers(node, inputs, family), compute(inputs), strict=True):
+            np.testing.assert_array_equal(found, expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from keras_qat.inner_layers import Contract, Roll
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras, register
-from keras_qat.ops import pooling
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match
 from keras_qat.ops.rows import ROWS
@@ -25,12 +23,9 @@ from keras_qat.rules import register_op
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
 from tests.ops.harness import (
-    assert_exact,
     assert_same,
     file_of,
-    in_integers,
     make_node,
-    node_of,
     random_inputs,
 )
 
@@ -51,15 +46,6 @@ def check(build, *shapes, bits=8, families=FAMILIES):
     for family in families:
         assert_same(node, inputs, family)
     return [name for name, *_ in TFLiteModel(file_of(node)).operations()]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bits", [8, 16, 5])
-@pytest.mark.parametrize("maximum", [math.inf, 6.0, 1.5])
-@pytest.mark.parametrize("op", [pooling.MAX_POOLING, pooling.AVERAGE_POOLING], ids=repr)
-def test_pooling_takes_a_relu(op, maximum, bits, family):
-    for seed in range(4):
-        assert_exact(op, bits, family, seed, maximum)
 
 
 OPEN = {
@@ -289,38 +275,6 @@ def test_layers_that_augment_are_nothing_at_run_time():
     for build in (layers.Dropout(0.5), layers.RandomRotation(0.1), layers.GaussianNoise(1.0)):
         (call,) = calls_of(build, (6, 6, 3))
         assert match(call).op.alias
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_compute_the_same(family, compiled):
-    """With quantization parameters that the graph reads when it runs."""
-    rows = [row for row in ROWS if row.compute.__module__ in MODULES]
-    assert len(rows) > 20
-    for row in rows:
-        if not (row.layers or row.symbols):
-            continue
-        node, numbers = node_of(row, 8, 1)
-        inputs = random_inputs(node, numbers)
-        expected = in_integers(node, inputs, family)
-        function = tf.function(compute_with, jit_compile=compiled)
-        found = function(node, inputs, family)
-        for here, there in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(here, there, row.name)
-
-
-MODULES = [f"keras_qat.ops.{name}" for name in ("movement", "pooling", "resize", "matmul", "index")]
-
-
-def compute_with(node, inputs, family):
-    """What `in_integers` computes, in a graph."""
-    given = []
-    for each in node.inputs:
-        q = tf.identity(inputs[each.name])
-        given.append(q if each.params is None else tf.cast(q, tf.float32) - each.params.zero_point)
-    results = compute_node(node, given, family)
-    ends = [each.params.zero_point if each.params else 0 for each in node.outputs]
-    return [each + tf.cast(zero, each.dtype) for each, zero in zip(results, ends, strict=True)]
 
 
 def test_moves_keep_their_range():

@@ -21,7 +21,7 @@ from keras_qat.resolved.run import compute_node
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
 from tests.ops.examples import EXAMPLES
-from tests.ops.harness import assert_exact, assert_same, in_integers, make_node, random_inputs
+from tests.ops.harness import assert_same, in_integers, make_node, random_inputs
 
 pytestmark = pytest.mark.legacy
 layers = keras.layers
@@ -59,15 +59,6 @@ def operations(node, **options):
     write_node(builder, node, indices)
     contents = builder.finish(ends, {"output_0": indices[node.output]})
     return [name for name, *_ in TFLiteModel(contents, "optimized").operations()], builder, contents
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("maximum", [np.inf, 6.0])
-def test_merged_relu(row, maximum, bits, family):
-    for seed in range(3):
-        assert_exact(row, bits, family, seed, maximum)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

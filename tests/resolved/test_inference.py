@@ -27,16 +27,6 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", LAYERS)
-def test_whatever_the_ranges(kind, seed):
-    """The kernels hold ratios of scales in few bits: each ratio is another case."""
-    x = (0.3 + seed) * images(64, (6, 6, 4), seed=seed)
-    qat = observe(keras_qat.quantize_model(model_with(LAYERS[kind]())), x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
-    assert all(each.fed.identical == 1 for each in report.tensors[1:])
-
-
 def test_without_quantization_nothing_is_rounded():
     x = images(16, (6, 6, 4))
     model = model_with(LAYERS["leaky"]())
