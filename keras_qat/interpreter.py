@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -66,9 +68,22 @@ class TFLiteModel:
                     lacking = f"The {kernels} kernels of {module.__name__} lack one for this file"
                     message = f"{lacking}: {str(error).splitlines()[0]}"
                 raise ValueError(message) from error
-        self.interpreter.allocate_tensors()
+        self.kernels = kernels
+        with self._refusals():
+            self.interpreter.allocate_tensors()
         self.size = len(contents)
         self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Says what to do where kernels refuse a file."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise ValueError(
+                f"The {self.kernels} kernels refuse this TFLite file. If it was damaged or "
+                f"changed, export it again. The interpreter says: {str(error).strip()}"
+            ) from error
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
@@ -125,12 +140,13 @@ class TFLiteModel:
             if self._shapes.get(name) != values.shape:
                 self.interpreter.resize_tensor_input(index, values.shape)
                 self._shapes[name] = values.shape
-        self.interpreter.allocate_tensors()
-        for name, values in inputs.items():
-            detail = details[name]
-            codes = to_codes(values, np.dtype(detail["dtype"]), *detail["quantization"])
-            self.interpreter.set_tensor(detail["index"], codes)
-        self.interpreter.invoke()
+        with self._refusals():
+            self.interpreter.allocate_tensors()
+            for name, values in inputs.items():
+                detail = details[name]
+                codes = to_codes(values, np.dtype(detail["dtype"]), *detail["quantization"])
+                self.interpreter.set_tensor(detail["index"], codes)
+            self.interpreter.invoke()
         return {
             name: self.interpreter.get_tensor(detail["index"]).copy()
             for name, detail in self.outputs.items()

@@ -136,7 +136,9 @@ class Quantizer:
     @property
     def calibrated(self) -> bool:
         """Whether it has a range: without one it passes values through."""
-        return bool(np.all(np.isfinite(self.minimum)) and np.any(self.maximum > self.minimum))
+        starts_with_one = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
+        known = starts_with_one or np.any(self.maximum > self.minimum)
+        return bool(np.all(np.isfinite([self.minimum, self.maximum])) and known)
 
 
 def quantizers(model: Any) -> list[Quantizer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -115,6 +116,10 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
 keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
 
 
+_NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
+"""What TensorFlow does not take in the name of a scope."""
+
+
 def rewrite(plan: Plan) -> QuantizedModel:
     """Builds the quantization-aware model of a plan, with the float model's weights."""
     visitor = _Visitor(plan)
@@ -147,6 +152,7 @@ class _Visitor:
         self.weights_only = {call.layer: how for call, how in plan.weights_only.items()}
         self.layers: dict[Any, Any] = {}
         self.quantizers: dict[Range, Quantize] = {}
+        self.names: set[str] = set()
         self.sources: dict[Any, list[Any]] = {}
         """New layer -> the weights that it starts from."""
         self.calls: list[Call] = []
@@ -241,13 +247,21 @@ class _Visitor:
             return None
         return found.spec
 
+    def _unique(self, name: str) -> str:
+        """A name that no other `Quantize` layer has."""
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
     def _quantize(self, value: Value) -> None:
         """Puts a `Quantize` layer behind a value, if it has a range that no wrapper holds."""
         found = self.range_of.get(value)
         if found is None or self._spec_inside(value) is not None:
             return
         # TensorFlow's scopes take neither the mark of a call nor that of an output.
-        name = value.name.replace("#", "_call").replace(":", "_output") + "_quant"
+        name = value.name.replace("#", "_call").replace(":", "_output")
+        name = self._unique(_NO_SCOPE.sub(".", name) + "_quant")
         if found not in self.quantizers:
             self.quantizers[found] = Quantize(
                 found.spec,

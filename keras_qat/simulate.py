@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.exportable import check_exportable
-from keras_qat.keras2.graph import flat_arrays
+from keras_qat.given import arrays_of
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.names import PREFIX
@@ -89,8 +89,8 @@ def simulate(
         The quantized values of the outputs and of every quantized tensor inside.
 
     Raises:
-        ValueError: if the model is not quantized, a quantizer has no usable range, or on another
-            family of kernels.
+        ValueError: if the model is not quantized, a quantizer has no usable range, the inputs are
+            not what the model takes, or on another family of kernels.
 
     Example:
         >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
@@ -99,7 +99,7 @@ def simulate(
     family = check_family(kernels)
     check_exportable(model)
     graph = resolve(model, input_range=input_range)
-    arrays = flat_arrays(model, x)
+    arrays = arrays_of(model, x)
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
     inside: dict[str, list[Any]] = {label: [] for label in labels}

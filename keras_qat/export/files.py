@@ -34,6 +34,8 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
             f"Cannot write {path}: {path if read_only else path.parent} is read-only. Choose "
             f"another path, or make it writable (chmod u+w)."
         )
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(f"Cannot write {path}: it is a device, and would be replaced. Name a file.")
     if path.is_dir() and not directory:
         raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
     if directory and path.is_file():

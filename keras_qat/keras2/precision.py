@@ -7,6 +7,7 @@ kernels compute them, and neither would ranges.
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,15 +18,20 @@ from keras_qat.keras2.graph import check_readable, clone
 __all__ = ["float32_policy", "in_float32"]
 
 
+_POLICY = threading.RLock()
+"""Held while the global policy is another one: one thread would restore what another had set."""
+
+
 @contextlib.contextmanager
 def float32_policy() -> Iterator[None]:
     """Runs a block in which new layers compute in float32, whatever the global policy is."""
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("float32")
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)
+    with _POLICY:
+        before = keras.mixed_precision.global_policy()
+        keras.mixed_precision.set_global_policy("float32")
+        try:
+            yield
+        finally:
+            keras.mixed_precision.set_global_policy(before)
 
 
 def in_float32(model: Any) -> Any:

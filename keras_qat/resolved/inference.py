@@ -47,6 +47,10 @@ class Inference:
         self.traced = tf.function(self._infer, autograph=False)
 
     def _infer(self, *inputs: Any) -> list[Any]:
+        for name, x in zip(self.model.input_names, inputs, strict=True):
+            if x.dtype.is_floating:
+                known = tf.logical_not(tf.reduce_any(tf.math.is_nan(x)))
+                tf.debugging.Assert(known, [f"Input {name} of {self.model.name} holds NaN."])
         return infer(self.graph, list(inputs), self.family)
 
     def __call__(self, x: Any, simulated: Callable[[Any], Any], training: Any) -> Any:

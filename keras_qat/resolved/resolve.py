@@ -27,6 +27,9 @@ from keras_qat.tflite.names import as_scope
 
 __all__ = ["resolve"]
 
+NEXT_TO_NOTHING = 1e-6
+"""Where a range of zeros alone ends, so that it widens none that it is joined with."""
+
 
 def resolve(
     model: Any,
@@ -104,6 +107,8 @@ class _Resolver:
             else:
                 limits = quantizer.current_range()
             low, high = limits
+            if not self.in_graph and low == high:  # Of a ReLU of contrib that is always 0.
+                high = NEXT_TO_NOTHING
             self.params[quantizer] = QuantParams.of_range(low, high, spec.bits)
         return self.params[quantizer]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from typing import Any
 
 from tensorflow.lite.python import schema_py_generated as schema
@@ -24,18 +25,23 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         `Recipe.from_config` makes a recipe of it.
 
     Raises:
-        ValueError: if it is no TFLite file, or not one that `export_tflite` wrote.
+        ValueError: if it is no TFLite file, a damaged one, or not one that `export_tflite` wrote.
 
     Example:
         >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]
         'int8'
     """
     contents = contents_of(tflite)
-    model = schema.Model.GetRootAsModel(contents, 0)
-    for index in range(model.MetadataLength()):
-        entry = model.Metadata(index)
-        if entry.Name() == b"keras_qat":
-            return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+    try:
+        model = schema.Model.GetRootAsModel(contents, 0)
+        for index in range(model.MetadataLength()):
+            entry = model.Metadata(index)
+            if entry.Name() == b"keras_qat":
+                return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+    except (struct.error, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            "The TFLite file is damaged or cut short: its metadata cannot be read. Export it again."
+        ) from error
     raise ValueError(
         "The file holds no metadata of keras_qat: another program has written or changed it."
     )

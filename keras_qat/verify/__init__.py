@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from keras_qat.given import arrays_of
 from keras_qat.interpreter import Kernels, TFLiteModel
-from keras_qat.keras2.graph import flat_arrays
 from keras_qat.schedule import is_quantized
 from keras_qat.tflite.objects import contents_of
 from keras_qat.verify.layers import compare_layers
@@ -42,7 +42,8 @@ def verify(
         A report that prints as a table, and draws itself with `plot`.
 
     Raises:
-        ValueError: if the model is not quantized, or the file is not one of this model.
+        ValueError: if the model is not quantized, the file is damaged or not one of this model, or
+            the inputs are not what the model takes.
 
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
@@ -50,7 +51,7 @@ def verify(
     if not is_quantized(model):
         raise ValueError(f"'{model.name}' is not quantization-aware: verify what was exported.")
     file = TFLiteModel(tflite, kernels)
-    inputs = dict(zip(model.input_names, flat_arrays(model, x), strict=True))
+    inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
     examples = len(next(iter(inputs.values())))
     outputs = tuple(compare_outputs(model, file, x, inputs, batch_size))

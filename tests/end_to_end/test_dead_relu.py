@@ -14,7 +14,7 @@ from tests.networks.small import layers
 pytestmark = pytest.mark.legacy
 
 
-@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+@pytest.mark.parametrize("recipe", ["int8", "int16x8", "contrib"])
 def test_the_rest_of_the_model_is_exported(recipe):
     keras.utils.set_random_seed(1)
     x = keras.Input((6,))
@@ -22,7 +22,7 @@ def test_the_rest_of_the_model_is_exported(recipe):
     dead = layers.Dense(3, activation="relu", bias_initializer=off)(x)
     y = layers.Dense(4)(layers.Concatenate()([layers.Dense(5)(x), layers.Dense(2)(dead)]))
     found = export(keras.Model(x, y), images(64, (6,)), recipe=recipe)
-    assert found.report.identical == 1
+    assert found.report.identical >= (0.9 if recipe == "contrib" else 1)
 
 
 def test_quantizers_without_data_are_told():

@@ -1,0 +1,132 @@
+"""What a user does with a model, from quantizing to running the file, with what has to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
+from keras_qat.recipes import Recipe
+from keras_qat.resolved.graph import Constant, ResolvedGraph, Tensor
+from tests.comparison import KERNELS
+
+__all__ = ["Refused", "live"]
+
+REASONS = ("NaN or infinity", "TFLite's converter refuses")
+
+SOME = 16
+"""Examples that values are compared on."""
+
+
+class Refused(Exception):
+    """NaN or infinity after training, or a layer in float that TFLite has no operator for."""
+
+
+def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> None:
+    """Plans, quantizes, trains, saves, loads, calibrates, exports, verifies and simulates.
+
+    Raises:
+        AssertionError: if model, file and simulation differ where the plan says integers.
+        Refused: if there is nothing to compare.
+    """
+    str(keras_qat.plan(model, recipe))
+    qat = keras_qat.quantize_model(model, recipe)
+    if not any(True for _ in keras_qat.quantizers(qat)):
+        return
+    train_a_step(qat, inputs)
+    qat.save(folder / "qat.keras")
+    loaded = keras.models.load_model(folder / "qat.keras")
+    given = inputs if len(inputs) > 1 else inputs[0]
+    for before, after in zip(*(_outputs(each, given) for each in (qat, loaded)), strict=True):
+        np.testing.assert_array_equal(before, after)
+    limits = max(
+        (float(np.abs(each).max()) for each in inputs if each.dtype.kind == "f"), default=1
+    )
+    is_contrib = recipe.fold != "per_channel"
+    options = {"input_range": (-limits, limits)} if is_contrib else {}
+    try:
+        keras_qat.calibrate(loaded, given)
+        contents = keras_qat.export_tflite(loaded, **options)
+    except ValueError as error:
+        if any(reason in str(error) for reason in REASONS):
+            raise Refused(str(error)) from error
+        raise
+    compare(loaded, [each[:SOME] for each in inputs], contents, options, is_contrib)
+
+
+def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
+    """Gradient descent on the squares of the outputs, by a loop of the user's own."""
+    x = inputs if len(inputs) > 1 else inputs[0]
+    with tf.GradientTape() as tape:
+        outputs = [
+            each for each in tf.nest.flatten(qat(x, training=True)) if each.dtype.is_floating
+        ]
+        loss = tf.add_n([tf.reduce_mean(tf.square(each)) for each in outputs] or [tf.zeros([])])
+    gradients = tape.gradient(loss, qat.trainable_variables)
+    for variable, gradient in zip(qat.trainable_variables, gradients, strict=True):
+        if gradient is not None:
+            gradient = tf.convert_to_tensor(gradient)
+            variable.assign_sub(1e-3 * gradient / (1.0 + tf.norm(gradient)))
+
+
+def _outputs(model: Any, given: Any) -> list[np.ndarray]:
+    return tf.nest.flatten(model.predict(given, verbose=0))
+
+
+def compare(
+    qat: Any, inputs: list[np.ndarray], contents: bytes, options: dict[str, Any], loosely: bool
+) -> None:
+    """Asserts that model, file and simulation agree on every value computed in integers."""
+    given = inputs if len(inputs) > 1 else inputs[0]
+    report = keras_qat.verify(qat, contents, given, per_layer=True)
+    resolved = keras_qat.resolve(qat, **options)
+    in_integers = {name for name, each in resolved.outputs.items() if is_exact(resolved, each)}
+    if not loosely:
+        differing = [
+            (each.name, each.fed.identical, each.fed.max_difference, each.kernels)
+            for each in report.tensors
+            if each.fed is not None
+            and each.fed.identical < 1
+            and "DEQUANTIZE" not in each.kernels
+            and not set(each.kernels) & set(", ".join(report.float_operations.values()).split(", "))
+        ]
+        assert not differing, f"layers of the file differ from the model: {differing}"
+        for each in report.outputs:
+            assert each.identical == 1 or each.name not in in_integers, each
+    operators = {name for name, *_ in TFLiteModel(contents).operations()}
+    for kernels in KERNELS:
+        if kernels == "reference" and "ELU" in operators:  # There is no such kernel.
+            continue
+        file = TFLiteModel(contents, kernels)
+        found = file.run(dict(zip(qat.input_names, inputs, strict=True)))
+        simulated = keras_qat.simulate(qat, given, kernels, **options)
+        for name in in_integers:
+            codes = simulated.outputs[name]
+            codes = codes if isinstance(codes, np.ndarray) else codes.codes
+            differing = np.count_nonzero(codes != found[name])
+            assert not differing, f"{kernels}: {differing} of {codes.size} values of {name} differ"
+
+
+def is_exact(graph: ResolvedGraph, tensor: Tensor) -> bool:
+    """Whether a tensor depends on integer computations alone, from quantized inputs on."""
+    makers = {output: node for node in graph.nodes for output in node.outputs}
+    wanted, seen = [tensor], set()
+    while wanted:
+        current = wanted.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        node = makers.get(current)
+        if node is None:
+            if current.params is None and tf.as_dtype(current.dtype).is_floating:
+                return False
+            continue
+        if node.op is None:
+            return False
+        wanted += [each for each in node.inputs if not isinstance(each, Constant)]
+    return True

@@ -1,0 +1,351 @@
+"""Random models, as data: what hypothesis draws, makes smaller where it fails, and prints.
+
+A step reads tensors that were made before and adds one. Most are random calls of operators, from
+the examples of their rows; the rest are what networks are made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+from tests.networks import every_layer
+from tests.ops.examples import EXAMPLES
+
+__all__ = ["STEPS", "Sketch", "Step", "built", "random_inputs"]
+
+layers = keras.layers
+
+LARGEST = 1e4
+"""What values of the float model stay below, so that none becomes infinite on the way."""
+
+INTEGERS = 3
+"""What integer inputs stay below."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Something that is computed.
+
+    Args:
+        what: a name in `STEPS`.
+        seed: of its random options.
+        reads: which tensors, counted from the last one that was made.
+    """
+
+    what: str
+    seed: int = 0
+    reads: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+    """A model.
+
+    Args:
+        shapes: of its float inputs, None for open sizes.
+        steps: what it computes.
+        outputs: how many of the last tensors it gives.
+        scale: of its inputs' values.
+    """
+
+    shapes: tuple[tuple[int | None, ...], ...]
+    steps: tuple[Step, ...]
+    outputs: int = 1
+    scale: float = 1.0
+
+
+# What a step makes of tensors, with random numbers for its options.
+Make = Callable[[list[Any], np.random.Generator], Any]
+
+
+def fitted(x: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor of that shape, made of another one."""
+    if tuple(x.shape[1:]) == tuple(shape):
+        return x
+    if None in x.shape[1:]:
+        x = tf.reduce_mean(x, list(range(1, len(x.shape) - 1)))
+    flat = layers.Flatten()(x) if len(x.shape) > 1 else layers.Reshape((1,))(x)
+    return layers.Reshape(shape)(layers.Dense(int(np.prod(shape)))(flat))
+
+
+def _positive(x: Any) -> Any:
+    return layers.Activation("sigmoid")(x) + 0.25
+
+
+def _example(name: str) -> Make:
+    """A random call of an operator, on tensors that are brought to the shapes that it takes."""
+
+    def make(tensors: list[Any], numbers: np.random.Generator) -> Any:
+        example = EXAMPLES[name](numbers)
+        dtypes = example.dtypes or ("float32",) * len(example.shapes)
+        given = []
+        for place, (shape, dtype) in enumerate(zip(example.shapes, dtypes, strict=True)):
+            if tf.as_dtype(dtype).is_floating:
+                x = fitted(tensors[place % len(tensors)], shape)
+                given.append(_positive(x) if name in OF_POSITIVES else x)
+            else:
+                given.append(keras.Input(shape, dtype=dtype))
+        return example.build(*given)
+
+    return make
+
+
+OF_POSITIVES = ("log", "sqrt", "rsqrt", "reciprocal")
+
+
+def _image(x: Any, channels: int = 4) -> Any:
+    """An image of so many channels: one that is there, or a small one."""
+    if len(x.shape) == 4:
+        return x if x.shape[-1] == channels else layers.Conv2D(channels, 1)(x)
+    return fitted(x, (5, 4, channels))
+
+
+def _block(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """Convolution, BatchNormalization, activation."""
+    x = layers.Conv2D(4, int(numbers.integers(1, 4)), padding="same", use_bias=False)(
+        _image(tensors[0])
+    )
+    return _activated(layers.BatchNormalization()(x), numbers)
+
+
+ACTIVATIONS = ("relu", "relu6", "swish", "tanh", "sigmoid", "hard_sigmoid", "elu", "gelu", "linear")
+
+
+def _activated(x: Any, numbers: np.random.Generator) -> Any:
+    name = str(numbers.choice(ACTIVATIONS))
+    return layers.ReLU(6.0)(x) if name == "relu6" else layers.Activation(name)(x)
+
+
+def _residual(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """A block added to what it reads, with a ReLU behind or none."""
+    x = _image(tensors[0])
+    y = layers.Add()([x, _block([x], numbers)])
+    return layers.ReLU()(y) if numbers.random() < 0.5 else y
+
+
+def _inverted(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """As in MobileNet: wide, depthwise, narrow."""
+    x = _image(tensors[0])
+    y = layers.ReLU(6.0)(layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(x)))
+    y = layers.DepthwiseConv2D(3, padding="same", activation="relu")(y)
+    return layers.Add()([x, layers.BatchNormalization()(layers.Conv2D(4, 1)(y))])
+
+
+def _squeezed(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """Squeeze and excite."""
+    x = _image(tensors[0])
+    y = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    y = layers.Conv2D(4, 1, activation="sigmoid")(layers.Conv2D(2, 1, activation="relu")(y))
+    return layers.Multiply()([x, y])
+
+
+def _attended(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """Attention of a sequence to itself, added to it, and a part for each place."""
+    x = fitted(tensors[0], (4, 6))
+    x = layers.Add()([x, layers.MultiHeadAttention(2, 3)(x, x)])
+    return layers.LayerNormalization()(x) if numbers.random() < 0.5 else layers.Dense(6)(x)
+
+
+def _recurrent(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    kind = (layers.LSTM, layers.GRU, layers.SimpleRNN)[numbers.integers(3)]
+    return kind(3, return_sequences=bool(numbers.integers(2)))(fitted(tensors[0], (4, 3)))
+
+
+def _shared(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """One layer on two tensors, whose results are joined."""
+    layer = layers.Dense(4, activation="relu") if numbers.random() < 0.5 else layers.Dense(4)
+    first, second = (layer(fitted(x, (6,))) for x in (tensors[0], tensors[-1]))
+    return _joined([first, second], numbers)
+
+
+def _nested(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """A model inside, called on two tensors."""
+    inner = keras.Input((5, 4, 4))
+    y = _residual([inner], numbers) if numbers.random() < 0.5 else _block([inner], numbers)
+    model = keras.Model(inner, layers.GlobalAveragePooling2D()(y))
+    first, second = (model(fitted(x, (5, 4, 4))) for x in (tensors[0], tensors[-1]))
+    return _joined([first, second], numbers)
+
+
+def _merged(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    first = tensors[0]
+    if None in first.shape[1:]:
+        return _joined([first, first], numbers)
+    return _joined([first, *(fitted(x, first.shape[1:]) for x in tensors[1:])], numbers)
+
+
+def _joined(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    kinds = (
+        *(layers.Add, layers.Multiply, layers.Average, layers.Concatenate),
+        *(layers.Maximum, layers.Minimum),
+    )
+    return kinds[numbers.integers(len(kinds))]()(tensors)
+
+
+def _activation(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    return _activated(tensors[0], numbers)
+
+
+def _any_layer(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """Any layer of Keras, in a model of its own."""
+    model = every_layer.example(str(numbers.choice(LAYERS)))
+    given = []
+    for place, x in enumerate(model.inputs):
+        if x.dtype.is_floating:
+            given.append(fitted(tensors[place % len(tensors)], tuple(x.shape[1:])))
+        else:
+            given.append(keras.Input(x.shape[1:], dtype=x.dtype))
+    return model(given if len(given) > 1 else given[0])
+
+
+LAYERS = sorted(
+    name
+    for name, each in vars(layers).items()
+    if isinstance(each, type) and issubclass(each, layers.Layer)
+)
+
+
+def _masked(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """Layers that leave out what a mask says."""
+    if numbers.random() < 0.5:
+        x = layers.Embedding(INTEGERS, 4, mask_zero=True)(keras.Input((5,), dtype="int32"))
+    else:
+        x = layers.Masking()(layers.ReLU()(fitted(tensors[0], (5, 4))))
+    readers = (
+        layers.LSTM(3),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(3),
+        layers.Bidirectional(layers.GRU(2)),
+        layers.MultiHeadAttention(1, 2),
+    )
+    reader = readers[numbers.integers(len(readers))]
+    return reader(x, x) if isinstance(reader, layers.MultiHeadAttention) else reader(x)
+
+
+def _dead(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """What training has switched off: a ReLU, or channels."""
+    if numbers.random() < 0.5:
+        off = keras.initializers.Constant(-100.0)
+        return layers.Dense(4, activation="relu", bias_initializer=off)(fitted(tensors[0], (6,)))
+    x = layers.Conv2D(4, 1, kernel_initializer="zeros")(_image(tensors[0]))
+    return layers.BatchNormalization(gamma_initializer="zeros")(x)
+
+
+def _as_it_is(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """A tensor once more, so that outputs may be inputs, or the same one twice."""
+    return tensors[0]
+
+
+def _in_float(tensors: list[Any], numbers: np.random.Generator) -> Any:
+    """What has no integer kernel."""
+    return tf.math.sin(tensors[0])
+
+
+STEPS: dict[str, Make] = {
+    **{name: _example(name) for name in EXAMPLES},
+    "block": _block,
+    "residual": _residual,
+    "inverted": _inverted,
+    "squeezed": _squeezed,
+    "attended": _attended,
+    "recurrent": _recurrent,
+    "shared": _shared,
+    "nested": _nested,
+    "merged": _merged,
+    "activated": _activation,
+    "any_layer": _any_layer,
+    "masked": _masked,
+    "dead": _dead,
+    "as_it_is": _as_it_is,
+    "in_float": _in_float,
+}
+
+
+REFUSALS = (ValueError, TypeError, AttributeError, NotImplementedError, tf.errors.OpError)
+
+
+def built(sketch: Sketch) -> Any:
+    """The model. Steps that no model of a batch can take are passed over."""
+    keras.utils.set_random_seed(len(sketch.steps))
+    tensors = [keras.Input(shape) for shape in sketch.shapes]
+    for step in sketch.steps:
+        numbers = np.random.default_rng(step.seed)
+        read = [tensors[-1 - place % len(tensors)] for place in step.reads]
+        # What an example asks for may be more than these tensors allow.
+        with contextlib.suppress(*REFUSALS):
+            made = STEPS[step.what](read, numbers)
+            if is_of_a_batch(made):
+                tensors.append(made)
+    outputs = tensors[-min(sketch.outputs, len(tensors)) :]
+    inputs = list(dict.fromkeys(each.ref() for out in outputs for each in _inputs_of(out)))
+    model = keras.Model([each.deref() for each in inputs], outputs)
+    perturb(model)
+    return model
+
+
+def is_of_a_batch(x: Any) -> bool:
+    """Whether a tensor has a finite, moderate result for each example, whatever the others are."""
+    if not keras.backend.is_keras_tensor(x) or not x.shape.rank or x.shape[0] is not None:
+        return False
+    if x.dtype.is_bool or x.dtype.is_complex:
+        return False
+    model = keras.Model(_inputs_of(x), x)
+    given = random_inputs(model, 4)
+    all_at_once = model(given, training=False).numpy()
+    if len(all_at_once) != 4 or not np.all(np.abs(all_at_once) < LARGEST):
+        return False
+    first = model([each[:1] for each in given], training=False).numpy()
+    return np.allclose(all_at_once[:1], first, atol=1e-4)
+
+
+def _inputs_of(x: Any) -> list[Any]:
+    """The inputs of the model that a tensor depends on."""
+    found, wanted, seen = [], [x], set()
+    while wanted:
+        tensor = wanted.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        layer, node, _ = tensor._keras_history
+        if isinstance(layer, layers.InputLayer):
+            found.append(tensor)
+        else:
+            wanted += tf.nest.flatten(layer.inbound_nodes[node].keras_inputs)
+    return found
+
+
+def random_inputs(model: Any, count: int = 24, scale: float = 1.0) -> list[np.ndarray]:
+    """Numbers for each input, in different sizes."""
+    numbers = np.random.default_rng(count)
+    found = []
+    for place, tensor in enumerate(model.inputs):
+        shape = (count, *(6 if size is None else size for size in tensor.shape[1:]))
+        if tensor.dtype.is_floating:
+            size = scale * 10.0 ** ((place + 1) % 3 - 1)
+            found.append(np.float32(size * numbers.normal(size=shape)))
+        else:
+            dtype = tensor.dtype.as_numpy_dtype
+            found.append(numbers.integers(0, INTEGERS, shape).astype(dtype))
+    return found
+
+
+def perturb(model: Any) -> None:
+    """Weights as training leaves them: none is zero, variances are no ones."""
+    numbers = np.random.default_rng(1)
+    for weight in model.weights:
+        kind, shape = weight.name.split("/")[-1].split(":")[0], weight.shape
+        if not weight.dtype.is_floating:
+            continue
+        if kind in ("moving_variance", "variance"):
+            weight.assign(numbers.uniform(0.3, 3.0, shape))
+        elif kind == "gamma" and np.any(weight.numpy()):
+            weight.assign(numbers.uniform(0.3, 2.0, shape) * numbers.choice([-1, 1], shape))
+        elif kind in ("bias", "beta", "moving_mean"):
+            weight.assign_add(0.3 * numbers.normal(size=shape))

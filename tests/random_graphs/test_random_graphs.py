@@ -1,0 +1,86 @@
+"""Random models of all operators, with every recipe: nothing raises, and all sides agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from keras_qat import recipes
+from keras_qat.keras2.backend import keras
+from tests.random_graphs.lifecycle import Refused, live
+from tests.random_graphs.sketch import STEPS, Sketch, Step, built, random_inputs
+
+pytest.importorskip("hypothesis", reason="in the extra 'test'")
+from hypothesis import HealthCheck, assume, given, reject, settings
+from hypothesis import strategies as some
+
+SHAPES = ((6,), (8,), (4, 3), (5, 4, 4), (6, 6, 3), (None, 4), (None, None, 3))
+
+BITS = some.integers(2, 8)
+
+RECIPES = some.one_of(
+    some.just(recipes.int8()),
+    some.just(recipes.int4_weights()),
+    some.just(recipes.int16x8()),
+    some.just(recipes.contrib()),
+    some.builds(recipes.int8, BITS, BITS),
+    some.builds(recipes.int16x8, BITS),
+    some.builds(recipes.contrib, BITS, BITS),
+)
+
+SKETCHES = some.builds(
+    Sketch,
+    shapes=some.lists(some.sampled_from(SHAPES), min_size=1, max_size=3).map(tuple),
+    steps=some.lists(
+        some.builds(
+            Step,
+            some.sampled_from(sorted(STEPS)),
+            some.integers(0, 2**20),
+            some.tuples(*[some.integers(0, 3)] * 3),
+        ),
+        min_size=1,
+        max_size=7,
+    ).map(tuple),
+    outputs=some.integers(1, 3),
+    scale=some.sampled_from((1.0, 1.0, 1e-3, 1e3)),
+)
+
+
+def try_out(sketch: Sketch, recipe: recipes.Recipe, folder: object) -> None:
+    keras.backend.clear_session()
+    model = built(sketch)
+    assume(len(model.layers) > len(model.inputs))
+    try:
+        live(model, random_inputs(model, scale=sketch.scale), recipe, folder)
+    except Refused:
+        reject()
+
+
+def trials(count: int, **options: object) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@trials(6, derandomize=True)
+@given(SKETCHES, RECIPES)
+def test_a_sample(folder, sketch, recipe):
+    try_out(sketch, recipe, folder)
+
+
+@pytest.mark.slow
+def test_many_more(folder, seeds):
+    @trials(seeds)
+    @given(SKETCHES, RECIPES)
+    def test(sketch, recipe):
+        try_out(sketch, recipe, folder)
+
+    test()

@@ -1,0 +1,118 @@
+"""Data and files that are not what they should be: an error names the place, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers, out_of_order
+
+
+@pytest.fixture(scope="module")
+def two_inputs():
+    """A model with the inputs `right` (6 numbers) and `left` (4), and what it takes."""
+    x = [images(16, (6,)), images(16, (4,))]
+    return observe(keras_qat.quantize_model(out_of_order()), *x), x
+
+
+def _changed(x, place, value):
+    return [value if at == place else each for at, each in enumerate(x)]
+
+
+DATA = {
+    "too few": (lambda x: x[:1], "has 2 inputs, 1 are given"),
+    "another name": (lambda x: {"right": x[0], "wrong": x[1]}, "has the inputs 'right', 'left'"),
+    "another shape": (
+        lambda x: _changed(x, 1, x[0]),
+        r"'left' .* shape \(None, 4\), not \(16, 6\)",
+    ),
+    "another rank": (lambda x: _changed(x, 0, x[0][0]), r"'right' .* not \(6,\)"),
+    "NaN": (lambda x: _changed(x, 1, x[1] * np.nan), "'left' .* holds NaN"),
+    "words": (lambda x: _changed(x, 0, np.full((16, 6), "a")), "'right' .* no numbers"),
+    "nothing": (lambda x: [each[:0] for each in x], "No examples"),
+    "other counts": (lambda x: _changed(x, 0, x[0][:3]), "right 3, left 16"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_that_no_model_takes(kind, two_inputs):
+    qat, x = two_inputs
+    change, message = DATA[kind]
+    contents = keras_qat.export_tflite(qat)
+    for verb in (keras_qat.simulate, lambda *given: keras_qat.verify(qat, contents, given[1])):
+        with pytest.raises(ValueError, match=message):
+            verb(qat, change(x))
+
+
+def test_nan_in_predict(two_inputs):
+    """A table was looked up at no place."""
+    model = functional((4,), build=lambda x: layers.Activation("sigmoid")(layers.Dense(3)(x)))
+    x = images(16, (4,))
+    qat = observe(keras_qat.quantize_model(model), x)
+    x[3, 1] = np.nan
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Input input_\d+ of .* holds NaN"):
+        qat.predict(x, verbose=0)
+    x[3, 1] = np.inf
+    assert np.all(np.isfinite(qat.predict(x, verbose=0)))
+
+
+def test_damaged_files_are_refused(exported):
+    """Whatever bytes are changed or missing: a `ValueError`, or an answer, and no crash."""
+    numbers = np.random.default_rng(0)
+    for _ in range(60):
+        contents = bytearray(exported.tflite)
+        if numbers.random() < 0.2:
+            contents = contents[: numbers.integers(len(contents))]
+        else:
+            for place in numbers.integers(8, len(contents), numbers.integers(1, 20)):
+                contents[place] ^= 1 << int(numbers.integers(8))
+        for read in (
+            keras_qat.read_metadata,
+            lambda it: keras_qat.verify(exported.model, it, exported.x[:8], per_layer=True),
+        ):
+            with contextlib.suppress(ValueError):
+                read(bytes(contents))
+
+
+def test_devices_are_not_replaced(exported, tmp_path):
+    os.mkfifo(tmp_path / "model.tflite")
+    with pytest.raises(OSError, match=r"model\.tflite: it is a device"):
+        keras_qat.export_tflite(exported.model, tmp_path / "model.tflite")
+    assert stat.S_ISFIFO((tmp_path / "model.tflite").stat().st_mode)
+
+
+def test_threads_leave_the_policy_as_it_was():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        models = [keras.Sequential([keras.Input((4,)), layers.Dense(3)]) for _ in range(4)]
+        work = [threading.Thread(target=keras_qat.plan, args=[each]) for each in models]
+        for each in work:
+            each.start()
+        for each in work:
+            each.join()
+        assert keras.mixed_precision.global_policy().name == "mixed_bfloat16"
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize("name", ["a name", "früh/ä", "层", "a;b", "-x"])
+def test_names_that_are_no_scopes(name, tmp_path):
+    """Keras takes them for inputs, though not for layers that compute."""
+    x, inner = (keras.Input((4,), name=name) for _ in range(2))
+    part = keras.Model(inner, layers.Dense(3)(inner), name="part")
+    model = keras.Model(x, part(x))
+    data = images(16, (4,))
+    qat = observe(keras_qat.quantize_model(model), data)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    contents = keras_qat.export_tflite(loaded)
+    assert keras_qat.verify(loaded, contents, data, per_layer=True).identical == 1
