@@ -60,8 +60,8 @@ def _compare(
 ) -> OutputReport:
     step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
-        step = float(detail["quantization"][0]) or None
-    differences = np.abs(to_values(codes, detail) - expected)
+        step = float(detail["quantization"][0]) or 1.0
+    differences = np.abs(to_values(codes, detail).astype(np.float64) - expected)
     if step is None:
         differences /= float(np.ptp(expected)) / 255 or 1.0
         identical = float(np.mean(differences < 1e-3))

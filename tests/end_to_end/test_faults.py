@@ -236,3 +236,8 @@ def test_an_output_that_is_next_to_nothing():
 def test_a_range_that_is_next_to_nothing():
     tiny = keras.initializers.RandomUniform(-1e-7, 1e-7)
     check(model_of(lambda x: layers.Add()([x, layers.Conv2D(4, 1, kernel_initializer=tiny)(x)])))
+
+
+def test_outputs_that_are_integers():
+    """`verify` divided them by a share of their range."""
+    check(model_of(lambda x: [tf.argmax(x, -1), tf.argmin(x, -1)]))

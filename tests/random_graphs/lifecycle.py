@@ -42,21 +42,21 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     qat.save(folder / "qat.keras")
     loaded = keras.models.load_model(folder / "qat.keras")
     given = inputs if len(inputs) > 1 else inputs[0]
-    for before, after in zip(*(_outputs(each, given) for each in (qat, loaded)), strict=True):
-        np.testing.assert_array_equal(before, after)
-    limits = max(
-        (float(np.abs(each).max()) for each in inputs if each.dtype.kind == "f"), default=1
-    )
-    is_contrib = recipe.fold != "per_channel"
-    options = {"input_range": (-limits, limits)} if is_contrib else {}
+    options = {}
+    if recipe.fold != "per_channel":
+        sizes = [float(np.abs(each).max()) for each in inputs if each.dtype.kind == "f"]
+        options["input_range"] = (-max(sizes, default=1.0), max(sizes, default=1.0))
     try:
+        before, after = (keras_qat.simulate(each, given).outputs for each in (qat, loaded))
         keras_qat.calibrate(loaded, given)
         contents = keras_qat.export_tflite(loaded, **options)
     except ValueError as error:
         if any(reason in str(error) for reason in REASONS):
             raise Refused(str(error)) from error
         raise
-    compare(loaded, [each[:SOME] for each in inputs], contents, options, is_contrib)
+    for name in before:
+        np.testing.assert_array_equal(values_of(before[name]), values_of(after[name]))
+    compare(loaded, [each[:SOME] for each in inputs], contents, options)
 
 
 def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
@@ -74,19 +74,21 @@ def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
             variable.assign_sub(1e-3 * gradient / (1.0 + tf.norm(gradient)))
 
 
-def _outputs(model: Any, given: Any) -> list[np.ndarray]:
-    return tf.nest.flatten(model.predict(given, verbose=0))
+def values_of(output: Any) -> np.ndarray:
+    """An output of a simulation as numbers."""
+    return output if isinstance(output, np.ndarray) else output.codes
 
 
-def compare(
-    qat: Any, inputs: list[np.ndarray], contents: bytes, options: dict[str, Any], loosely: bool
-) -> None:
-    """Asserts that model, file and simulation agree on every value computed in integers."""
+def compare(qat: Any, inputs: list[np.ndarray], contents: bytes, options: dict[str, Any]) -> None:
+    """Asserts that model, file and simulation agree on every value computed in integers.
+
+    Models of `recipes.contrib` round as in training: of them simulation and file are compared.
+    """
     given = inputs if len(inputs) > 1 else inputs[0]
     report = keras_qat.verify(qat, contents, given, per_layer=True)
     resolved = keras_qat.resolve(qat, **options)
     in_integers = {name for name, each in resolved.outputs.items() if is_exact(resolved, each)}
-    if not loosely:
+    if not options:
         differing = [
             (each.name, each.fed.identical, each.fed.max_difference, each.kernels)
             for each in report.tensors
@@ -106,8 +108,7 @@ def compare(
         found = file.run(dict(zip(qat.input_names, inputs, strict=True)))
         simulated = keras_qat.simulate(qat, given, kernels, **options)
         for name in in_integers:
-            codes = simulated.outputs[name]
-            codes = codes if isinstance(codes, np.ndarray) else codes.codes
+            codes = values_of(simulated.outputs[name])
             differing = np.count_nonzero(codes != found[name])
             assert not differing, f"{kernels}: {differing} of {codes.size} values of {name} differ"
 
