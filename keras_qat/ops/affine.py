@@ -27,9 +27,7 @@ def _attributes(call: Call) -> Attributes:
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
-    (x,), last = call.inputs, len(call.output.shape) - 1
-    if not x.is_float:
-        return f"reads {x.dtype}"
+    last = len(call.output.shape) - 1
     known = attributes["axes"] in ((), (last,))
     return None if last > 0 and known else "not one factor per channel"
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from keras_qat.keras2.graph import Call, Value, class_path
 from keras_qat.operations import is_operation
+from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.rows import ROWS
 
@@ -83,11 +84,18 @@ def _first(rows: list[Op], call: Call) -> Match:
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
-        refusal = op.accepts(call, attributes)
+        refusal = _reads_integers(op, call) or op.accepts(call, attributes)
         if refusal is None:
             return Match(op, attributes)
         reason = reason or refusal
     return Match(None, {}, reason)
+
+
+def _reads_integers(op: Op, call: Call) -> str | None:
+    """Why weights are not multiplied: with integers, which only tables look up."""
+    if not op.weights or op.compute is EMBEDDING.compute or call.inputs[0].is_float:
+        return None
+    return f"reads {call.inputs[0].dtype}"
 
 
 def op_of(call: Call) -> Op | None:

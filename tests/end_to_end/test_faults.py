@@ -90,6 +90,7 @@ OF_INTEGERS = {
     "argmax": ("int32", lambda x: real(tf.argmax(x, 1))),
     "arithmetic": ("int32", lambda x: [real(2 * x + 1), x]),
     "movement": ("int64", lambda x: real(layers.Permute((2, 1, 3))(x[:, 1:3]))),
+    "dense": ("int64", lambda x: layers.Dense(4)(layers.Dense(3)(x))),
     "one_hot": ("int32", lambda x: layers.Dense(3)(tf.one_hot(x, 9))),
 }
 
