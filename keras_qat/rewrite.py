@@ -20,11 +20,11 @@ from keras_qat.keras2.graph import Call, Graph, Value, clone, map_values, rebuil
 from keras_qat.keras2.phases import PhasedModel
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import leave_in_float, why_left_in_float
-from keras_qat.layers.scheduled import NEVER, shapes_only
+from keras_qat.layers.scheduled import NEVER, Phase, shapes_only
 from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
-from keras_qat.resolved.inference import Inference
+from keras_qat.resolved.inference import Inference, is_exact
 from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import schedule, scheduled_layers
 
@@ -64,12 +64,22 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
         def simulated(inputs: Any) -> Any:
             return super(QuantizedModel, self).call(inputs, training=training, mask=mask)
 
-        if self.recipe.fold != "per_channel":  # The original's models simulate.
+        inference = self._exact_inference()
+        if inference is None:
             return simulated(inputs)
-        if self._inference is None:  # Past Keras, which would track the graph.
+        return inference(inputs, simulated, resolve_training(training))
+
+    def _exact_inference(self) -> Inference | None:
+        """How it computes in integers; None for the original's models, which simulate."""
+        if self._inference is None and self.recipe.fold == "per_channel":
+            # Past Keras, which would track the graph.
             object.__setattr__(self, "_inference", Inference(self, self._kernels))
-        assert self._inference is not None
-        return self._inference(inputs, simulated, resolve_training(training))
+        return self._inference
+
+    def settle(self, phase: Phase | None) -> None:
+        inference = self._exact_inference()
+        if inference is not None and is_exact(phase):
+            inference.settle()
 
     def keep_recipe(self, recipe: Recipe) -> None:
         """Sets `recipe`, also for models that are made of this one's layers."""

@@ -39,10 +39,14 @@ class QuantParams:
         gets the scale 1. With 16 bits, ranges are symmetric and the zero point is 0.
 
         Args:
-            minimum, maximum: numbers or scalar tensors.
+            minimum, maximum: numbers or scalar tensors. Tensors that are known while a graph is
+                traced count as numbers.
             bits: 2 to 8, or 16.
         """
-        known = [tf.get_static_value(each) for each in (minimum, maximum)]
+        known = [
+            each if not tf.is_tensor(each) else None if _is_eager(each) else tf.get_static_value(each)
+            for each in (minimum, maximum)
+        ]
         if any(each is None for each in known):
             scale, zero_point = _of_range(minimum, maximum, bits)
             return cls(scale, zero_point, bits)
@@ -87,6 +91,10 @@ class QuantParams:
 
     def __str__(self) -> str:
         return f"{self.dtype.name} x {float(self.scale):.6g}, zero point {int(self.zero_point)}"
+
+
+def _is_eager(each: Any) -> bool:
+    return isinstance(each, tf.__internal__.EagerTensor)
 
 
 @traced_once

@@ -18,7 +18,7 @@ from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase, assuming
 from keras_qat.schedule import scheduled_layers
 
-__all__ = ["PhasedModel", "phase_finder"]
+__all__ = ["PhaseFinder", "PhasedModel", "phase_finder"]
 
 
 class PhasedModel:
@@ -36,9 +36,16 @@ class PhasedModel:
         """As Keras documents it: called by `predict` and `predict_on_batch`."""
         return self._phased("predict", super().make_predict_function, force)  # type: ignore[misc]
 
+    _settled_at: int | None = None
+    """The training steps that were done when inference last took the weights as they are."""
+
+    def settle(self, phase: Phase | None) -> None:
+        """Called in front of inference whenever the weights may have changed."""
+
     def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
         """A function that runs, and makes where it is missing, Keras' function for the phase."""
         attribute = f"{name}_function"
+        object.__setattr__(self, "_settled_at", None)  # One of Keras' verbs begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
         look, layers = phase_finder(self), list(scheduled_layers(self))
@@ -51,6 +58,9 @@ class PhasedModel:
             if phase not in functions:
                 functions[phase] = make(force=True)
                 setattr(self, attribute, function)
+            if name != "train" and self._settled_at != look.steps:
+                self.settle(phase)
+                object.__setattr__(self, "_settled_at", look.steps)
             with assuming(phase, layers):
                 return functions[phase](iterator)
 
@@ -58,35 +68,49 @@ class PhasedModel:
         return function
 
 
-def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
-    """A function that says which phase all layers will be in during the next execution.
+def phase_finder(model: Any) -> PhaseFinder:
+    """The one of a model: there is one for each, as it is traced."""
+    if getattr(model, "_phase_finder", None) is None:  # Past Keras, which would track it.
+        object.__setattr__(model, "_phase_finder", PhaseFinder(model))
+    return model._phase_finder
 
-    There is one for each model, as it is traced.
 
-    None if they differ, or if a phase ends within the execution. It looks at the layers' weights
-    each time, so it does not matter how they were set.
+class PhaseFinder:
+    """Says which phase all layers of a model will be in during the next execution.
+
+    It looks at the layers' weights each time, so it does not matter how they were set.
     """
-    if getattr(model, "_phase_finder", None) is not None:
-        return model._phase_finder
-    layers = list(scheduled_layers(model))
-    if not layers:  # The recipe has found nothing to quantize.
-        return lambda training: Phase(training, True, True, True)
-    most_calls = max(len(layer.inbound_nodes) for layer in layers)
 
-    @tf.function(autograph=False)
-    def counters() -> Any:
-        names = ("step", "quantize_from", "freeze_from")
-        return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
+    steps: int = -1
+    """The training steps of all layers together, as last seen."""
 
-    @tf.function(autograph=False)
-    def all_calibrated() -> Any:
-        calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
-        return tf.reduce_all(tf.stack([True, *calibrated]))
+    def __init__(self, model: Any) -> None:
+        layers = list(scheduled_layers(model))
+        self._model = model
+        self._has_layers = bool(layers)
+        self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
 
-    def look(training: bool) -> Phase | None:
-        done, quantize_from, freeze_from = (each.numpy() for each in counters())
+        @tf.function(autograph=False)
+        def counters() -> Any:
+            names = ("step", "quantize_from", "freeze_from")
+            return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
+
+        @tf.function(autograph=False)
+        def all_calibrated() -> Any:
+            calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
+            return tf.reduce_all(tf.stack([True, *calibrated]))
+
+        self._counters, self._all_calibrated = counters, all_calibrated
+
+    def __call__(self, training: bool) -> Phase | None:
+        """The phase; None if layers differ, or if a phase ends within the execution."""
+        if not self._has_layers:  # The recipe has found nothing to quantize.
+            return Phase(training, True, True, True)
+        done, quantize_from, freeze_from = (each.numpy() for each in self._counters())
+        self.steps = int(done.sum())
         next_step = done + training
-        last_step = done + most_calls * backend.steps_per_execution(model) * training
+        steps_per_execution = backend.steps_per_execution(self._model)
+        last_step = done + self._most_calls * steps_per_execution * training
         gates: list[bool] = []
         for threshold in (quantize_from, freeze_from):
             if np.all(next_step >= threshold):
@@ -97,7 +121,4 @@ def phase_finder(model: Any) -> Callable[[bool], Phase | None]:
                 return None
         quantizing, frozen = gates
         # A training step observes before it quantizes.
-        return Phase(training, quantizing, frozen, training or bool(all_calibrated()))
-
-    object.__setattr__(model, "_phase_finder", look)  # Past Keras, which would track it.
-    return look
+        return Phase(training, quantizing, frozen, training or bool(self._all_calibrated()))

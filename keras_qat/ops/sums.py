@@ -17,7 +17,7 @@ from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sum
 from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import cond
 from keras_qat.ops.op import Arguments
-from keras_qat.resolved.weights import Weights
+from keras_qat.resolved.weights import Weights, reach_of, terms
 from keras_qat.tflite import int4
 from keras_qat.tflite.emission import Emission
 
@@ -94,8 +94,9 @@ def _sums_of_8_bits(
 ) -> Any:
     """The sums in float64, or in float32, rounded once where they do not fit.
 
-    Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, it is done
-    again in float64. A bias of more bits than float32 has is rounded to them, here and in files.
+    Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, so many
+    input channels at a time that none can are summed up in float32, and then those sums in float64.
+    A bias of more bits than float32 has is rounded to them, here and in files.
     """
     x, weights = a.q[0], a.weights
     kernel, bias = _held_in(weights.q, tf.float32), None
@@ -105,24 +106,29 @@ def _sums_of_8_bits(
     def with_bias(sums: Any) -> Any:
         return sums if bias is None else tf.nn.bias_add(sums, tf.cast(bias, sums.dtype))
 
-    def quickly() -> Any:
+    def at_once() -> Any:
         return with_bias(tf.cast(linear(x, kernel), dtype))
 
-    def safely() -> Any:
-        sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
-        return tf.cast(with_bias(sums), dtype)
+    largest, count = 2 ** a.params[0].bits - 1, terms(tuple(kernel.shape), channels)
+    parts = math.ceil(count * largest * INT8_MAX / EXACT)
+    if parts == 1:
+        return at_once()
 
-    fits = _fits(kernel, weights.q, 2 ** a.params[0].bits - 1, channels)
-    if isinstance(fits, bool):
-        return quickly() if fits else safely()
-    found = quickly()  # Outside of the branch, where it is fused with what follows.
-    return cond(fits, lambda: tf.identity(found), safely)
+    def in_parts() -> Any:
+        inputs = kernel.shape[-2]
+        if channels != (-1,) or x.shape[-1] != inputs or parts > inputs:
+            sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
+            return tf.cast(with_bias(sums), dtype)
+        sizes = [len(each) for each in np.array_split(range(inputs), parts)]
+        pairs = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
+        return tf.cast(
+            with_bias(tf.add_n([tf.cast(linear(*pair), tf.float64) for pair in pairs])), dtype
+        )
 
-
-def _terms(kernel: Any, channels: tuple[int, ...]) -> int:
-    """How many products are added up."""
-    shape = kernel.shape
-    return math.prod(shape) // math.prod(shape[axis] for axis in channels)
+    # The range holds zero: what is above it and below it add up to `largest`.
+    reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach
+    fits = reach * largest < EXACT
+    return cond(fits if tf.is_tensor(fits) else bool(fits), at_once, in_parts)
 
 
 def _held_in(q: Any, dtype: tf.DType) -> Any:
@@ -130,27 +136,6 @@ def _held_in(q: Any, dtype: tf.DType) -> Any:
     if isinstance(q, np.ndarray):
         return tf.constant(q.astype(dtype.as_numpy_dtype))
     return tf.cast(q, dtype)
-
-
-def _fits(kernel: Any, q: Any, largest: int, channels: tuple[int, ...]) -> Any:
-    """Whether no sum of some of the products can pass 2^24: a bool if that is known.
-
-    The range holds zero: what is above it and below it add up to `largest`. So a sum is at most
-    that times the weights of one sign.
-    """
-    if _terms(kernel, channels) * largest * INT8_MAX < EXACT:
-        return True
-    axes = tuple(axis for axis in range(-len(q.shape), 0) if axis not in channels)
-    if isinstance(q, np.ndarray):
-        size, total = np.sum(np.abs(q), axes), np.sum(q, axes)
-        return bool(largest * np.max(size + np.abs(total)) < 2 * EXACT)
-    if channels == tuple(range(-len(channels), 0)):  # Many times as fast as a reduction.
-        columns = tf.reshape(kernel, [_terms(kernel, channels), -1])
-        ones = tf.ones([1, columns.shape[0]])
-        size, total = tf.matmul(ones, tf.abs(columns)), tf.matmul(ones, columns)
-    else:
-        size, total = tf.reduce_sum(tf.abs(kernel), axes), tf.reduce_sum(kernel, axes)
-    return largest * tf.reduce_max(size + tf.abs(total)) < 2 * EXACT * (1 - 1e-6)
 
 
 def weight_constants(

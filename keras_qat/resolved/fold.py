@@ -16,7 +16,7 @@ from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
 from keras_qat.layers.bias import factor_and_bias
 from keras_qat.ops.op import Op
-from keras_qat.resolved.weights import Weights
+from keras_qat.resolved.weights import Weights, reach_of, terms
 
 __all__ = ["INT8_MAX", "has_codes", "parameters_of", "table_of", "table_params", "weights_of_calls"]
 
@@ -25,6 +25,9 @@ INT8_MAX = 127
 
 BIAS_MAX = 2.0**30
 """Largest value of a bias: half of what 32 bits hold, the rest is for the sum it is added to."""
+
+FEW = 512
+"""So many products of 8-bit numbers fit the whole numbers of float32."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
 """Smallest scale of a weight. Finer ones are of channels that training has switched off, and their
@@ -94,15 +97,17 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
     else:
         q, scale = _fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
     q = q if in_graph else tf.cast(q, tf.int8).numpy()
-    name = next(iter(wrapper.weight_axes), "")
-    found = []
+    name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
+    found, reach = [], None
+    if in_graph and name and not wide and terms(tuple(q.shape), axes) > FEW:
+        reach = reach_of(q, axes)
     for each, output in zip(inputs, outputs, strict=True):
         whole = None if bias is None else _whole(bias, scale, each)
         held = scale if wide else tf.minimum(scale, single(LARGEST_MULTIPLIER * output / each))
         if not in_graph:
             whole, held = None if whole is None else whole.numpy(), held.numpy()
         bits = spec.bits if spec else 8
-        found.append(Weights(name, q, held, whole, bits=bits, rounding=rounding))
+        found.append(Weights(name, q, held, whole, bits, reach, rounding))
     return found
 
 

@@ -7,7 +7,10 @@ inference read it; none derives any of it again.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
+
+import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.graph import Call, Value
@@ -104,6 +107,53 @@ class ResolvedGraph:
     nodes: tuple[Node, ...]
     tensors: dict[Value, Tensor]
     values: dict[Tensor, Value]
+
+    def with_numbers(self, change: Callable[[Any], Any]) -> ResolvedGraph:
+        """The same graph with other tensors for those among its ranges, weights and constants.
+
+        Args:
+            change: from a tensor to another; called in the same order on graphs of one model.
+        """
+        changed: dict[int, Any] = {}
+
+        def number(each: Any) -> Any:
+            return change(each) if tf.is_tensor(each) else each
+
+        def params(each: QuantParams | None) -> Any:
+            if each is not None and id(each) not in changed:  # One object for each quantizer.
+                numbers = number(each.scale), number(each.zero_point)
+                changed[id(each)] = QuantParams(*numbers, each.bits)
+            return changed.get(id(each))
+
+        def operand(each: Operand) -> Any:
+            if id(each) not in changed:
+                q = {"q": number(each.q)} if isinstance(each, Constant) else {}
+                changed[id(each)] = dataclasses.replace(each, params=params(each.params), **q)
+            return changed[id(each)]
+
+        def weights(each: Weights | None) -> Any:
+            if each is None:
+                return None
+            names = ("q", "scale", "bias", "reach")
+            return dataclasses.replace(each, **{name: number(getattr(each, name)) for name in names})
+
+        nodes = tuple(
+            dataclasses.replace(
+                node,
+                inputs=tuple(map(operand, node.inputs)),
+                outputs=tuple(map(operand, node.outputs)),
+                weights=weights(node.weights),
+            )
+            for node in self.nodes
+        )
+        return dataclasses.replace(
+            self,
+            inputs={name: operand(each) for name, each in self.inputs.items()},
+            outputs={name: operand(each) for name, each in self.outputs.items()},
+            nodes=nodes,
+            tensors={value: operand(each) for value, each in self.tensors.items()},
+            values={operand(each): value for each, value in self.values.items()},
+        )
 
     def __str__(self) -> str:
         """A line for each node: operator, quantization parameters in and out, weights, clip."""

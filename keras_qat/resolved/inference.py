@@ -8,7 +8,7 @@ tell what the exported file gives. Gradients there are those of the simulation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,15 +17,16 @@ from keras_qat.arithmetic.families import Family
 from keras_qat.branching import cond, straight_through, with_gradient_of
 from keras_qat.keras2 import backend
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.graph import Call, Graph, Value
+from keras_qat.keras2.graph import Call, Value
 from keras_qat.layers.scheduled import Phase, shapes_are_enough
 from keras_qat.ops.registry import match
-from keras_qat.resolved.graph import ResolvedGraph, Tensor
+from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.resolve import resolve
 from keras_qat.resolved.run import dequantized, quantized_input, run
+from keras_qat.resolved.settled import Settled
 
-__all__ = ["Inference", "infer"]
+__all__ = ["Inference", "is_exact"]
 
 
 class Inference:
@@ -44,14 +45,68 @@ class Inference:
         self.graph = graph_lib.read(model)
         self.layers = list(scheduled_layers(model))
         self.look = phase_finder(model)
-        self.traced = tf.function(self._infer, autograph=False)
+        self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
+        self.with_losses += self.graph.aside
+        self.settled = Settled(model, self.graph, self._tensors)
+        self.traced = tf.function(self._infer_settled, autograph=False)
 
-    def _infer(self, *inputs: Any) -> list[Any]:
+    def settle(self) -> None:
+        """Takes ranges and weights as they are now, for all graphs in a phase that is known."""
+        if not tf.distribute.has_strategy():
+            self.settled.refresh()
+
+    def _check(self, inputs: Sequence[Any]) -> None:
         for name, x in zip(self.model.input_names, inputs, strict=True):
             if x.dtype.is_floating:
                 known = tf.logical_not(tf.reduce_any(tf.math.is_nan(x)))
                 tf.debugging.Assert(known, [f"Input {name} of {self.model.name} holds NaN."])
-        return infer(self.graph, list(inputs), self.family)
+
+    def _tensors(self, resolved: ResolvedGraph, inputs: list[Any]) -> list[Any]:
+        """The real values of the outputs, and of what layers that add losses read."""
+        given = [
+            x if tensor.params is None else quantized_input(x, tensor.params)
+            for x, tensor in zip(inputs, resolved.inputs.values(), strict=True)
+        ]
+        tensors = run(resolved, given, self.family, compute_in_float)
+        wanted = [
+            *resolved.outputs.values(),
+            *(resolved.tensors[value] for value in self._read_by_losses()),
+        ]
+        return [
+            tensors[each] if each.params is None else dequantized(tensors[each], each.params)
+            for each in wanted
+        ]
+
+    def _read_by_losses(self) -> list[Value]:
+        made = {value for call in self.graph.aside for value in graph_lib.values_in(call.outputs)}
+        read = [value for call in self.with_losses for value in call.inputs]
+        return [value for value in dict.fromkeys(read) if value not in made]
+
+    def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
+        """The outputs among `_tensors`, the losses and metrics of layers being added."""
+        outputs = graph_lib.values_in(self.graph.outputs)
+        real = dict(zip(self._read_by_losses(), tensors[len(outputs) :], strict=True))
+        for call in self.with_losses if adds_losses else []:
+            args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
+            found = call.layer(*args, **kwargs)
+            if call in self.graph.aside:
+                values = graph_lib.values_in(call.outputs)
+                real.update(zip(values, tf.nest.flatten(found), strict=True))
+        return [
+            tf.ensure_shape(each, value.shape)
+            for each, value in zip(tensors, outputs, strict=False)
+        ]
+
+    def _infer_settled(self, *inputs: Any) -> list[Any]:
+        """What kernels compute, in ranges and weights that were settled."""
+        self._check(inputs)
+        return self._finished(self.settled(*inputs))
+
+    def _infer(self, *inputs: Any, adds_losses: bool = True) -> list[Any]:
+        """The same in ranges and weights that are read whenever this runs."""
+        self._check(inputs)
+        resolved = resolve(None, in_graph=True, graph=self.graph)
+        return self._finished(self._tensors(resolved, list(inputs)), adds_losses)
 
     def __call__(self, x: Any, simulated: Callable[[Any], Any], training: Any) -> Any:
         """The model's outputs.
@@ -69,7 +124,12 @@ class Inference:
         flat = graph_lib.flat_inputs(self.model, x)
         if applies is not True:
             return self._if(applies, flat, simulated(x))
-        exact = self.traced if tf.executing_eagerly() else self._infer
+        exact: Callable[..., list[Any]] = self._infer
+        if tf.executing_eagerly():
+            self.settled.refresh()
+            exact = self.traced
+        elif is_exact(self.layers[0].assumed) and self.settled.is_ready:
+            exact = self._infer_settled
 
         def again(*inputs: Any) -> list[Any]:
             given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(self.model), list(inputs))
@@ -83,7 +143,7 @@ class Inference:
         given = tf.nest.flatten(y)
         exact = cond(
             applies,
-            lambda: infer(self.graph, flat, self.family, adds_losses=False),
+            lambda: self._infer(*flat, adds_losses=False),
             lambda: [tf.identity(each) for each in given],
         )
         outputs = [
@@ -100,7 +160,7 @@ class Inference:
             if phase is None:
                 return False
         if phase is not None and phase.training is training:
-            return phase.quantizing is True and phase.calibrated
+            return is_exact(phase)
         conditions = [layer.step >= layer.quantize_from for layer in self.layers]
         conditions += [each.is_calibrated() for layer in self.layers for each in layer.quantizers]
         if training is not False:
@@ -108,54 +168,15 @@ class Inference:
         return tf.reduce_all(tf.stack(conditions))
 
 
+def is_exact(phase: Phase | None) -> bool:
+    """Whether all layers are known to quantize, to ranges that they have, at inference."""
+    if phase is None or phase.training is not False:
+        return False
+    return phase.quantizing is True and phase.calibrated
+
+
 def _instead(value: Any, other: Any) -> Any:
     return tf.stop_gradient(value)
-
-
-def infer(graph: Graph, inputs: list[Any], family: Family, adds_losses: bool = True) -> list[Any]:
-    """The real values of a model's outputs, as kernels of a family compute them.
-
-    Args:
-        graph: the quantization-aware model; its ranges and weights are read whenever this runs.
-        inputs: real numbers, one tensor for each input.
-        family: whose rounding.
-        adds_losses: whether layers add to the model's losses and metrics.
-    """
-    resolved = resolve(None, in_graph=True, graph=graph)
-    given = [
-        x if tensor.params is None else quantized_input(x, tensor.params)
-        for x, tensor in zip(inputs, resolved.inputs.values(), strict=True)
-    ]
-    tensors = run(resolved, given, family, compute_in_float)
-    if adds_losses:
-        _add_losses(graph, resolved, tensors)
-    return [
-        tf.ensure_shape(_real(tensors, tensor), tensor.shape)
-        for tensor in resolved.outputs.values()
-    ]
-
-
-def _real(tensors: dict[Tensor, Any], tensor: Tensor) -> Any:
-    values = tensors[tensor]
-    return values if tensor.params is None else dequantized(values, tensor.params)
-
-
-def _add_losses(graph: Graph, resolved: ResolvedGraph, tensors: dict[Tensor, Any]) -> None:
-    """Computes what layers add to the model's loss and metrics, and no output depends on."""
-    real: dict[Value, Any] = {}
-
-    def value_of(value: Value) -> Any:
-        if value not in real:
-            real[value] = _real(tensors, resolved.tensors[value])
-        return real[value]
-
-    regularized = [call for call in graph.calls if _regularizes(call)]
-    for call in [*regularized, *graph.aside]:
-        args, kwargs = graph_lib.map_values(value_of, (call.args, call.kwargs))
-        outputs = call.layer(*args, **kwargs)
-        if call in graph.aside:
-            made = zip(graph_lib.values_in(call.outputs), tf.nest.flatten(outputs), strict=True)
-            real.update(made)
 
 
 def _regularizes(call: Call) -> bool:

@@ -128,6 +128,8 @@ class _Resolver:
             return given[0]
         low = tf.reduce_min([each.scale * (each.lowest - each.zero_point) for each in given])
         high = tf.reduce_max([each.scale * (each.highest - each.zero_point) for each in given])
+        if not self.in_graph:
+            low, high = float(low), float(high)
         bits = max(8, *(each.bits for each in given))
         return self._fixed(
             ("joined", *map(id, given)), lambda: QuantParams.of_range(low, high, bits)
