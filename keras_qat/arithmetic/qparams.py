@@ -44,8 +44,7 @@ class QuantParams:
             bits: 2 to 8, or 16.
         """
         known = [
-            each if not tf.is_tensor(each) else None if _is_eager(each) else tf.get_static_value(each)
-            for each in (minimum, maximum)
+            None if _is_eager(each) else tf.get_static_value(each) for each in (minimum, maximum)
         ]
         if any(each is None for each in known):
             scale, zero_point = _of_range(minimum, maximum, bits)

@@ -109,21 +109,22 @@ def _sums_of_8_bits(
     def at_once() -> Any:
         return with_bias(tf.cast(linear(x, kernel), dtype))
 
-    largest, count = 2 ** a.params[0].bits - 1, terms(tuple(kernel.shape), channels)
-    parts = math.ceil(count * largest * INT8_MAX / EXACT)
-    if parts == 1:
+    largest = 2 ** a.params[0].bits - 1
+    most = math.ceil(EXACT / (largest * INT8_MAX)) - 1  # So many products always fit.
+    count = terms(tuple(kernel.shape), channels)
+    if count <= most:
         return at_once()
 
     def in_parts() -> Any:
         inputs = kernel.shape[-2]
-        if channels != (-1,) or x.shape[-1] != inputs or parts > inputs:
+        size = most * inputs // count  # Channels whose products fit.
+        if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
-            return tf.cast(with_bias(sums), dtype)
-        sizes = [len(each) for each in np.array_split(range(inputs), parts)]
-        pairs = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
-        return tf.cast(
-            with_bias(tf.add_n([tf.cast(linear(*pair), tf.float64) for pair in pairs])), dtype
-        )
+        else:
+            sizes = [min(size, inputs - start) for start in range(0, inputs, size)]
+            parts = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
+            sums = tf.add_n([tf.cast(linear(*part), tf.float64) for part in parts])
+        return tf.cast(with_bias(sums), dtype)
 
     # The range holds zero: what is above it and below it add up to `largest`.
     reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach

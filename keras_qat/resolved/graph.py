@@ -135,7 +135,9 @@ class ResolvedGraph:
             if each is None:
                 return None
             names = ("q", "scale", "bias", "reach")
-            return dataclasses.replace(each, **{name: number(getattr(each, name)) for name in names})
+            return dataclasses.replace(
+                each, **{name: number(getattr(each, name)) for name in names}
+            )
 
         nodes = tuple(
             dataclasses.replace(

@@ -58,21 +58,22 @@ class Settled:
         """The tensors, from one tensor for each input; to be called where a graph is traced."""
         known = dict(zip(self._inputs, inputs, strict=True))
         for names, variable in zip(self._packs, self._variables, strict=True):
-            known |= zip(names, tf.unstack(variable) if len(names) > 1 else [variable + 0])
+            values = tf.unstack(variable) if len(names) > 1 else [variable.value()]
+            known |= zip(names, values, strict=True)
         return self._imported(known, self._outputs)
 
     def _trace(self, resolved: ResolvedGraph, numbers: list[Any]) -> None:
         """Traces the inference, and finds what its inputs do not reach."""
         inputs = [tf.TensorSpec(each.shape, each.dtype) for each in values_in(self.graph.inputs)]
 
-        def traced(*given: Any) -> list[Any]:
+        def inferred(*given: Any) -> list[Any]:
             rest = iter(given[len(inputs) :])
             settled = resolved.with_numbers(lambda number: next(rest))
             return self.infer(settled, list(given[: len(inputs)]))
 
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in numbers]
-        traced = tf.function(traced, autograph=False).get_concrete_function(*inputs, *specs)
-        self._traced = traced
+        traced = tf.function(inferred, autograph=False).get_concrete_function(*inputs, *specs)
+        self._traced: Any = traced
         names = [each.name for each in traced.inputs]
         self._inputs, given = names[: len(inputs)], names[len(inputs) :][: len(numbers)]
         self._outputs = [each.name for each in traced.outputs]
@@ -124,7 +125,12 @@ def _needed(graph: tf.Graph, wanted: list[str], known: Any) -> tuple[set[str], s
 def _numbers(resolved: ResolvedGraph) -> list[Any]:
     """The tensors among its ranges, weights and constants."""
     found: list[Any] = []
-    resolved.with_numbers(lambda number: found.append(number) or number)
+
+    def note(number: Any) -> Any:
+        found.append(number)
+        return number
+
+    resolved.with_numbers(note)
     return found
 
 
