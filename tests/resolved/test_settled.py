@@ -1,0 +1,123 @@
+"""Inference computes with the ranges and weights that a model has when it is asked, however."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.layers import Quantize
+from tests.helpers import images, observe, scramble
+from tests.networks.small import functional, layers
+
+X = images(32, (8, 8, 3))
+
+
+def network(x):
+    x = layers.ReLU(6.0)(layers.BatchNormalization()(layers.Conv2D(8, 3, use_bias=False)(x)))
+    x = layers.Add()([x, layers.Conv2D(8, 1)(x)])
+    return layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(x))
+
+
+@pytest.fixture
+def qat():
+    return observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=network))), X)
+
+
+def train(qat):
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    qat.train_on_batch(X, np.arange(32) % 5)
+
+
+def narrow_a_range(qat):
+    (first, *_) = [layer for layer in qat.layers if isinstance(layer, Quantize)]
+    first.quantizer.observers[0].maximum.assign(0.3)
+
+
+CHANGES = {
+    "training": train,
+    "set_weights": lambda qat: qat.set_weights([0.9 * each for each in qat.get_weights()]),
+    "a weight": lambda qat: qat.trainable_weights[0].assign_add(
+        0.01 * tf.ones_like(qat.trainable_weights[0])
+    ),
+    "a range": narrow_a_range,
+}
+
+CALLS = {
+    "predict": lambda qat: qat.predict(X, verbose=0),
+    "predict_on_batch": lambda qat: qat.predict_on_batch(X),
+    "call": lambda qat: qat(X, training=False).numpy(),
+}
+
+
+def of_the_file(qat):
+    return keras_qat.simulate(qat, X).outputs[qat.output_names[0]].values
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_count(qat, change, call):
+    before = CALLS[call](qat)
+    np.testing.assert_array_equal(before, of_the_file(qat))
+    for _ in range(2):
+        CHANGES[change](qat)
+        after = CALLS[call](qat)
+        np.testing.assert_array_equal(after, of_the_file(qat))
+    assert np.any(before != after)
+
+
+def test_training_between_batches_of_a_loop_counts(qat):
+    """Loops may hold on to the function that Keras makes."""
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    predict, batches = (
+        qat.make_predict_function(),
+        iter(tf.data.Dataset.from_tensors((X,)).repeat()),
+    )
+    before = predict(batches)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(qat(X, training=True)[:, 0])
+    variables = qat.trainable_variables
+    keras.optimizers.SGD(0.1).apply_gradients(
+        zip(tape.gradient(loss, variables), variables, strict=True)
+    )
+    np.testing.assert_array_equal(predict(batches), of_the_file(qat))
+    assert np.any(before != of_the_file(qat))
+
+
+@pytest.mark.legacy
+def test_evaluation_during_training_sees_each_epoch(qat):
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    labels, found = np.arange(32) % 5, []
+
+    class Simulate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            outputs = of_the_file(qat)
+            loss = keras.losses.sparse_categorical_crossentropy(labels, outputs)
+            found.append((logs["val_loss"], float(np.mean(loss))))
+
+    qat.fit(X, labels, epochs=3, validation_data=(X, labels), callbacks=[Simulate()], verbose=0)
+    assert len({round(loss, 6) for loss, _ in found}) == 3
+    for loss, expected in found:
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_layers_in_float_and_losses_are_computed_too():
+    def build(x):
+        x = layers.ActivityRegularization(l2=0.1)(layers.Conv2D(4, 3)(x))
+        x = layers.LSTM(6)(layers.Reshape((36, 4))(x))
+        return layers.Dense(3, activity_regularizer="l1")(layers.LayerNormalization()(x))
+
+    x = images(16, (8, 8, 3))
+    qat = observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=build))), x)
+    qat.compile("sgd", "mse")
+    predicted = qat.predict(x, verbose=0)
+    (known,) = keras_qat.simulate(qat, x).outputs.values()
+    np.testing.assert_allclose(predicted, known.values, atol=1e-6)
+    keras_qat.set_quantization(qat, enabled=False)
+    without = qat.evaluate(x, predicted, verbose=0)  # The simulation passes values through.
+    keras_qat.set_quantization(qat, enabled=True)
+    assert qat.evaluate(x, predicted, verbose=0) == pytest.approx(without, rel=0.05)
+    assert without > 0.01
