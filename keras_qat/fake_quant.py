@@ -148,12 +148,8 @@ def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     """The quantized values of `weights`, whole numbers up to 2^(bits - 1) - 1, zero being 0.
 
     They are those of TensorFlow's `fake_quant_with_min_max_vars_per_channel` with a narrow range,
-    operation by operation; that op itself is some 40 times slower on a CPU.
-
-    Args:
-        weights: the weights.
-        limits: the largest magnitude for each channel, shaped to broadcast.
-        bits: as in `QuantSpec`.
+    operation by operation; that op itself is some 40 times slower on a CPU. `limits` are the
+    largest magnitudes of the channels, shaped to broadcast.
     """
     levels = float(2 ** (bits - 1) - 1)
     scale = limits / _as_it_is(levels)

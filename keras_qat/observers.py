@@ -30,10 +30,7 @@ def mean_over_replicas(*extremes: Any) -> Any:
 class LastValue:
     """The extremes of the last training batch (contrib's `LastValueQuantize`).
 
-    Args:
-        spec: the specification.
-        host: the layer that owns the variables.
-        name: prefix of their names.
+    The layer `host` owns the variables; `name` is the prefix of their names.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:

@@ -12,7 +12,7 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import deserialization_scope, keras
 from keras_qat.keras2.graph import Call
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
-from keras_qat.layers.bias import normalization
+from keras_qat.layers.bias import normalization, scaled
 from keras_qat.lower import lower
 from keras_qat.patterns import Group, groups
 from keras_qat.placement import place
@@ -124,8 +124,5 @@ def _multiply_in(layer: Any, group: Group) -> None:
     assert group.batch_norm is not None
     factor, bias = normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()
-    kernel = getattr(layer, name)
-    rank = len(kernel.shape)
-    shape = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
-    kernel.assign(kernel * tf.reshape(factor, shape))
+    getattr(layer, name).assign(scaled(getattr(layer, name), axes, factor))
     layer.bias.assign(bias)

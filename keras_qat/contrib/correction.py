@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.keras2 import backend
+from keras_qat.layers.bias import scaled
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["CorrectedFold"]
@@ -123,7 +124,8 @@ class CorrectedFold:
         mean, variance, count = self.batch_moments()
         inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
         correction = moving_inverse / inverse
-        folded = self.scale(self.scale(self.kernel, correction), self.gamma * inverse)
+        corrected = scaled(self.kernel, self.channel_axes, correction)
+        folded = scaled(corrected, self.channel_axes, self.gamma * inverse)
         y = self.convolve(self.quantize(folded))
 
         self.update(mean, variance, count)
@@ -133,7 +135,7 @@ class CorrectedFold:
     def inference(self) -> Any:
         """The result with the moving statistics, uncorrected: what is exported."""
         factor = self.gamma * self.inverse(self.variance)
-        y = self.convolve(self.quantize(self.scale(self.kernel, factor)))
+        y = self.convolve(self.quantize(scaled(self.kernel, self.channel_axes, factor)))
         return y + spread(self.beta - self.mean * factor, y, self.norm.axis[0])
 
     def batch_moments(self) -> tuple[Any, Any, Any]:
@@ -171,12 +173,6 @@ class CorrectedFold:
     def inverse(self, variance: Any) -> Any:
         """One over the standard deviation."""
         return tf.math.rsqrt(variance + self.norm.epsilon)
-
-    def scale(self, kernel: Any, factor: Any) -> Any:
-        """The kernel with each output channel multiplied by its factor."""
-        axes, rank = self.channel_axes, kernel.shape.rank
-        shape = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
-        return kernel * tf.reshape(factor, shape)
 
     def convolve(self, kernel: Any) -> Any:
         """The layer with another kernel."""

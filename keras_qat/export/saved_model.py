@@ -1,17 +1,29 @@
-"""Export to SavedModel, for servers."""
+"""Export to SavedModel, and what it computes: the inference function in real numbers.
+
+BatchNormalization is folded, weights are what kernels hold, every range is a constant: the resolved
+graph with fake quantization in the place of integers.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.export.files import check_writable, replacing
-from keras_qat.export.inference import inference_module
 from keras_qat.exportable import check_exportable
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import swapped
+from keras_qat.layers import QuantizeWrapper
+from keras_qat.ops.op import SharedRange
+from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
+from keras_qat.resolved.in_float import compute_in_float
+from keras_qat.resolved.resolve import resolve
 
-__all__ = ["export_saved_model"]
+__all__ = ["export_saved_model", "inference_module"]
 
 
 def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
@@ -38,3 +50,97 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
     module = inference_module(model)
     with replacing(path) as scratch:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
+
+
+def inference_module(model: Any, input_range: tuple[float, float] | None = None) -> tf.Module:
+    """A module whose `serve` computes the folded, fake-quantized model.
+
+    Args:
+        model: a quantization-aware model.
+        input_range: range of the model's inputs that have no quantizer; they stay in float
+            without one.
+
+    Returns:
+        A module with a `tf.function` `serve`: inputs by position in the model's order, named
+        after the model's inputs; outputs as a dict by output name. Its `graph` is the resolved one.
+    """
+    graph = resolve(model, input_range=input_range)
+    signature = [
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
+        for name, tensor in graph.inputs.items()
+    ]
+
+    def serve(*inputs: Any) -> dict[str, Any]:
+        return _outputs(graph, list(inputs))
+
+    module = tf.Module()
+    # What is not folded has to be saved along. Not the layers: Keras would trace each of them.
+    module.weights = [
+        weight
+        for layer in graph_lib.read(model).call_counts()
+        if not isinstance(layer, QuantizeWrapper)
+        for weight in layer.weights
+    ]
+    module.serve = tf.function(serve, input_signature=signature, autograph=False)
+    module.graph = graph
+    return module
+
+
+def _outputs(graph: ResolvedGraph, inputs: list[Any]) -> dict[str, Any]:
+    real: dict[Tensor, Any] = {
+        tensor: x if tensor.params is None else _rounded(x, tensor.params)
+        for tensor, x in zip(graph.inputs.values(), inputs, strict=True)
+    }
+    for node in graph.nodes:
+        numbers = [real[each] for each in node.inputs if not isinstance(each, Constant)]
+        with tf.name_scope(node.name.replace(":", "_")):
+            results = tf.nest.flatten(_computed(node, numbers))
+        real.update(zip(node.outputs, results, strict=True))
+    return {name: real[tensor] for name, tensor in graph.outputs.items()}
+
+
+def _computed(node: Node, numbers: list[Any]) -> Any:
+    if node.op is None:
+        return compute_in_float(node, numbers)
+    results = numbers if node.op.name in ("quantize", "requantize") else _called(node, numbers)
+    if node.maximum is not None:
+        clip = tf.nn.relu6 if node.maximum == 6 else tf.nn.relu
+        results = tf.nest.map_structure(clip, results)
+    params = node.output.params
+    if params is None or node.op.output == SharedRange():
+        return results
+    return tf.nest.map_structure(lambda x: _rounded(x, params), results)
+
+
+def _called(node: Node, numbers: list[Any]) -> Any:
+    """The call's own layer, with the weights that kernels hold."""
+    weights, layer = node.weights, node.call.layer
+    if weights is not None and weights.name:
+        (x,) = numbers
+        kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
+        replaced = {weights.name: kernel}
+        if weights.bias is not None:
+            unit = np.float64(node.inputs[0].params.scale) * weights.scale  # type: ignore[union-attr]
+            unit = unit.reshape(weights.bias.shape) if unit.size > 1 else unit.item()
+            replaced["bias"] = tf.constant((weights.bias * unit).astype(np.float32))
+            if hasattr(layer, "use_bias"):
+                replaced["use_bias"] = True
+        with swapped(layer, **replaced):
+            return layer.call(x)
+    given = iter(numbers)
+    args, kwargs = graph_lib.map_values(
+        lambda value: next(given), (node.call.args, node.call.kwargs)
+    )
+    if graph_lib.takes_training(layer):
+        kwargs = {**kwargs, "training": False}
+    return layer(*args, **kwargs)
+
+
+def _rounded(x: Any, params: QuantParams) -> Any:
+    """Fake quantization; with fewer than 8 bits in 256 levels of which the lower ones are used."""
+    scale, bits = float(params.scale), max(params.bits, 8)
+    low = (params.lowest - params.zero_point) * scale
+    y = tf.quantization.fake_quant_with_min_max_args(x, low, low + (2**bits - 1) * scale, bits)
+    if params.bits >= 8:
+        return y
+    return tf.minimum(y, np.float32(low + (2**params.bits - 1) * scale))

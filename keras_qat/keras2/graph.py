@@ -267,10 +267,7 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
 def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
     """Computes a graph: the structure of its outputs from a flat list of inputs.
 
-    Args:
-        graph: the graph.
-        inputs: one tensor (or Keras tensor) for each input.
-        apply: computes the outputs of a call from its arguments; calls the layer by default.
+    `apply` computes the outputs of a call from its arguments; by default it calls the layer.
     """
     tensors = dict(zip(values_in(graph.inputs), inputs, strict=True))
     _compute(graph.calls, tensors, apply)

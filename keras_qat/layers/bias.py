@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.keras2 import backend
 
-__all__ = ["factor_and_bias", "normalization"]
+__all__ = ["factor_and_bias", "normalization", "scaled"]
 
 _layers = backend.keras.layers
 
@@ -63,3 +63,10 @@ def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, A
     if norm.center:
         bias += tf.cast(norm.beta, dtype)
     return factor, bias
+
+
+def scaled(kernel: Any, channel_axes: tuple[int, ...], factor: Any) -> Any:
+    """A kernel with each output channel multiplied by its factor."""
+    rank = len(kernel.shape)
+    shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]
+    return kernel * tf.reshape(factor, shape)

@@ -19,12 +19,7 @@ RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 
 
 def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
-    """Decides for each tensor of a lowered graph how it is quantized.
-
-    Args:
-        graph: the graph, lowered.
-        recipe: the recipe.
-        scope: the layers to quantize; all by default.
+    """Decides for each tensor of a lowered graph how it is quantized; without a `scope` for all.
 
     Raises:
         ValueError: if the scope or an override of the recipe matches no layer.

@@ -37,8 +37,7 @@ def write_island(
 
     Args:
         builder: the file.
-        graph: the graph that they are in.
-        nodes: the nodes, in order.
+        graph, nodes: the nodes, in order, and the graph that they are in.
         ends: what others read of their outputs.
         indices: tensor -> its index in the file. What enters is there; what leaves is added, the
             index of another tensor where the converter finds that they hold the same.

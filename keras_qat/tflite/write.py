@@ -29,12 +29,7 @@ def write_graph(
     """Writes all nodes, and the file's ends.
 
     Nodes in float that follow on each other are one island, which TFLite's converter writes.
-
-    Args:
-        graph: the graph.
-        builder: the file.
-        input_dtype, output_dtype: of quantized inputs and outputs: "uint8", "float32", or None for
-            the type of their quantized values.
+    Quantized ends get the type "uint8", "float32", or with None that of their quantized values.
 
     Returns:
         The tensors of inputs and of outputs, by name in the model's order.

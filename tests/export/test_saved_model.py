@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.export.inference import inference_module
+from keras_qat.export.saved_model import inference_module
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe, scramble
 from tests.networks.convolutional import FAMILIES
