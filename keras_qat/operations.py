@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.keras2.graph import Call, Value
 
-__all__ = ["argument", "array", "inputs_and_constants", "is_operation", "number", "operands"]
+__all__ = ["array", "inputs_and_constants", "is_operation", "number", "operands"]
 
 
 def is_operation(layer: Any) -> bool:
@@ -21,11 +21,6 @@ def operands(call: Call, *names: str) -> list[Any]:
     """The arguments of an operation by position, None for those that are not given."""
     given = list(call.args) + [None] * (len(names) - len(call.args))
     return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
-
-
-def argument(call: Call, name: str, place: int, default: Any = None) -> Any:
-    """An argument of an operation, given by name or place."""
-    return call.kwargs.get(name, call.args[place] if len(call.args) > place else default)
 
 
 def number(leaf: Any) -> float | None:

@@ -10,73 +10,29 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.fixed_point import (
-    divide,
-    fixed_point,
-    shift,
-    shift_back,
-    upper_bits,
-)
+from keras_qat.arithmetic.fixed_point import divide, fixed_point, shift, shift_back, upper_bits
 from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
 from keras_qat.hard_swish import HardSwish
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import argument
+from keras_qat.operations import operands
 from keras_qat.ops.lookup import (
     Kernel,
     by_table,
     in_float32,
     lookup_row,
-    nearest,
     nearest_even_with_zero_point,
     of_reals,
 )
-from keras_qat.ops.op import (
-    Arguments,
-    Attributes,
-    Compute,
-    FixedRange,
-    Op,
-    SharedRange,
-)
+from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, SharedRange
 
 __all__ = ["ACTIVATIONS"]
 
 _layers, _activations = keras.layers, keras.activations
 
 
-def _elu_attributes(call: Call) -> Attributes:
-    return {"alpha": float(getattr(call.layer, "alpha", 1.0))}
-
-
 def _elu(x: Any, alpha: float) -> Any:
     return tf.where(x < 0, alpha * tf.math.expm1(x), x)
-
-
-ELU = lookup_row(
-    "elu",
-    _elu,
-    "ELU, with any alpha",
-    layers=(_layers.ELU,),
-    symbols=("nn.elu",),
-    functions=(_activations.elu, tf.nn.elu),
-    attributes=_elu_attributes,
-    needs=("alpha",),
-    kernel=Kernel(
-        "ELU",
-        "",
-        {
-            "xnnpack": in_float32(_elu, nearest_even_with_zero_point),
-            "reference": in_float32(_elu),
-        },
-        fits=lambda attributes: attributes["alpha"] == 1,
-    ),
-)
-
-
-def _gelu_attributes(call: Call) -> Attributes:
-    return {"approximate": bool(argument(call, "approximate", 1, False))}
 
 
 def _gelu(x: Any, approximate: bool) -> Any:
@@ -93,23 +49,6 @@ def _gelu_in_float32(x: Any, approximate: bool) -> Any:
         return single(0.5 * x) * single(1.0 + single(tf.tanh(inner)))
     scaled = single(x * np.float64(np.float32(-math.sqrt(0.5))))
     return single(0.5 * x) * single(tf.math.erfc(scaled))
-
-
-GELU = lookup_row(
-    "gelu",
-    _gelu,
-    "GELU, exact or approximated with a hyperbolic tangent",
-    symbols=("nn.gelu",),
-    functions=(_activations.gelu, tf.nn.gelu),
-    attributes=_gelu_attributes,
-    needs=("approximate",),
-    kernel=Kernel(
-        "GELU",
-        "GeluOptions",
-        dict.fromkeys(("xnnpack", "reference"), in_float32(_gelu_in_float32)),
-        fields=lambda attributes: dict(attributes),
-    ),
-)
 
 
 def _hard_swish_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
@@ -139,19 +78,6 @@ def _saturate_16(x: Any) -> Any:
     return tf.clip_by_value(x, tf.constant(-(2**15), tf.int64), tf.constant(2**15 - 1, tf.int64))
 
 
-HARD_SWISH = lookup_row(
-    "hard_swish",
-    lambda x: x * tf.clip_by_value(x + 3.0, 0.0, 6.0) / 6.0,
-    "x * relu6(x + 3) / 6, also in operations",
-    layers=(HardSwish,),
-    kernel=Kernel(
-        "HARD_SWISH",
-        "HardSwishOptions",
-        dict.fromkeys(("xnnpack", "reference"), _hard_swish_table),
-    ),
-)
-
-
 def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -> Compute:
     """A real function with a fixed output range, as `in_float32`, in a third of the time.
 
@@ -162,10 +88,7 @@ def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -
         function: the function.
         of_tflite: the same in the operations of TFLite's table.
     """
-    tables = {
-        "xnnpack": by_table(in_float32(function, nearest_even_with_zero_point)),
-        "reference": by_table(in_float32(of_tflite, nearest)),
-    }
+    looked_up = by_table(in_float32(of_tflite), in_float32(function, nearest_even_with_zero_point))
 
     @traced_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
@@ -181,7 +104,7 @@ def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -
             return tf.round(values * tf.cast(1 / a.output.scale, tf.float32))
 
         clear = is_clear(x.lowest - x.zero_point, x.scale, a.output.scale)
-        return tf.cond(clear, direct, lambda: tables[a.family](a))
+        return tf.cond(clear, direct, lambda: looked_up(a))
 
     return compute
 
@@ -257,47 +180,75 @@ def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any,
     )
 
 
-SIGMOID = _bounded(
-    "sigmoid",
-    "LOGISTIC",
-    tf.sigmoid,
-    lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
-    _sigmoid_of_int16,
-    output=FixedRange(0.0, 255 / 256),
-    doc="sigmoid; its output has 256 steps from 0 to 1",
-    symbols=("math.sigmoid",),
-    functions=(_activations.sigmoid, tf.nn.sigmoid),
-)
-
-TANH = _bounded(
-    "tanh",
-    "TANH",
-    tf.tanh,
-    tf.tanh,
-    _tanh_of_int16,
-    output=FixedRange(-1.0, 127 / 128),
-    doc="tanh; its output has 256 steps from -1 to 1",
-    symbols=("math.tanh",),
-    functions=(_activations.tanh, tf.nn.tanh),
-)
-
-LINEAR = Op(
-    "linear",
-    lambda a: a.q[0],
-    lambda e: e.reshape(e.inputs[0], e.outputs[0]),
-    doc="the linear activation, which changes nothing",
-    functions=(_activations.linear,),
-    accepts=of_reals,
-    output=SharedRange(),
-    elementwise=True,
-    alias=True,
-)
-
 ACTIVATIONS: tuple[Op, ...] = (
-    ELU,
-    GELU,
-    HARD_SWISH,
-    SIGMOID,
-    TANH,
-    LINEAR,
+    lookup_row(
+        "elu",
+        _elu,
+        "ELU, with any alpha",
+        layers=(_layers.ELU,),
+        symbols=("nn.elu",),
+        functions=(_activations.elu, tf.nn.elu),
+        attributes=lambda call: {"alpha": float(getattr(call.layer, "alpha", 1.0))},
+        needs=("alpha",),
+        kernel=Kernel(
+            "ELU",
+            in_float32(_elu),
+            in_float32(_elu, nearest_even_with_zero_point),
+            fits=lambda attributes: attributes["alpha"] == 1,
+        ),
+    ),
+    lookup_row(
+        "gelu",
+        _gelu,
+        "GELU, exact or approximated with a hyperbolic tangent",
+        symbols=("nn.gelu",),
+        functions=(_activations.gelu, tf.nn.gelu),
+        attributes=lambda call: {"approximate": bool(operands(call, "features", "approximate")[1])},
+        needs=("approximate",),
+        kernel=Kernel(
+            "GELU",
+            in_float32(_gelu_in_float32),
+            fields=lambda attributes: dict(attributes),
+        ),
+    ),
+    lookup_row(
+        "hard_swish",
+        lambda x: x * tf.clip_by_value(x + 3.0, 0.0, 6.0) / 6.0,
+        "x * relu6(x + 3) / 6, also in operations",
+        layers=(HardSwish,),
+        kernel=Kernel("HARD_SWISH", _hard_swish_table),
+    ),
+    _bounded(
+        "sigmoid",
+        "LOGISTIC",
+        tf.sigmoid,
+        lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
+        _sigmoid_of_int16,
+        output=FixedRange(0.0, 255 / 256),
+        doc="sigmoid; its output has 256 steps from 0 to 1",
+        symbols=("math.sigmoid",),
+        functions=(_activations.sigmoid, tf.nn.sigmoid),
+    ),
+    _bounded(
+        "tanh",
+        "TANH",
+        tf.tanh,
+        tf.tanh,
+        _tanh_of_int16,
+        output=FixedRange(-1.0, 127 / 128),
+        doc="tanh; its output has 256 steps from -1 to 1",
+        symbols=("math.tanh",),
+        functions=(_activations.tanh, tf.nn.tanh),
+    ),
+    Op(
+        "linear",
+        lambda a: a.q[0],
+        lambda e: e.reshape(e.inputs[0], e.outputs[0]),
+        doc="the linear activation, which changes nothing",
+        functions=(_activations.linear,),
+        accepts=of_reals,
+        output=SharedRange(),
+        elementwise=True,
+        alias=True,
+    ),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.lite.python import schema_py_generated as schema
+import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops.images import from_image, image_of
+from keras_qat.ops.images import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.sums import weight_constants, weighted
 from keras_qat.tflite.emission import Emission
@@ -20,9 +20,7 @@ _layers = keras.layers
 
 def _attributes(call: Call) -> Attributes:
     """`axes`: those along which factors and offsets differ; none where they are the same."""
-    rank = len(call.output.shape)
-    axis = getattr(call.layer, "axis", -1)
-    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
     return {"axes": tuple(int(each) % rank for each in axes if each is not None)}
 
 
@@ -37,19 +35,9 @@ def _compute(a: Arguments) -> Any:
 
 
 def _emit(e: Emission) -> None:
-    image, finish = from_image(e, e.outputs[0])
-    e.add(
-        "DEPTHWISE_CONV_2D",
-        [image_of(e, e.inputs[0]), *weight_constants(e, lambda q: q.reshape(1, 1, 1, -1), 3)],
-        [image],
-        "DepthwiseConv2DOptions",
-        padding=schema.Padding.VALID,
-        strideH=1,
-        strideW=1,
-        depthMultiplier=1,
-        fusedActivationFunction=e.activation,
-    )
-    finish()
+    weights = weight_constants(e, lambda q: q.reshape(1, 1, 1, -1), 3)
+    inputs = [e.inputs[0], *weights]
+    add_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=1, **ONE_PIXEL)
 
 
 AFFINE = Op(
@@ -62,6 +50,7 @@ AFFINE = Op(
     attributes=_attributes,
     defaults={"axes": (-1,)},
     accepts=_accepts,
+    integers=(),
     weights={"": (-1,)},
     takes_clip=True,
 )

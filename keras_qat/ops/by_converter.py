@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Arguments
 from keras_qat.resolved.graph import Node, Tensor
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.names import SCOPE
-from keras_qat.tflite.objects import OPERATORS, TYPES, code_of, unpack
+from keras_qat.tflite.objects import OPERATORS, TYPES, code_of, new, unpack
 from keras_qat.tflite.splice import splice_model
 from keras_qat.tflite.versions import version_of
 
@@ -92,15 +91,10 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
             graph.tensors[place].type = dtype
         for operator in graph.operators:
             number = code_of(model.operatorCodes[operator.opcodeIndex])
+            code = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
             version = version_of(number, operator, graph.tensors)
-            model.operatorCodes.append(_code(number, version))
+            model.operatorCodes.append(new("OperatorCodeT", **code, version=version))
             operator.opcodeIndex = len(model.operatorCodes) - 1
-
-
-def _code(number: int, version: int) -> Any:
-    code = schema.OperatorCodeT()
-    code.builtinCode, code.deprecatedBuiltinCode, code.version = number, min(number, 127), version
-    return code
 
 
 def _no_movement(node: Node, why: str) -> ValueError:
@@ -114,9 +108,7 @@ def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
     if data is None or len(data) == 0:
         return True
     values = np.asarray(data, np.uint8).view(np.float32)
-    buffer = schema.BufferT()
     zeros = np.full(values.shape, params.zero_point, params.dtype)
-    buffer.data = zeros.view(np.uint8).reshape(-1)
-    model.buffers.append(buffer)
+    model.buffers.append(new("BufferT", data=zeros.view(np.uint8).reshape(-1)))
     tensor.buffer = len(model.buffers) - 1
     return not values.any()

@@ -1,7 +1,8 @@
-"""Convolutions: CONV_2D and DEPTHWISE_CONV_2D, along one axis or two."""
+"""Convolutions along one axis or two: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,21 +12,22 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops.images import from_image, image_of, pair
+from keras_qat.ops.images import add_on_images, from_image, image_of, image_output, pair
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import weight_constants, weighted
+from keras_qat.ops.sums import RECENT, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.objects import TYPES
 
-__all__ = ["CONV", "DEPTHWISE_CONV", "convolved", "convolved_by_channel"]
+__all__ = [
+    "CONV",
+    "DEPTHWISE_CONV",
+    "TRANSPOSE_CONV",
+    "convolved",
+    "convolved_by_channel",
+    "transposed",
+]
 
 _layers = keras.layers
-
-DEFAULTS: Attributes = {
-    "strides": 1,
-    "padding": "valid",
-    "dilation": 1,
-    "data_format": "channels_last",
-}
 
 
 def _attributes(call: Call) -> Attributes:
@@ -94,17 +96,14 @@ def _depthwise(a: Arguments) -> Any:
 
 
 def _options(e: Emission) -> dict[str, Any]:
-    a = e.attributes
-    strides, dilation = pair(a["strides"]), pair(a["dilation"])
-    if len(e.shape(e.inputs[0])) == 3:
-        strides, dilation = (1, strides[1]), (1, dilation[1])
+    (high, wide), (rows, columns) = (pair(e.attributes[name]) for name in ("strides", "dilation"))
+    is_sequence = len(e.shape(e.inputs[0])) == 3
     return {
-        "padding": getattr(schema.Padding, _padding(a)),
-        "strideH": strides[0],
-        "strideW": strides[1],
-        "dilationHFactor": dilation[0],
-        "dilationWFactor": dilation[1],
-        "fusedActivationFunction": e.activation,
+        "padding": getattr(schema.Padding, _padding(e.attributes)),
+        "strideH": 1 if is_sequence else high,
+        "strideW": wide,
+        "dilationHFactor": 1 if is_sequence else rows,
+        "dilationWFactor": columns,
     }
 
 
@@ -112,36 +111,25 @@ def _emit_conv(e: Emission) -> None:
     def arrange(q: np.ndarray) -> np.ndarray:
         return (q[None] if q.ndim == 3 else q).transpose(3, 0, 1, 2)
 
-    x = image_of(e, e.inputs[0])
-    steps = e.node.weights.q.shape[0]  # type: ignore[union-attr]
-    if left := _left(e.attributes, steps):
+    x = e.inputs[0]
+    if left := _left(e.attributes, e.weights.q.shape[0]):
+        x = image_of(e, x)
         batch, height, width, channels = e.shape(x)
         width = None if width is None else width + left
         padded = e.temporary("padded", (batch, height, width, channels), x)
-        pads = np.array([[0, 0], [0, 0], [left, 0], [0, 0]], np.int32)
-        e.add("PAD", [x, e.constant("pads", pads)], [padded], "PadOptions")
+        pads = e.constant("pads", [[0, 0], [0, 0], [left, 0], [0, 0]])
+        e.add("PAD", [x, pads], [padded])
         x = padded
-    end, finish = from_image(e, e.outputs[0])
-    e.add("CONV_2D", [x, *weight_constants(e, arrange, 0)], [end], "Conv2DOptions", **_options(e))
-    finish()
+    add_on_images(e, "CONV_2D", [x, *weight_constants(e, arrange, 0)], **_options(e))
 
 
 def _emit_depthwise(e: Emission) -> None:
     def arrange(q: np.ndarray) -> np.ndarray:
         return q.reshape(1, *(1,) * (4 - q.ndim), *q.shape[:-2], -1)
 
-    multiplier = int(e.node.weights.q.shape[-1])  # type: ignore[union-attr]
-    x = image_of(e, e.inputs[0])
-    end, finish = from_image(e, e.outputs[0])
-    e.add(
-        "DEPTHWISE_CONV_2D",
-        [x, *weight_constants(e, arrange, 3)],
-        [end],
-        "DepthwiseConv2DOptions",
-        depthMultiplier=multiplier,
-        **_options(e),
-    )
-    finish()
+    inputs = [e.inputs[0], *weight_constants(e, arrange, 3)]
+    multiplier = int(e.weights.q.shape[-1])
+    add_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=multiplier, **_options(e))
 
 
 CONV = Op(
@@ -151,23 +139,126 @@ CONV = Op(
     doc="convolutions along one axis or two, with groups, strides and dilation",
     layers=(_layers.Conv1D, _layers.Conv2D),
     attributes=_attributes,
-    defaults=DEFAULTS,
+    defaults={"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"},
     accepts=_accepts,
+    integers=(),
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
 )
 
-DEPTHWISE_CONV = Op(
-    "depthwise_conv",
-    _depthwise,
-    _emit_depthwise,
+DEPTHWISE_CONV = dataclasses.replace(
+    CONV,
+    name="depthwise_conv",
+    compute=_depthwise,
+    emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
     layers=(_layers.DepthwiseConv1D, _layers.DepthwiseConv2D),
-    attributes=_attributes,
-    defaults=DEFAULTS,
-    accepts=_accepts,
     weights={"depthwise_kernel": (-2, -1)},
-    folds_batch_norm=True,
-    takes_clip=True,
+)
+
+
+def _transpose_attributes(call: Call) -> Attributes:
+    added = call.layer.output_padding
+    return {**_attributes(call), "output_padding": None if added is None else tuple(added)}
+
+
+def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
+    if attributes["data_format"] == "channels_first":
+        return "its channels come first"
+    return "it has a dilation" if max(pair(attributes["dilation"])) > 1 else None
+
+
+def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
+    """For height and width what a size is multiplied by, and what is added to that."""
+    added = a["output_padding"]
+    found = []
+    for axis, stride in enumerate(_strides(a, len(kernel) == 3)):
+        size = kernel[axis] if len(kernel) == 4 else (1, kernel[0])[axis]
+        if added is None or size == stride == 1:
+            more = max(size - stride, 0) if a["padding"] == "valid" else 0
+        else:
+            ends = 0 if a["padding"] == "valid" else 2 * (size // 2)
+            more = size - ends - stride + (0, *added)[len(added) - 1 + axis]
+        found.append((stride, more))
+    return found
+
+
+def _strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
+    height, width = pair(a["strides"])
+    return (1, width) if is_sequence else (height, width)
+
+
+def transposed(a: Attributes, x: Any, kernel: Any) -> Any:
+    """A transposed convolution of numbers: one with the attributes of TRANSPOSE_CONV."""
+    is_sequence, factors = len(kernel.shape) == 3, _sizes(a, tuple(kernel.shape))
+    if is_sequence:
+        x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
+    before = tf.shape(x)
+    sizes = [
+        (before[axis] if x.shape[axis] is None else x.shape[axis]) * times + more
+        for axis, (times, more) in enumerate(factors, 1)
+    ]
+    shape = tf.stack([before[0], *sizes, kernel.shape[2]])
+    strides = _strides(a, is_sequence)
+    y = tf.nn.conv2d_transpose(x, kernel, shape, strides, a["padding"].upper())
+    known = [tf.get_static_value(each) for each in sizes]
+    y = tf.ensure_shape(y, [x.shape[0], *known, kernel.shape[2]])
+    return tf.squeeze(y, 1) if is_sequence else y
+
+
+def _transpose(a: Arguments) -> Any:
+    # XNNPACK takes those whose output's shape is known.
+    is_known = None not in a.call.output.shape
+    taken = is_known and (RECENT or not a.weights.per_channel)
+    return weighted(a, partial(transposed, a.attributes), (-2,), "fixed" if taken else "eights")
+
+
+def _emit_transpose(e: Emission) -> None:
+    def arrange(q: np.ndarray) -> np.ndarray:
+        return (q[None] if q.ndim == 3 else q).transpose(2, 0, 1, 3)
+
+    x, image = image_of(e, e.inputs[0]), image_output(e, e.outputs[0])
+    weights, bias = weight_constants(e, arrange, 0, takes_int4=False)
+    height, width = _strides(e.attributes, e.weights.q.ndim == 3)
+    e.add(
+        "TRANSPOSE_CONV",
+        [_output_shape(e, x, image), weights, x, bias],
+        [image],
+        padding=getattr(schema.Padding, e.attributes["padding"].upper()),
+        strideH=height,
+        strideW=width,
+        fusedActivationFunction=e.activation,
+    )
+    from_image(e, image, e.outputs[0])
+
+
+def _output_shape(e: Emission, x: int, image: int) -> int:
+    """The shape of the output as a tensor: an open one is computed from that of x."""
+    shape = e.shape(image)
+    if None not in shape:
+        return e.constant("output_shape", shape)
+    (high, more_high), (wide, more_wide) = _sizes(e.attributes, tuple(e.weights.q.shape))
+    times = e.constant("times", [1, high, wide, 0])
+    more = e.constant("more", [0, more_high, more_wide, shape[3]])
+    before, product, sizes = (
+        e.temporary(name, (4,), "int32") for name in ("shape", "product", "output_shape")
+    )
+    e.add("SHAPE", [x], [before], outType=TYPES["int32"])
+    e.add("MUL", [before, times], [product])
+    e.add("ADD", [product, more], [sizes], potScaleInt16=False)
+    return sizes
+
+
+TRANSPOSE_CONV = dataclasses.replace(
+    CONV,
+    name="transpose_conv",
+    compute=_transpose,
+    emit=_emit_transpose,
+    doc="transposed convolutions along one axis or two",
+    layers=(_layers.Conv1DTranspose, _layers.Conv2DTranspose),
+    attributes=_transpose_attributes,
+    defaults={**CONV.defaults, "output_padding": None},
+    accepts=_accepts_transpose,
+    weights={"kernel": (-2,)},
 )

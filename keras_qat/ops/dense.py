@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops.images import from_image, image_of
+from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
+from keras_qat.ops.images import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.runtime import RECENT
-from keras_qat.ops.sums import Rounding, weight_constants, weighted
+from keras_qat.ops.sums import RECENT, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR", "product"]
@@ -38,17 +37,18 @@ def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
     return attributes["form"] == "fully_connected" and not wide
 
 
-def _rounding(a: Arguments) -> Rounding:
-    return "double" if _is_fully_connected(a.attributes, a.wide) else "fixed"
-
-
 def product(x: Any, kernel: Any) -> Any:
     """The product with a matrix along the last axis."""
     return tf.matmul(x, kernel) if x.shape.rank == 2 else tf.tensordot(x, kernel, 1)
 
 
+def _weighted(a: Arguments, linear: Any, channels: tuple[int, ...]) -> Any:
+    is_double = _is_fully_connected(a.attributes, a.wide)
+    return weighted(a, linear, channels, "double" if is_double else "fixed")
+
+
 def _dense(a: Arguments) -> Any:
-    return weighted(a, product, (-1,), _rounding(a))
+    return _weighted(a, product, (-1,))
 
 
 def _emit_dense(e: Emission) -> None:
@@ -62,24 +62,12 @@ def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
             "FULLY_CONNECTED",
             [x, *weight_constants(e, arrange, 0)],
             [end],
-            "FullyConnectedOptions",
             fusedActivationFunction=e.activation,
             keepNumDims=len(e.shape(x)) > 2,
         )
-        return
-    weights = weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
-    image, finish = from_image(e, end)
-    e.add(
-        "CONV_2D",
-        [image_of(e, x), *weights],
-        [image],
-        "Conv2DOptions",
-        padding=schema.Padding.VALID,
-        strideH=1,
-        strideW=1,
-        fusedActivationFunction=e.activation,
-    )
-    finish()
+    else:
+        weights = weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
+        add_on_images(e, "CONV_2D", [x, *weights], end, **ONE_PIXEL)
 
 
 DENSE = Op(
@@ -90,14 +78,14 @@ DENSE = Op(
     layers=(_layers.Dense,),
     attributes=lambda call: {"form": FORM},
     defaults={"form": FORM},
+    integers=(),
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
 )
 
 
-# EinsumDense. Its axes are of three kinds: those that stay, which input and output have; those that
-# are summed, which input and weights have; those of the result, which weights and output have.
+# EinsumDense. Rows of the matrices are axes that stay, columns those of the result.
 
 
 def _einsum_attributes(call: Call) -> Attributes:
@@ -110,21 +98,14 @@ def _einsum_attributes(call: Call) -> Attributes:
     """
     layer = call.layer
     equation = layer.equation.replace(" ", "")
-    x, weights, output = re.split(",|->", equation)
-    if "..." in equation:
-        rank = len(call.inputs[0].shape)
-        dots = "".join(map(chr, range(0x3B1, 0x3B1 + rank + 3 - len(x))))
-        x, output = x.replace("...", dots), output.replace("...", dots)
+    terms = re.split(",|->", equation)
+    axes = Axes(*without_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(terms[0])))
     found: dict[str, Any] = {"equation": equation, "form": FORM}
-    summed = [axis for axis in weights if axis not in output]
-    result = [axis for axis in output if axis in weights]
-    stay = [axis for axis in x if axis not in weights]
-    if "." in weights or set(result) & set(x) or set(output) != {*stay, *result}:
+    is_product = axes.are_matrices and axes.summed and axes.columns and not axes.batch
+    if not is_product or "." in terms[1]:
         return found
-    if any(len(set(axes)) < len(axes) for axes in (x, weights, output)) or not result:
-        return found
-    if not summed or set(summed) - set(x):
-        return found
+    output, weights = axes.output, axes.second
+    result = "".join(axis for axis in output if axis in weights)
     # By the call, as the layer may be one that is not built yet.
     sizes = dict(zip(output, call.output.shape, strict=True))
     if getattr(layer, "kernel", None) is not None:
@@ -135,10 +116,10 @@ def _einsum_attributes(call: Call) -> Attributes:
         bias = tuple(sizes[axis] if axis in layer.bias_axes else 1 for axis in output[first:])
     return {
         **found,
-        "input": tuple(map(x.index, [*stay, *summed])),
-        "weights": tuple(map(weights.index, [*summed, *result])),
-        "output": tuple(map([*stay, *result].index, output)),
-        "summed": len(summed),
+        "input": places(axes.rows + axes.summed, axes.first),
+        "weights": places(axes.summed + result, weights),
+        "output": places(output, axes.rows + result),
+        "summed": len(axes.summed),
         "result": len(result),
         "bias": bias,
         "sizes": tuple(sizes[axis] for axis in result),
@@ -156,7 +137,7 @@ def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _einsum_per_channel(axes: int) -> Any:
+def _einsum_per_channel(count: int) -> Any:
     """`accepts` where the last axes of the weights, so many, are those of the result, in order.
 
     Others are left to the row with one scale for all weights.
@@ -166,13 +147,10 @@ def _einsum_per_channel(axes: int) -> Any:
         reason = _einsum_accepts(call, attributes)
         if reason is not None:
             return reason
-        if attributes["result"] != axes or list(attributes["weights"]) != sorted(
-            attributes["weights"]
-        ):
-            return ""
-        if attributes["bias"] not in (None, attributes["sizes"]):
-            return ""
-        return None
+        axes = attributes["weights"]
+        last = tuple(range(len(axes) - count, len(axes)))
+        is_last = attributes["result"] == count and axes[-count:] == last
+        return None if is_last and attributes["bias"] in (None, attributes["sizes"]) else ""
 
     return accepts
 
@@ -190,7 +168,7 @@ def _einsum(a: Arguments) -> Any:
 
     weights = dataclasses.replace(a.weights, bias=_full_bias(given, a.weights.bias))
     channels = tuple(each - len(given["weights"]) for each in given["weights"][summed:])
-    y = weighted(dataclasses.replace(a, weights=weights), linear, channels, _rounding(a))
+    y = _weighted(dataclasses.replace(a, weights=weights), linear, channels)
     y = tf.reshape(y, [*_sizes(y)[:-1], *given["sizes"]])
     return tf.transpose(y, given["output"])
 
@@ -214,47 +192,20 @@ def _full_bias(given: Attributes, bias: Any) -> Any:
 
 
 def _emit_einsum(e: Emission) -> None:
-    given, weights = e.attributes, e.node.weights
-    assert weights is not None
-    summed, order = given["summed"], given["weights"]
-    shape = weights.q.shape
-    rows = math.prod(shape[axis] for axis in order[:summed])
-    x = _transposed(e, e.inputs[0], given["input"], "input")
+    given, weights = e.attributes, e.weights
+    order, summed = given["weights"], given["summed"]
+    rows = math.prod(weights.q.shape[axis] for axis in order[:summed])
+    x = e.transpose(e.inputs[0], given["input"])
     stay = e.shape(x)[: len(given["input"]) - summed]
-    if summed > 1:
-        flat = e.temporary("flat", (*stay, rows), x)
-        e.reshape(x, flat)
-        x = flat
-    in_order = list(given["output"]) == sorted(given["output"])
-    end = e.outputs[0]
-    whole = (*stay, *given["sizes"])
-    last = end if in_order else e.temporary("in_order", whole, end)
-    end_of_product = last
-    if len(given["sizes"]) > 1:
-        end_of_product = e.temporary("product", (*stay, math.prod(given["sizes"])), end)
-    node = dataclasses.replace(
-        e.node, weights=dataclasses.replace(weights, bias=_full_bias(given, weights.bias))
-    )
-    inner = dataclasses.replace(e, node=node)
-    _emit_product(inner, x, end_of_product, lambda q: q.transpose(order).reshape(rows, -1).T)
-    if end_of_product != last:
-        e.reshape(end_of_product, last)
-    if last != end:
-        _transpose(e, last, end, given["output"], "output")
+    x = e.reshaped(x, (*stay, rows), "flat")
+    weights = dataclasses.replace(weights, bias=_full_bias(given, weights.bias))
+    inner = dataclasses.replace(e, node=dataclasses.replace(e.node, weights=weights))
 
+    def add(target: int) -> None:
+        _emit_product(inner, x, target, lambda q: q.transpose(order).reshape(rows, -1).T)
 
-def _transposed(e: Emission, source: int, order: tuple[int, ...], name: str) -> int:
-    if list(order) == sorted(order):
-        return source
-    shape = e.shape(source)
-    target = e.temporary(name, tuple(shape[axis] for axis in order), source)
-    _transpose(e, source, target, order, name)
-    return target
-
-
-def _transpose(e: Emission, source: int, target: int, order: tuple[int, ...], name: str) -> None:
-    axes = e.constant(f"{name}_order", np.array(order, np.int32))
-    e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions")
+    sizes = given["sizes"]
+    add_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), given["output"])
 
 
 EINSUM_DENSE = Op(
@@ -265,6 +216,7 @@ EINSUM_DENSE = Op(
     layers=(_layers.EinsumDense,),
     attributes=_einsum_attributes,
     accepts=_einsum_per_channel(1),
+    integers=(),
     weights={"kernel": (-1,)},
     takes_clip=True,
 )

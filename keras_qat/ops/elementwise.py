@@ -8,13 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.fixed_point import (
-    exponent_of,
-    fixed_point,
-    multiply,
-    power_of_two,
-    shift,
-)
+from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
 from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
@@ -134,25 +128,7 @@ def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
 
 def _emit_sum(e: Emission) -> None:
     code = "ADD" if e.attributes["sign"] > 0 else "SUB"
-    e.add(
-        code,
-        options=f"{code.title()}Options",
-        fusedActivationFunction=e.activation,
-        potScaleInt16=False,
-    )
-
-
-def _emit_product(e: Emission) -> None:
-    e.add("MUL", options="MulOptions", fusedActivationFunction=e.activation)
-
-
-def _emit_extremum(code: str) -> Callable[[Emission], None]:
-    return lambda e: e.add(code, options="MaximumMinimumOptions")
-
-
-def _extremum(function: Callable[[Any, Any], Any]) -> Callable[[Arguments], Any]:
-    """Of quantized values, as all have the same parameters."""
-    return lambda a: function(*a.q)
+    e.add(code, fusedActivationFunction=e.activation, potScaleInt16=False)
 
 
 ADD = Op(
@@ -184,7 +160,7 @@ MULTIPLY = dataclasses.replace(
     ADD,
     name="multiply",
     compute=_multiply,
-    emit=_emit_product,
+    emit=lambda e: e.add("MUL", fusedActivationFunction=e.activation),
     doc="products of two tensors, or of one and a constant",
     layers=(_layers.Multiply,),
     symbols=("math.multiply",),
@@ -192,27 +168,24 @@ MULTIPLY = dataclasses.replace(
     defaults={},
 )
 
-MAXIMUM = dataclasses.replace(
-    ADD,
-    name="maximum",
-    compute=_extremum(tf.maximum),
-    emit=_emit_extremum("MAXIMUM"),
-    doc="the larger one of two tensors, or of one and a constant, value by value",
-    layers=(_layers.Maximum,),
-    symbols=("math.maximum",),
-    attributes=lambda call: {},
-    defaults={},
-    accepts=_accepts_up_to(5),
-    output=SharedRange(),
-    takes_clip=False,
-)
 
-MINIMUM = dataclasses.replace(
-    MAXIMUM,
-    name="minimum",
-    compute=_extremum(tf.minimum),
-    emit=_emit_extremum("MINIMUM"),
-    doc="the smaller one of two tensors, or of one and a constant, value by value",
-    layers=(_layers.Minimum,),
-    symbols=("math.minimum",),
-)
+def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
+    """Of quantized values, as all have the same parameters."""
+    return dataclasses.replace(
+        ADD,
+        name=name,
+        compute=lambda a: function(*a.q),
+        emit=lambda e: e.add(name.upper()),
+        doc=f"the {doc} one of two tensors, or of one and a constant, value by value",
+        layers=(layer,),
+        symbols=(f"math.{name}",),
+        attributes=lambda call: {},
+        defaults={},
+        accepts=_accepts_up_to(5),
+        output=SharedRange(),
+        takes_clip=False,
+    )
+
+
+MAXIMUM = _extremum("maximum", "larger", tf.maximum, _layers.Maximum)
+MINIMUM = _extremum("minimum", "smaller", tf.minimum, _layers.Minimum)

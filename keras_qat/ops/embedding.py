@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Arguments, Op
 from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.names import SCOPE
 from keras_qat.tflite.objects import TYPES
 
 __all__ = ["EMBEDDING"]
@@ -43,18 +42,16 @@ def _compute(a: Arguments) -> Any:
 
 
 def _emit(e: Emission) -> None:
-    weights, params = e.node.weights, e.node.output.params
-    assert weights is not None
+    weights, params = e.weights, e.node.output.params
     assert params is not None
     (scale,) = np.asarray(weights.scale, np.float64).reshape(-1)
     table = _rounded(np, np.asarray(weights.q, np.float64), scale, np.float64(params.scale))
     table = np.clip(table + params.zero_point, params.lowest, params.highest).astype(params.dtype)
     indices, tensor = e.inputs[0], e.builder.graph.tensors[e.inputs[0]]
     if tensor.type not in [TYPES[each] for each in INDICES]:
-        indices = e.builder.tensor(f"{SCOPE}/{e.node.name}/indices", e.shape(indices), "int32")
-        types = {"inDataType": tensor.type, "outDataType": TYPES["int32"]}
-        e.add("CAST", e.inputs, [indices], "CastOptions", **types)
-    e.add("GATHER", [e.constant("table", table, params), indices], options="GatherOptions", axis=0)
+        indices = e.temporary("indices", e.shape(indices), "int32")
+        e.add("CAST", e.inputs, [indices], inDataType=tensor.type, outDataType=TYPES["int32"])
+    e.add("GATHER", [e.constant("table", table, params), indices], axis=0)
 
 
 EMBEDDING = Op(

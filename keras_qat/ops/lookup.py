@@ -13,19 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import FAMILIES, Family
+from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops.op import (
-    Arguments,
-    Attributes,
-    Compute,
-    Op,
-    OutputRange,
-    OwnRange,
-)
+from keras_qat.ops.op import Arguments, Attributes, Compute, Op, OwnRange
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -67,13 +60,16 @@ def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes],
     return entries
 
 
-def by_table(table: Table) -> Compute:
-    """Computes the table, then looks up each value."""
-    entries = entries_of(table)
+def by_table(table: Table, xnnpack: Table | None = None) -> Compute:
+    """Computes the table, which XNNPACK may have its own of, then looks up each value."""
+    made: dict[Family, Any] = {
+        "reference": entries_of(table),
+        "xnnpack": entries_of(xnnpack or table),
+    }
 
     def compute(a: Arguments) -> Any:
         (q,), (x,) = a.q, a.params
-        found = tf.cast(entries(x, a.output, a.attributes), q.dtype)
+        found = tf.cast(made[a.family](x, a.output, a.attributes), q.dtype)
         places = q + tf.cast(x.zero_point - x.lowest, q.dtype)
         return tf.gather(found, tf.cast(places, tf.int32))
 
@@ -126,15 +122,15 @@ class Kernel:
 
     Args:
         code: its name in TFLite.
-        options: name of the table of its options.
-        tables: what it computes, for each family.
+        table: what it computes.
+        xnnpack: what XNNPACK does, where that is something else.
         fits: whether it computes with these attributes.
         fields: from attributes to the options.
     """
 
     code: str
-    options: str
-    tables: Mapping[Family, Table]
+    table: Table
+    xnnpack: Table | None = None
     fits: Callable[[Attributes], bool] = lambda attributes: True
     fields: Callable[[Attributes], Mapping[str, Any]] = lambda attributes: {}
 
@@ -147,21 +143,14 @@ def emit_entries(e: Emission, entries: np.ndarray) -> None:
         entries: the output's quantized values, for the lowest value of the input first.
     """
     shape = e.shape(e.inputs[0])
-    cast, places = (
-        e.builder.tensor(f"{e.node.name}/{name}", shape, "int32") for name in ("cast", "places")
-    )
-    e.add(
-        "CAST",
-        outputs=[cast],
-        options="CastOptions",
-        inDataType=e.builder.graph.tensors[e.inputs[0]].type,
-        outDataType=TYPES["int32"],
-    )
-    half = e.constant("half", np.int32(entries.size // 2))
-    e.add("ADD", [cast, half], [places], "AddOptions")
+    cast, places = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
+    given = e.builder.graph.tensors[e.inputs[0]].type
+    e.add("CAST", outputs=[cast], inDataType=given, outDataType=TYPES["int32"])
+    half = e.constant("half", entries.size // 2)
+    e.add("ADD", [cast, half], [places])
     params = e.node.output.params
     table = e.constant("table", entries, params)
-    e.add("GATHER", [table, places], options="GatherOptions", axis=0)
+    e.add("GATHER", [table, places], axis=0)
 
 
 def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
@@ -169,49 +158,37 @@ def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 
-def _no_attributes(call: Call) -> Attributes:
-    return {}
-
-
 def lookup_row(
     name: str,
     function: Callable[..., Any],
     doc: str,
     *,
-    layers: tuple[type, ...] = (),
-    symbols: tuple[str, ...] = (),
-    functions: tuple[Any, ...] = (),
-    attributes: Callable[[Call], Attributes] = _no_attributes,
-    needs: tuple[str, ...] = (),
-    output: OutputRange | None = None,
     kernel: Kernel | None = None,
+    **fields: Any,
 ) -> Op:
     """The row of a function of one number.
 
     Args:
-        name, doc, layers, symbols, functions, attributes, needs: as in `Op`.
+        name, doc: as in `Op`.
         function: in TensorFlow, of a float64 tensor and the attributes. Where it is infinite, the
             result is the end of the output's range, so that e.g. a logarithm of what is not
             positive is the lowest value.
-        output: how the output is quantized.
         kernel: TFLite's own kernel, for 8 bits.
+        fields: the row's other fields.
     """
     generic = _of_function(function)
     entries, compute_generic = entries_of(generic), by_table(generic)
-    compute_kernel = {f: by_table(kernel.tables[f]) for f in FAMILIES} if kernel else {}
+    compute_kernel = by_table(kernel.table, kernel.xnnpack) if kernel else compute_generic
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:
         return kernel is not None and not wide and kernel.fits(attributes)
 
     def compute(a: Arguments) -> Any:
-        if has_kernel(a.wide, a.attributes):
-            return compute_kernel[a.family](a)
-        return compute_generic(a)
+        return (compute_kernel if has_kernel(a.wide, a.attributes) else compute_generic)(a)
 
     def emit(e: Emission) -> None:
         if kernel is not None and has_kernel(e.wide, e.attributes):
-            fields = kernel.fields(e.attributes)
-            e.add(kernel.code, options=kernel.options, **fields)
+            e.add(kernel.code, **kernel.fields(e.attributes))
             return
         (x,), output = e.node.inputs, e.node.output.params
         assert x.params is not None
@@ -219,25 +196,7 @@ def lookup_row(
         found = entries(x.params, output, e.attributes).numpy() + output.zero_point
         emit_entries(e, found.astype(output.dtype))
 
-    return Op(
-        name,
-        compute,
-        emit,
-        doc=doc,
-        layers=layers,
-        symbols=symbols,
-        functions=functions,
-        attributes=attributes,
-        needs=needs,
-        accepts=of_reals,
-        output=output or OwnRange(),
-        elementwise=True,
-    )
-
-
-def _of_both(table: Table) -> dict[Family, Table]:
-    """The same table in all families: what XNNPACK leaves to TFLite."""
-    return dict.fromkeys(FAMILIES, table)
+    return Op(name, compute, emit, doc=doc, accepts=of_reals, elementwise=True, **fields)
 
 
 _activations = keras.activations
@@ -247,75 +206,72 @@ def _log(x: Any) -> Any:
     return tf.math.log(tf.maximum(x, 0.0))
 
 
+def _softplus(x: Any) -> Any:
+    return tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
+
+
 _NON_NEGATIVE = OwnRange(non_negative=True)
 
-SELU = lookup_row(
-    "selu",
-    lambda x: 1.0507009873554805 * tf.where(x < 0, 1.6732632423543772 * tf.math.expm1(x), x),
-    "scaled exponential linear unit",
-    symbols=("nn.selu",),
-    functions=(_activations.selu, tf.nn.selu),
+LOOKUPS: tuple[Op, ...] = (
+    lookup_row(
+        "selu",
+        lambda x: 1.0507009873554805 * tf.where(x < 0, 1.6732632423543772 * tf.math.expm1(x), x),
+        "scaled exponential linear unit",
+        symbols=("nn.selu",),
+        functions=(_activations.selu, tf.nn.selu),
+    ),
+    lookup_row(
+        "softplus",
+        _softplus,
+        "log(1 + exp(x))",
+        symbols=("math.softplus",),
+        functions=(_activations.softplus, tf.nn.softplus),
+        output=_NON_NEGATIVE,
+    ),
+    lookup_row(
+        "mish",
+        lambda x: x * tf.tanh(_softplus(x)),
+        "x * tanh(softplus(x))",
+        functions=(_activations.mish,),
+    ),
+    lookup_row(
+        "softsign",
+        lambda x: x / (1.0 + tf.abs(x)),
+        "x / (1 + |x|)",
+        symbols=("nn.softsign",),
+        functions=(_activations.softsign, tf.nn.softsign),
+    ),
+    lookup_row(
+        "exp",
+        tf.exp,
+        "exponential function",
+        symbols=("math.exp",),
+        functions=(_activations.exponential, tf.exp),
+        output=_NON_NEGATIVE,
+        kernel=Kernel("EXP", in_float32(tf.exp)),
+    ),
+    lookup_row(
+        "log",
+        _log,
+        "natural logarithm; the lowest value of what is not positive",
+        symbols=("math.log",),
+        functions=(tf.math.log,),
+        kernel=Kernel("LOG", in_float32(_log)),
+    ),
+    lookup_row(
+        "sqrt",
+        lambda x: tf.sqrt(tf.maximum(x, 0.0)),
+        "square root; 0 of what is negative",
+        symbols=("math.sqrt",),
+        functions=(tf.sqrt,),
+        output=_NON_NEGATIVE,
+    ),
+    lookup_row(
+        "rsqrt",
+        lambda x: 1.0 / tf.sqrt(tf.maximum(x, 0.0)),
+        "1 / square root; the highest value of what is not positive",
+        symbols=("math.rsqrt",),
+        functions=(tf.math.rsqrt,),
+        output=_NON_NEGATIVE,
+    ),
 )
-
-SOFTPLUS = lookup_row(
-    "softplus",
-    lambda x: tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x))),
-    "log(1 + exp(x))",
-    symbols=("math.softplus",),
-    functions=(_activations.softplus, tf.nn.softplus),
-    output=_NON_NEGATIVE,
-)
-
-MISH = lookup_row(
-    "mish",
-    lambda x: x * tf.tanh(tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))),
-    "x * tanh(softplus(x))",
-    functions=(_activations.mish,),
-)
-
-SOFTSIGN = lookup_row(
-    "softsign",
-    lambda x: x / (1.0 + tf.abs(x)),
-    "x / (1 + |x|)",
-    symbols=("nn.softsign",),
-    functions=(_activations.softsign, tf.nn.softsign),
-)
-
-EXP = lookup_row(
-    "exp",
-    tf.exp,
-    "exponential function",
-    symbols=("math.exp",),
-    functions=(_activations.exponential, tf.exp),
-    output=_NON_NEGATIVE,
-    kernel=Kernel("EXP", "ExpOptions", _of_both(in_float32(tf.exp))),
-)
-
-LOG = lookup_row(
-    "log",
-    _log,
-    "natural logarithm; the lowest value of what is not positive",
-    symbols=("math.log",),
-    functions=(tf.math.log,),
-    kernel=Kernel("LOG", "", _of_both(in_float32(_log))),
-)
-
-SQRT = lookup_row(
-    "sqrt",
-    lambda x: tf.sqrt(tf.maximum(x, 0.0)),
-    "square root; 0 of what is negative",
-    symbols=("math.sqrt",),
-    functions=(tf.sqrt,),
-    output=_NON_NEGATIVE,
-)
-
-RSQRT = lookup_row(
-    "rsqrt",
-    lambda x: 1.0 / tf.sqrt(tf.maximum(x, 0.0)),
-    "1 / square root; the highest value of what is not positive",
-    symbols=("math.rsqrt",),
-    functions=(tf.math.rsqrt,),
-    output=_NON_NEGATIVE,
-)
-
-LOOKUPS: tuple[Op, ...] = (SELU, SOFTPLUS, MISH, SOFTSIGN, EXP, LOG, SQRT, RSQRT)

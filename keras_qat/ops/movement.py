@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.inner_layers import Regularize
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value, values_in
+from keras_qat.keras2.graph import Call, Value
 from keras_qat.ops.by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
 from keras_qat.tflite.emission import Emission
@@ -25,9 +25,7 @@ __all__ = [
     "integers",
     "move",
     "moved",
-    "open_sizes",
     "rank_of",
-    "source_of",
     "symbol_of",
     "take_parts",
 ]
@@ -48,19 +46,6 @@ def moved(a: Arguments) -> Any:
         return tf.cast(given, a.q[0].dtype) if given.dtype.is_floating else given
 
     return tf.nest.map_structure(in_type, a.on(a.q))
-
-
-def source_of(e: Emission) -> int:
-    """The tensor whose values are moved; the others, integers, say where to."""
-    for index, operand in zip(e.inputs, e.node.inputs, strict=True):
-        if operand.params is not None:
-            return index
-    return e.inputs[0]
-
-
-def open_sizes(shape: tuple[int | None, ...]) -> int:
-    """How many sizes are known at run time only."""
-    return shape.count(None)
 
 
 def symbol_of(call: Call) -> str:
@@ -100,33 +85,16 @@ def axes_of(given: Any, rank: int) -> tuple[int, ...] | None:
     return None if axes is None else tuple(sorted({axis % rank for axis in axes}))
 
 
-def _accepts(call: Call, attributes: Attributes, of_integers: tuple[str, ...] | None) -> str | None:
-    value = first(call)
-    if not isinstance(value, Value):
-        return "not of one tensor"
-    if not value.is_float and of_integers is not None:
-        same = values_in(call.outputs)[0].dtype == value.dtype
-        if value.dtype not in of_integers or not same:
-            return f"reads {value.dtype}"
-    if any(each is None for each in attributes.values()):
-        return "its options are not known before run time"
-    return None
-
-
-def move(
-    name: str, doc: str, emit: Emit, of_integers: tuple[str, ...] | None = None, **fields: Any
-) -> Op:
-    """An operator that only moves values. It has a kernel if none of its attributes is None.
-
-    Args:
-        name, doc, emit, fields: of the row.
-        of_integers: types of integers that it moves too, all by default.
-    """
-    more: Callable[..., str | None] | None = fields.pop("accepts", None)
+def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
+    """An operator that only moves values. It has a kernel if none of its attributes is None."""
+    more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        reason = _accepts(call, attributes, of_integers)
-        return more(call, attributes) if reason is None and more is not None else reason
+        if not isinstance(first(call), Value):
+            return "not of one tensor"
+        if any(each is None for each in attributes.values()):
+            return "its options are not known before run time"
+        return more(call, attributes)
 
     fields = {"compute": moved, "output": SharedRange(), **fields}
     return Op(name, emit=emit, doc=doc, accepts=accepts, **fields)
@@ -140,29 +108,21 @@ def take_parts(
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
     constants = [
-        e.constant(name, np.array([each or 0 for each in given], np.int32))
+        e.constant(name, [each or 0 for each in given])
         for name, given in {"begin": begins, "end": ends, "strides": steps}.items()
     ]
     e.add(
         "STRIDED_SLICE",
         [source, *constants],
         [target],
-        "StridedSliceOptions",
         beginMask=_mask(each is None for each in begins),
         endMask=_mask(each is None for each in ends),
-        ellipsisMask=0,
-        newAxisMask=0,
         shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
-        offset=False,
     )
 
 
 def _mask(flags: Iterable[bool]) -> int:
     return sum(1 << place for place, flag in enumerate(flags) if flag)
-
-
-def _emit_identity(e: Emission) -> None:
-    e.builder.copy(source_of(e), e.outputs[0])
 
 
 def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
@@ -174,7 +134,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
 IDENTITY = move(
     "identity",
     "nothing at run time: what regularizes or augments in training only",
-    _emit_identity,
+    lambda e: e.builder.copy(e.source, e.outputs[0]),
     compute=lambda a: a.q[0],
     accepts=_accepts_identity,
     alias=True,

@@ -121,14 +121,6 @@ Emit = Callable[["Emission"], None]
 """Writes the operator into a TFLite file."""
 
 
-def _no_attributes(call: Call) -> Attributes:
-    return {}
-
-
-def _accepts_all(call: Call, attributes: Attributes) -> str | None:
-    return None
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
     """An operator: a row.
@@ -146,6 +138,8 @@ class Op:
         defaults: those that it need not be given.
         accepts: why a call has no integer kernel (a few words that `plan` prints; "" where another
             row is to say that), or None.
+        max_axes: of inputs that kernels take.
+        integers: types of integers that it computes too, all by default.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
@@ -170,10 +164,12 @@ class Op:
     paths: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
     functions: tuple[Any, ...] = ()
-    attributes: Callable[[Call], Attributes] = _no_attributes
+    attributes: Callable[[Call], Attributes] = lambda call: {}
     needs: tuple[str, ...] = ()
     defaults: Attributes = dataclasses.field(default_factory=dict)
-    accepts: Callable[[Call, Attributes], str | None] = _accepts_all
+    accepts: Callable[[Call, Attributes], str | None] = lambda call, attributes: None
+    max_axes: int = 99
+    integers: tuple[str, ...] | None = None
     bits: tuple[int, ...] = (8, 16)
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import number, operands
-from keras_qat.ops.movement import integers, move, rank_of, source_of, symbol_of
-from keras_qat.ops.op import Attributes
+from keras_qat.ops.movement import integers, move, rank_of, symbol_of
+from keras_qat.ops.op import Attributes, Op
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["MIRROR_PAD", "PAD", "pairs"]
 
 _layers = keras.layers
-
-MAX_PADDED = 5
-"""Axes that kernels pad."""
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
 """Mode -> its number in a file."""
@@ -57,55 +52,50 @@ def _attributes(call: Call) -> Attributes:
     return found
 
 
-def _accepts(call: Call, attributes: Attributes) -> str | None:
-    if len(attributes["paddings"]) > MAX_PADDED:
-        return f"more than {MAX_PADDED} axes"
-    if attributes.get("value", 0.0) != 0.0:
-        return "pads with other numbers than 0"
-    return None
-
-
-def _accepts_mode(*modes: str) -> Any:
+def _accepts(*modes: str) -> Any:
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        if attributes["mode"] not in modes:
-            return "" if attributes["mode"] in MODES else f"mode={attributes['mode']!r}"
-        return _accepts(call, attributes)
+        mode = attributes["mode"]
+        if mode not in modes:
+            return "" if mode in MODES else f"mode={mode!r}"
+        is_zero = attributes.get("value", 0.0) == 0.0
+        return None if is_zero else "pads with other numbers than 0"
 
     return accepts
 
 
-def _constant(e: Emission) -> int:
-    return e.constant("paddings", np.array(e.attributes["paddings"], np.int32))
+def _emit(e: Emission) -> None:
+    paddings, mode = e.constant("paddings", e.attributes["paddings"]), e.attributes["mode"]
+    if mode in MODES:
+        e.add("MIRROR_PAD", [e.source, paddings], mode=MODES[mode])
+    else:
+        e.add("PAD", [e.source, paddings])
 
 
-def _emit_pad(e: Emission) -> None:
-    e.add("PAD", [source_of(e), _constant(e)], options="PadOptions")
+def _row(name: str, doc: str, *modes: str, **fields: Any) -> Op:
+    return move(
+        name,
+        doc,
+        _emit,
+        symbols=("compat.v1.pad", "pad"),
+        attributes=_attributes,
+        accepts=_accepts(*modes),
+        max_axes=5,
+        **fields,
+    )
 
 
-def _emit_mirror(e: Emission) -> None:
-    mode = MODES[e.attributes["mode"]]
-    e.add("MIRROR_PAD", [source_of(e), _constant(e)], options="MirrorPadOptions", mode=mode)
-
-
-PAD = move(
+PAD = _row(
     "pad",
     "padding with zeros",
-    _emit_pad,
+    "CONSTANT",
     layers=(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D),
-    symbols=("compat.v1.pad", "pad"),
-    attributes=_attributes,
     needs=("paddings",),
     defaults={"mode": "CONSTANT"},
-    accepts=_accepts_mode("CONSTANT"),
 )
 
-
-MIRROR_PAD = move(
+MIRROR_PAD = _row(
     "mirror_pad",
     "padding with copies of what is next to the edge",
-    _emit_mirror,
-    symbols=("compat.v1.pad", "pad"),
-    attributes=_attributes,
+    *MODES,
     needs=("paddings", "mode"),
-    accepts=_accepts_mode(*MODES),
 )

@@ -1,10 +1,10 @@
-"""The largest value, or the mean, of windows or of whole axes."""
+"""The largest value, or the mean, of windows or of whole axes, and where that is."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
@@ -12,19 +12,21 @@ from keras_qat.arithmetic.qparams import single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
-from keras_qat.ops.images import from_image, image_of, pair
-from keras_qat.ops.movement import (
-    axes_of,
-    integers,
-    move,
-    rank_of,
-    source_of,
-    symbol_of,
-)
+from keras_qat.ops.images import add_on_images, pair
+from keras_qat.ops.movement import axes_of, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange, SharedRange
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.objects import TYPES
 
-__all__ = ["AVERAGE_POOLING", "MAX_POOLING", "MEAN", "REDUCE_MAX", "REDUCE_MIN"]
+__all__ = [
+    "ARGMAX",
+    "ARGMIN",
+    "AVERAGE_POOLING",
+    "MAX_POOLING",
+    "MEAN",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+]
 
 _layers = keras.layers
 
@@ -71,21 +73,17 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
 def _emit_pool(code: str) -> Any:
     def emit(e: Emission) -> None:
         """Sequences are images of the height 1."""
-        (height, width), strides = (pair(e.attributes[name]) for name in ("pool", "strides"))
-        target, finish = from_image(e, e.outputs[0])
-        e.add(
+        (height, width), (down, right) = (pair(e.attributes[name]) for name in ("pool", "strides"))
+        add_on_images(
+            e,
             code,
-            [image_of(e, source_of(e))],
-            [target],
-            "Pool2DOptions",
+            [e.source],
             padding=PADDINGS[e.attributes["padding"]],
-            strideH=strides[0],
-            strideW=strides[1],
+            strideH=down,
+            strideW=right,
             filterHeight=height,
             filterWidth=width,
-            fusedActivationFunction=e.activation,
         )
-        finish()
 
     return emit
 
@@ -94,13 +92,13 @@ MAX_POOLING = move(
     "max_pooling",
     "the largest value of windows",
     _emit_pool("MAX_POOL_2D"),
-    of_integers=("uint8",),
     layers=(_layers.MaxPooling1D, _layers.MaxPooling2D),
     symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
     attributes=_pool_attributes,
     needs=("pool", "strides", "padding"),
     defaults={"channels_last": True},
     accepts=_accepts_pool,
+    integers=("uint8",),
     takes_clip=True,
 )
 
@@ -114,20 +112,16 @@ def _average(a: Arguments) -> Any:
     return tf.cast(away - zero_point, x.dtype)
 
 
-AVERAGE_POOLING = move(
-    "average_pooling",
-    "the mean of windows",
-    _emit_pool("AVERAGE_POOL_2D"),
-    of_integers=(),
+AVERAGE_POOLING = dataclasses.replace(
+    MAX_POOLING,
+    name="average_pooling",
     compute=_average,
+    emit=_emit_pool("AVERAGE_POOL_2D"),
+    doc="the mean of windows",
+    integers=(),
     output=SharedRange(rounds=True),
     layers=(_layers.AveragePooling1D, _layers.AveragePooling2D),
     symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
-    attributes=_pool_attributes,
-    needs=("pool", "strides", "padding"),
-    defaults={"channels_last": True},
-    accepts=_accepts_pool,
-    takes_clip=True,
 )
 
 
@@ -141,17 +135,10 @@ def _reduce_attributes(call: Call) -> Attributes:
     return {"axes": axes_of(axis, rank), "keepdims": bool(keepdims)}
 
 
-def _accepts_axes(call: Call, attributes: Attributes) -> str | None:
-    if not attributes["axes"]:
-        return "along no axis"
-    return "with a mask" if any(value.masked for value in call.inputs) else None
-
-
 def _emit_reduce(code: str) -> Any:
     def emit(e: Emission) -> None:
-        axes = e.constant("axes", np.array(e.attributes["axes"], np.int32))
-        keep = e.attributes["keepdims"]
-        e.add(code, [source_of(e), axes], options="ReducerOptions", keepDims=keep)
+        axes = e.constant("axes", e.attributes["axes"])
+        e.add(code, [e.source, axes], keepDims=e.attributes["keepdims"])
 
     return emit
 
@@ -160,27 +147,21 @@ REDUCE_MAX = move(
     "reduce_max",
     "the largest value along axes",
     _emit_reduce("REDUCE_MAX"),
-    of_integers=(),
-    layers=(
-        _layers.GlobalMaxPooling1D,
-        _layers.GlobalMaxPooling2D,
-        _layers.GlobalMaxPooling3D,
-    ),
+    layers=tuple(getattr(_layers, f"GlobalMaxPooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_max",),
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    integers=(),
 )
 
-REDUCE_MIN = move(
-    "reduce_min",
-    "the smallest value along axes",
-    _emit_reduce("REDUCE_MIN"),
-    of_integers=(),
+REDUCE_MIN = dataclasses.replace(
+    REDUCE_MAX,
+    name="reduce_min",
+    emit=_emit_reduce("REDUCE_MIN"),
+    doc="the smallest value along axes",
+    layers=(),
     symbols=("math.reduce_min",),
-    attributes=_reduce_attributes,
-    needs=("axes", "keepdims"),
-    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
 )
 
 
@@ -210,20 +191,60 @@ def _mean(a: Arguments) -> Any:
     return tf.cast(scaled - output.zero_point, x.dtype)
 
 
-MEAN = move(
-    "mean",
-    "means along axes",
-    _emit_reduce("MEAN"),
-    of_integers=(),
+def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
+    is_masked = any(value.masked for value in call.inputs)
+    return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
+
+
+MEAN = dataclasses.replace(
+    REDUCE_MAX,
+    name="mean",
     compute=_mean,
+    emit=_emit_reduce("MEAN"),
+    doc="means along axes",
     output=OwnRange(),
-    layers=(
-        _layers.GlobalAveragePooling1D,
-        _layers.GlobalAveragePooling2D,
-        _layers.GlobalAveragePooling3D,
-    ),
+    layers=tuple(getattr(_layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_mean",),
-    attributes=_reduce_attributes,
-    needs=("axes", "keepdims"),
-    accepts=_accepts_axes,
+    accepts=_accepts_mean,
+)
+
+
+def _arg_attributes(call: Call) -> Attributes:
+    _, axis = operands(call, "input", "axis")
+    axis = call.kwargs.get("dimension", axis)
+    axes = axes_of(axis or 0, rank_of(call))
+    return {"axis": axes[0] if axes else None}
+
+
+def _emit_arg(code: str) -> Any:
+    def emit(e: Emission) -> None:
+        source = e.source
+        if e.wide:  # The kernels take int8 and int32.
+            wider = e.temporary("int32", e.shape(source), "int32")
+            e.add("CAST", [source], [wider], inDataType=TYPES["int16"], outDataType=TYPES["int32"])
+            source = wider
+        axis = e.constant("axis", e.attributes["axis"])
+        e.add(code, [source, axis], outputType=TYPES[e.node.output.dtype])
+
+    return emit
+
+
+ARGMAX = move(
+    "argmax",
+    "where the largest value is",
+    _emit_arg("ARG_MAX"),
+    compute=lambda a: a.on(a.q),
+    output=OwnRange(),
+    symbols=("math.argmax",),
+    attributes=_arg_attributes,
+    needs=("axis",),
+    integers=(),
+)
+
+ARGMIN = dataclasses.replace(
+    ARGMAX,
+    name="argmin",
+    emit=_emit_arg("ARG_MIN"),
+    doc="where the smallest value is",
+    symbols=("math.argmin",),
 )

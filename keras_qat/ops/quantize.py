@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,6 @@ from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.ops.op import Arguments, Op
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["QUANTIZE", "REQUANTIZE", "requantized"]
 
@@ -28,10 +28,6 @@ def _quantize(a: Arguments) -> Any:
     return scaled if a.output.bits == 16 else tf.cast(scaled, tf.float32)
 
 
-def _requantize(a: Arguments) -> Any:
-    return requantized(a.family, a.q[0], a.params[0], a.output)
-
-
 def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams) -> Any:
     """The same real values with other parameters; `q` and the result less their zero points.
 
@@ -47,9 +43,13 @@ def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams
     return tf.where((ratio >= 2.0**-8) & (ratio <= 2.0**7), coarse, exact)
 
 
-def _emit(e: Emission) -> None:
-    e.add("QUANTIZE", options="QuantizeOptions")
+def _requantize(a: Arguments) -> Any:
+    return requantized(a.family, a.q[0], a.params[0], a.output)
 
 
-QUANTIZE = Op("quantize", _quantize, _emit, doc="real numbers to quantized values")
-REQUANTIZE = Op("requantize", _requantize, _emit, doc="other quantization parameters")
+QUANTIZE = Op(
+    "quantize", _quantize, lambda e: e.add("QUANTIZE"), doc="real numbers to quantized values"
+)
+REQUANTIZE = dataclasses.replace(
+    QUANTIZE, name="requantize", compute=_requantize, doc="other quantization parameters"
+)

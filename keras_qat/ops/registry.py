@@ -7,9 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.keras2.graph import Call, Value, class_path
+from keras_qat.keras2.graph import Call, Value, class_path, values_in
 from keras_qat.operations import is_operation
-from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.rows import ROWS
 
@@ -34,28 +33,6 @@ class Match(NamedTuple):
     reason: str = ""
 
 
-class _Index:
-    """Rows by what they list."""
-
-    def __init__(self, rows: list[Op]) -> None:
-        self.by_key: dict[Any, list[Op]] = {}
-        self.by_name = {op.name: op for op in rows}
-        for op in rows:
-            for key in (*op.layers, *op.paths, *op.symbols, *op.functions):
-                self.by_key.setdefault(key, []).append(op)
-
-    def candidates(self, call: Call) -> list[Op]:
-        """The rows that list what a call calls."""
-        layer = call.layer
-        if is_operation(layer):
-            return self.by_key.get(str(layer.symbol), [])
-        found = self.by_key.get(type(layer)) or self.by_key.get(class_path(layer), [])
-        if not found and type(layer).__name__ == "Activation":
-            with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
-                found = self.by_key.get(layer.activation, [])
-        return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Registered:
     """What a layer class was registered as.
@@ -69,14 +46,32 @@ class Registered:
     weights: tuple[str, ...] = ()
 
 
-_INDEX = _Index(ROWS)
+_BY_NAME = {op.name: op for op in ROWS}
+_BY_KEY: dict[Any, list[Op]] = {}
+"""Rows by what they list."""
+for _op in ROWS:
+    for _key in (*_op.layers, *_op.paths, *_op.symbols, *_op.functions):
+        _BY_KEY.setdefault(_key, []).append(_op)
+
 _REGISTERED: dict[type, Registered] = {}
 
 
 def match(call: Call) -> Match:
     """The operator of a call with its attributes, or why there is none."""
     registered = _REGISTERED.get(type(call.layer))
-    return registered.match(call) if registered else _first(_INDEX.candidates(call), call)
+    return registered.match(call) if registered else _first(_candidates(call), call)
+
+
+def _candidates(call: Call) -> list[Op]:
+    """The rows that list what a call calls."""
+    layer = call.layer
+    if is_operation(layer):
+        return _BY_KEY.get(str(layer.symbol), [])
+    found = _BY_KEY.get(type(layer)) or _BY_KEY.get(class_path(layer), [])
+    if not found and type(layer).__name__ == "Activation":
+        with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
+            found = _BY_KEY.get(layer.activation, [])
+    return found
 
 
 def _first(rows: list[Op], call: Call) -> Match:
@@ -84,18 +79,21 @@ def _first(rows: list[Op], call: Call) -> Match:
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
-        refusal = _reads_integers(op, call) or op.accepts(call, attributes)
+        refusal = _refused(op, call) or op.accepts(call, attributes)
         if refusal is None:
             return Match(op, attributes)
         reason = reason or refusal
     return Match(None, {}, reason)
 
 
-def _reads_integers(op: Op, call: Call) -> str | None:
-    """Why weights are not multiplied: with integers, which only tables look up."""
-    if not op.weights or op.compute is EMBEDDING.compute or call.inputs[0].is_float:
-        return None
-    return f"reads {call.inputs[0].dtype}"
+def _refused(op: Op, call: Call) -> str | None:
+    """Why an operator has no kernel for such inputs."""
+    for x in call.inputs[:1]:
+        same = values_in(call.outputs)[0].dtype == x.dtype
+        if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
+            return f"reads {x.dtype}"
+    is_large = any(len(each.shape) > op.max_axes for each in call.inputs)
+    return f"more than {op.max_axes} axes" if is_large else None
 
 
 def op_of(call: Call) -> Op | None:
@@ -116,22 +114,22 @@ def op_named(name: str) -> Op:
     Raises:
         ValueError: if there is none; the message lists all.
     """
-    if name not in _INDEX.by_name:
-        raise ValueError(f"There is no operator {name!r}. Use one of {', '.join(_INDEX.by_name)}.")
-    return _INDEX.by_name[name]
+    if name not in _BY_NAME:
+        raise ValueError(f"There is no operator {name!r}. Use one of {', '.join(_BY_NAME)}.")
+    return _BY_NAME[name]
 
 
 def is_listed(layer: Any) -> bool:
     """Whether a layer is of a class that some row lists, or was registered."""
     activations = type(layer).__name__ == "Activation"
-    return activations or type(layer) in _REGISTERED or type(layer) in _INDEX.by_key
+    return activations or type(layer) in _REGISTERED or type(layer) in _BY_KEY
 
 
 def weights_listed(layer: Any) -> tuple[str, ...]:
     """Attributes of a layer that hold a weight, by the rows that list its class."""
     if type(layer) in _REGISTERED:
         return _REGISTERED[type(layer)].weights
-    rows = _INDEX.by_key.get(type(layer), [])
+    rows = _BY_KEY.get(type(layer), [])
     return tuple(name for op in rows[:1] for name in op.weights if name)
 
 
@@ -178,30 +176,21 @@ def with_attributes(
         given: the attributes, or what reads them from a layer.
 
     Raises:
-        ValueError: on an attribute that the operator has not.
+        ValueError: on an attribute that the operator has not, or one that is missing.
     """
-    unknown = set() if callable(given) else set(given) - {*op.needs, *op.defaults}
-    if unknown:
-        known = ", ".join((*op.needs, *op.defaults)) or "none"
+
+    def checked(found: Mapping[str, Any]) -> Attributes:
+        if set(op.needs) <= set(found) <= {*op.needs, *op.defaults}:
+            return {**op.defaults, **found}
+        name = layer_class.__name__
         raise ValueError(
-            f"{op.name} has no attribute {', '.join(sorted(unknown))}; it has {known}."
-        )
-    missing = [] if callable(given) else [name for name in op.needs if name not in given]
-    if missing:
-        raise ValueError(
-            f"{layer_class.__name__} as {op.name} needs {', '.join(missing)}: say where the layer "
-            f"has them, as in register_op({layer_class.__name__}, {op.name!r}, attributes=lambda "
-            f"layer: {{{missing[0]!r}: layer.{missing[0]}}})."
+            f"{name} as {op.name} needs the attributes {', '.join(op.needs) or 'none'}, and may "
+            f"have {', '.join(op.defaults) or 'no others'}; it has "
+            f"{', '.join(sorted(found)) or 'none'}. Say where the layer has them, as in "
+            f"register_op({name}, {op.name!r}, attributes=lambda layer: {{'axis': layer.axis}})."
         )
 
-    def attributes(call: Call) -> Attributes:
-        found = dict(given(call.layer) if callable(given) else given)
-        lacking = [name for name in op.needs if name not in found]
-        if lacking or set(found) - {*op.needs, *op.defaults}:
-            raise ValueError(
-                f"The attributes of '{call.layer.name}' as {op.name} are {sorted(found)}; they "
-                f"have to be {', '.join(op.needs)}, and may be {', '.join(op.defaults) or 'none'}."
-            )
-        return {**op.defaults, **found}
-
-    return dataclasses.replace(op, attributes=attributes)
+    if callable(given):
+        return dataclasses.replace(op, attributes=lambda call: checked(given(call.layer)))
+    fixed = checked(given)
+    return dataclasses.replace(op, attributes=lambda call: fixed)

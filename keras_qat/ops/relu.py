@@ -12,7 +12,7 @@ from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.operations import argument, is_operation, number
+from keras_qat.operations import is_operation, number, operands
 from keras_qat.ops.lookup import by_table, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 from keras_qat.tflite.emission import Emission
@@ -39,13 +39,9 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
-def _rescaled(q: Any, x: QuantParams, output: QuantParams) -> Any:
-    """The same real values, in TFLite's rounding."""
-    return multiply(tf.cast(q, tf.int64), fixed_point(single(x.scale / output.scale)))
-
-
 def _relu_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
-    result = tf.maximum(tf.cast(_rescaled(q, x, output), tf.float64), 0.0)
+    scaled = multiply(tf.cast(q, tf.int64), fixed_point(single(x.scale / output.scale)))
+    result = tf.maximum(tf.cast(scaled, tf.float64), 0.0)
     if attributes["maximum"] == 6:
         result = tf.minimum(result, round_half_away(single(6.0 / output.scale)))
     return result
@@ -64,14 +60,10 @@ def _relu(a: Arguments) -> Any:
     return _relu_table(a.q[0], a.params[0], a.output, a.attributes)
 
 
-def _emit_relu(e: Emission) -> None:
-    e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU")
-
-
 RELU = Op(
     "relu",
     _relu,
-    _emit_relu,
+    lambda e: e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU"),
     doc="ReLU, also with a maximum",
     layers=(_layers.ReLU,),
     symbols=("nn.relu", "nn.relu6"),
@@ -86,12 +78,11 @@ RELU = Op(
 
 
 def _leaky_attributes(call: Call) -> Attributes:
-    layer, slope = call.layer, 0.2  # That of tf.nn.leaky_relu.
-    if is_operation(layer):
-        slope = number(argument(call, "alpha", 1, 0.2)) or 0.0
-    else:
-        slope = getattr(layer, "negative_slope", getattr(layer, "alpha", 0.2))
-    return {"slope": float(np.float32(slope))}
+    slope = getattr(call.layer, "negative_slope", getattr(call.layer, "alpha", None))
+    if is_operation(call.layer):
+        slope = operands(call, "features", "alpha")[1]
+    # The default is that of tf.nn.leaky_relu.
+    return {"slope": float(np.float32(0.2 if slope is None else number(slope) or 0.0))}
 
 
 def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
@@ -101,19 +92,16 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
-def _leaky_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
-    """TFLite's: two products; one below zero with the slope in its scale."""
-    sign = -1 if attributes["slope"] < 0 else 1
-    return _leaky_products(q, x, output, attributes, lambda q, number: sign * multiply(q, number))
-
-
-def _leaky_products(
-    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, product: Any
+def _leaky_table(
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, negates_first: bool = False
 ) -> Any:
-    below = fixed_point(single(single(x.scale * abs(attributes["slope"])) / output.scale))
-    whole = tf.cast(q, tf.int64)
+    """TFLite's: two products; one below zero with the slope in its scale."""
+    slope, whole = attributes["slope"], tf.cast(q, tf.int64)
+    sign = -1 if slope < 0 else 1
+    number = fixed_point(single(single(x.scale * abs(slope)) / output.scale))
+    below = multiply(sign * whole, number) if negates_first else sign * multiply(whole, number)
     above = multiply(whole, fixed_point(single(x.scale / output.scale)))
-    return tf.cast(tf.where(whole >= 0, above, product(whole, below)), tf.float64)
+    return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
 
 
 def _leaky_table_of_xnnpack(
@@ -135,32 +123,22 @@ def _leaky_table_of_xnnpack(
     return tf.where(taken, coarse, _leaky_table(q, x, output, attributes))
 
 
-_leaky_by_table = {
-    "xnnpack": by_table(_leaky_table_of_xnnpack),
-    "reference": by_table(_leaky_table),
-}
+_leaky_by_table = by_table(_leaky_table, _leaky_table_of_xnnpack)
 
 
 def _leaky_relu(a: Arguments) -> Any:
     """x above zero, slope * x below."""
-    if a.wide and a.family == "xnnpack":
-        # The optimized kernel has a negative multiplier, and halves go up after that.
-        sign = -1 if a.attributes["slope"] < 0 else 1
-        product = lambda q, number: multiply(sign * q, number)  # noqa: E731
-        return _leaky_products(a.q[0], a.params[0], a.output, a.attributes, product)
-    if a.wide:
-        return _leaky_table(a.q[0], a.params[0], a.output, a.attributes)
-    return _leaky_by_table[a.family](a)
-
-
-def _emit_leaky_relu(e: Emission) -> None:
-    e.add("LEAKY_RELU", options="LeakyReluOptions", alpha=e.attributes["slope"])
+    if not a.wide:
+        return _leaky_by_table(a)
+    # The optimized kernel has a negative multiplier, and halves go up after that.
+    negates_first = a.family == "xnnpack"
+    return _leaky_table(a.q[0], a.params[0], a.output, a.attributes, negates_first)
 
 
 LEAKY_RELU = Op(
     "leaky_relu",
     _leaky_relu,
-    _emit_leaky_relu,
+    lambda e: e.add("LEAKY_RELU", alpha=e.attributes["slope"]),
     doc="LeakyReLU, with any slope; |x| is one with the slope -1",
     layers=(_layers.LeakyReLU, _layers.ReLU),
     symbols=("nn.leaky_relu",),
@@ -182,10 +160,8 @@ def _prelu(a: Arguments) -> Any:
 
 
 def _emit_prelu(e: Emission) -> None:
-    weights = e.node.weights
-    assert weights is not None
-    params = QuantParams(np.float32(np.asarray(weights.scale).item()), 0)
-    e.add("PRELU", [*e.inputs, e.constant("alpha", weights.q.astype(np.int8), params)])
+    params = QuantParams(np.float32(np.asarray(e.weights.scale).item()), 0)
+    e.add("PRELU", [*e.inputs, e.constant("alpha", e.weights.q.astype(np.int8), params)])
 
 
 PRELU = Op(
@@ -196,6 +172,7 @@ PRELU = Op(
     layers=(_layers.PReLU,),
     accepts=of_reals,
     bits=(8,),
+    integers=(),
     weights={"alpha": ()},
     trains_weights=False,
 )

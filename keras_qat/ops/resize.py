@@ -12,8 +12,8 @@ from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import first, move, source_of, take_parts
-from keras_qat.ops.op import Arguments, Attributes, SharedRange
+from keras_qat.ops.movement import first, move, take_parts
+from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["RESIZE_BILINEAR", "RESIZE_NEAREST"]
@@ -48,8 +48,9 @@ def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
 
 def _accepts(interpolation: str) -> Any:
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        if attributes["interpolation"] != interpolation:
-            return "" if interpolation == "nearest" else _named(attributes)
+        given = attributes["interpolation"]
+        if given != interpolation:
+            return "" if interpolation == "nearest" else f"interpolation={given!r}"
         if len(first(call).shape) != 4:
             return "not of images"
         if not attributes["channels_last"]:
@@ -61,43 +62,34 @@ def _accepts(interpolation: str) -> Any:
     return accepts
 
 
-def _named(attributes: Attributes) -> str:
-    return f"interpolation={attributes['interpolation']!r}"
-
-
-def _emit(code: str, options: str) -> Any:
+def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
     def emit(e: Emission) -> None:
         height, width, crop = (e.attributes[name] for name in ("height", "width", "crop"))
         if not height * width:
             emit_by_converter(e)
             return
-        source, every = source_of(e), (None, None, 1)
+        source, every = e.source, (None, None, 1)
         if crop:
             batch, *_, channels = e.shape(source)
             sizes = (end - begin for begin, end, _ in crop)
             part = e.temporary("cropped", (batch, *sizes, channels), source)
             take_parts(e, source, part, (every, *crop, every))
             source = part
-        inputs = [source, e.constant("size", np.array([height, width], np.int32))]
-        e.add(code, inputs, options=options, alignCorners=False, halfPixelCenters=True)
+        inputs = [source, e.constant("size", [height, width])]
+        e.add(code, inputs, halfPixelCenters=True)
 
-    return emit
-
-
-DEFAULTS = {"crop": (), "channels_last": True}
-
-
-RESIZE_NEAREST = move(
-    "resize_nearest",
-    "images of other sizes, of copied pixels",
-    _emit("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions"),
-    of_integers=("uint8",),
-    layers=(_layers.UpSampling2D, _layers.Resizing),
-    attributes=_attributes,
-    needs=("height", "width"),
-    defaults={**DEFAULTS, "interpolation": "nearest"},
-    accepts=_accepts("nearest"),
-)
+    return move(
+        f"resize_{interpolation}",
+        f"images of other sizes, of {pixels} pixels",
+        emit,
+        layers=(_layers.UpSampling2D, _layers.Resizing),
+        attributes=_attributes,
+        needs=("height", "width"),
+        defaults={"crop": (), "channels_last": True, "interpolation": interpolation},
+        accepts=_accepts(interpolation),
+        integers=("uint8",) if interpolation == "nearest" else (),
+        **fields,
+    )
 
 
 def _bilinear(a: Arguments) -> Any:
@@ -142,16 +134,11 @@ def _reference_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
     return low, tf.maximum(high, 0), place - shift(low, 10)
 
 
-RESIZE_BILINEAR = move(
-    "resize_bilinear",
-    "images of other sizes, of interpolated pixels",
-    _emit("RESIZE_BILINEAR", "ResizeBilinearOptions"),
-    of_integers=(),
+RESIZE_NEAREST = _row("nearest", "RESIZE_NEAREST_NEIGHBOR", "copied")
+RESIZE_BILINEAR = _row(
+    "bilinear",
+    "RESIZE_BILINEAR",
+    "interpolated",
     compute=_bilinear,
     output=SharedRange(rounds=True),
-    layers=(_layers.UpSampling2D, _layers.Resizing),
-    attributes=_attributes,
-    needs=("height", "width"),
-    defaults={**DEFAULTS, "interpolation": "bilinear"},
-    accepts=_accepts("bilinear"),
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from keras_qat.ops import (
-    concatenate,
     elementwise,
-    index,
     matmul,
     movement,
     padding,
@@ -18,74 +16,27 @@ from keras_qat.ops import (
 )
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.affine import AFFINE
-from keras_qat.ops.conv import CONV, DEPTHWISE_CONV
-from keras_qat.ops.dense import (
-    DENSE,
-    EINSUM_DENSE,
-    EINSUM_DENSE_HEADS,
-    EINSUM_DENSE_PER_TENSOR,
-)
+from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
+from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.lookup import LOOKUPS
-from keras_qat.ops.normalize import UNIT_NORM
 from keras_qat.ops.op import Op
-from keras_qat.ops.softmax import SOFTMAX
-from keras_qat.ops.transpose_conv import TRANSPOSE_CONV
+from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
 
 __all__ = ["ROWS"]
 
 ROWS: list[Op] = [
-    CONV,
-    DEPTHWISE_CONV,
-    TRANSPOSE_CONV,
-    DENSE,
-    EINSUM_DENSE,
-    EINSUM_DENSE_HEADS,
-    EINSUM_DENSE_PER_TENSOR,
-    EMBEDDING,
-    AFFINE,
-    elementwise.ADD,
-    elementwise.SUBTRACT,
-    elementwise.MULTIPLY,
-    elementwise.MAXIMUM,
-    elementwise.MINIMUM,
-    relu.RELU,
-    relu.LEAKY_RELU,
-    relu.PRELU,
-    *ACTIVATIONS,
-    *LOOKUPS,
-    SOFTMAX,
-    UNIT_NORM,
-    matmul.MATMUL,
-    matmul.CONTRACT,
-    pooling.MAX_POOLING,
-    pooling.AVERAGE_POOLING,
-    pooling.REDUCE_MAX,
-    pooling.REDUCE_MIN,
-    reshaping.MEAN_OF_ONE,
-    pooling.MEAN,
-    resize.RESIZE_NEAREST,
-    resize.RESIZE_BILINEAR,
-    concatenate.CONCATENATE,
-    concatenate.STACK,
-    reshaping.RESHAPE,
-    reshaping.TRANSPOSE,
-    reshaping.DEPTH_TO_SPACE,
-    reshaping.SPACE_TO_DEPTH,
-    padding.PAD,
-    padding.MIRROR_PAD,
-    slicing.SLICE,
-    slicing.SPLIT,
-    slicing.UNSTACK,
-    slicing.GATHER,
-    tiling.TILE,
-    tiling.BROADCAST,
-    tiling.REPEAT,
-    tiling.REVERSE,
-    tiling.ROLL,
-    index.SHAPE,
-    index.ARGMAX,
-    index.ARGMIN,
-    movement.IDENTITY,
-    movement.MOVE,
+    *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
+    *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
+    *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
+    *(elementwise.MAXIMUM, elementwise.MINIMUM),
+    *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),
+    *(matmul.MATMUL, matmul.CONTRACT, pooling.MAX_POOLING, pooling.AVERAGE_POOLING),
+    *(pooling.REDUCE_MAX, pooling.REDUCE_MIN, reshaping.MEAN_OF_ONE, pooling.MEAN),
+    *(resize.RESIZE_NEAREST, resize.RESIZE_BILINEAR, slicing.CONCATENATE, slicing.STACK),
+    *(reshaping.RESHAPE, reshaping.TRANSPOSE, reshaping.DEPTH_TO_SPACE, reshaping.SPACE_TO_DEPTH),
+    *(padding.PAD, padding.MIRROR_PAD),
+    *(slicing.SLICE, slicing.SPLIT, slicing.UNSTACK, slicing.GATHER),
+    *(tiling.TILE, tiling.BROADCAST, tiling.REPEAT, tiling.REVERSE, tiling.ROLL),
+    *(reshaping.SHAPE, pooling.ARGMAX, pooling.ARGMIN, movement.IDENTITY, movement.MOVE),
 ]

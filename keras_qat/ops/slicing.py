@@ -1,7 +1,8 @@
-"""Parts of a tensor."""
+"""Parts of a tensor, and tensors side by side."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,15 @@ from keras_qat.ops.movement import (
     first,
     integers,
     move,
-    open_sizes,
-    source_of,
+    moved,
     symbol_of,
     take_parts,
 )
-from keras_qat.ops.op import Attributes
+from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.padding import pairs
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["GATHER", "SLICE", "SPLIT", "UNSTACK"]
+__all__ = ["CONCATENATE", "GATHER", "SLICE", "SPLIT", "STACK", "UNSTACK"]
 
 _layers = keras.layers
 
@@ -51,6 +51,9 @@ def _slice_attributes(call: Call) -> Attributes:
 def _indexed(given: Any, rank: int) -> Attributes:
     """The attributes of `x[given]`, slices being dictionaries, as Keras keeps them."""
     items = list(given) if isinstance(given, (list, tuple)) else [given]
+    leaves = [each for each in tf.nest.flatten(items) if each is not None and each is not Ellipsis]
+    if any(integers(each) is None for each in leaves):
+        return {"parts": None}
     taken = sum(each is not None and each is not Ellipsis for each in items)
     if not any(each is Ellipsis for each in items):
         items.append(Ellipsis)
@@ -64,34 +67,18 @@ def _indexed(given: Any, rank: int) -> Attributes:
             parts += [(None, None, 1)] * (rank - taken)
             place += rank - taken
         elif isinstance(item, dict):
-            known = [_bound(item[name]) for name in ("start", "stop", "step")]
-            if UNKNOWN in known:
-                return {"parts": None}
-            parts.append((known[0], known[1], known[2] or 1))
+            begin, end, step = (_number(item[name]) for name in ("start", "stop", "step"))
+            parts.append((begin, end, step or 1))
             place += 1
         else:
-            index = _bound(item)
-            if index == UNKNOWN:
-                return {"parts": None}
             dropped.append(len(parts))
-            parts.append((index, None, 1))
+            parts.append((_number(item), None, 1))
     return {"parts": tuple(parts), "dropped": tuple(dropped), "added": tuple(added)}
 
 
-UNKNOWN = "unknown"
-
-
-def _bound(given: Any) -> Any:
-    if given is None:
-        return None
+def _number(given: Any) -> int | None:
     known = integers(given)
-    return UNKNOWN if known is None or len(known) != 1 else known[0]
-
-
-def _accepts_slice(call: Call, attributes: Attributes) -> str | None:
-    if len(attributes["parts"]) > MAX_SLICED:
-        return f"more than {MAX_SLICED} axes"
-    return None
+    return known[0] if known else None
 
 
 def _emit_slice(e: Emission) -> None:
@@ -101,8 +88,8 @@ def _emit_slice(e: Emission) -> None:
     if added:
         kept = tuple(size for place, size in enumerate(shape) if place not in added)
         target = e.temporary("part", kept, target)
-    take_parts(e, source_of(e), target, e.attributes["parts"], e.attributes["dropped"])
-    if added and open_sizes(shape) <= 1:
+    take_parts(e, e.source, target, e.attributes["parts"], e.attributes["dropped"])
+    if added and shape.count(None) <= 1:
         e.reshape(target, e.outputs[0])
     elif added:
         _add_axes(e, target, shape, added)
@@ -114,8 +101,7 @@ def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> N
         if others:
             now = tuple(size for axis, size in enumerate(shape) if axis not in others)
             target = e.temporary(f"axis{place}", now, target)
-        axis = e.constant("axis", np.int32(place))
-        e.add("EXPAND_DIMS", [source, axis], [target], "ExpandDimsOptions")
+        e.add("EXPAND_DIMS", [source, e.constant("axis", place)], [target])
         source = target
 
 
@@ -128,7 +114,7 @@ SLICE = move(
     attributes=_slice_attributes,
     needs=("parts",),
     defaults={"dropped": (), "added": ()},
-    accepts=_accepts_slice,
+    max_axes=MAX_SLICED,
 )
 
 
@@ -146,13 +132,13 @@ def _split_attributes(call: Call) -> Attributes:
 
 
 def _emit_split(e: Emission) -> None:
-    axis = e.constant("axis", np.int32(e.attributes["axis"]))
+    axis = e.constant("axis", e.attributes["axis"])
     count, sizes = e.attributes["count"], e.attributes["sizes"]
     if len(set(sizes)) > 1 or -1 in sizes:
-        lengths = e.constant("sizes", np.array(sizes, np.int32))
-        e.add("SPLIT_V", [source_of(e), lengths, axis], options="SplitVOptions", numSplits=count)
+        lengths = e.constant("sizes", sizes)
+        e.add("SPLIT_V", [e.source, lengths, axis], numSplits=count)
     else:
-        e.add("SPLIT", [axis, source_of(e)], options="SplitOptions", numSplits=count)
+        e.add("SPLIT", [axis, e.source], numSplits=count)
 
 
 SPLIT = move(
@@ -172,8 +158,7 @@ def _unstack_attributes(call: Call) -> Attributes:
 
 
 def _emit_unstack(e: Emission) -> None:
-    axis, count = (e.attributes[name] for name in ("axis", "count"))
-    e.add("UNPACK", [source_of(e)], options="UnpackOptions", axis=axis, num=count)
+    e.add("UNPACK", [e.source], axis=e.attributes["axis"], num=e.attributes["count"])
 
 
 UNSTACK = move(
@@ -206,19 +191,13 @@ def _gather_attributes(call: Call) -> Attributes:
 
 
 def _emit_gather(e: Emission) -> None:
-    source = source_of(e)
+    source = e.source
     if e.attributes["constant"]:
-        indices = np.array(e.attributes["indices"], np.int32).reshape(e.attributes["shape"])
-        place = e.constant("indices", indices)
+        indices = np.array(e.attributes["indices"], np.int32)
+        place = e.constant("indices", indices.reshape(e.attributes["shape"]))
     else:
         (place,) = (each for each in e.inputs if each != source)
-    e.add(
-        "GATHER",
-        [source, place],
-        options="GatherOptions",
-        axis=e.attributes["axis"],
-        batchDims=e.attributes["batch"],
-    )
+    e.add("GATHER", [source, place], axis=e.attributes["axis"], batchDims=e.attributes["batch"])
 
 
 GATHER = move(
@@ -229,4 +208,68 @@ GATHER = move(
     attributes=_gather_attributes,
     needs=("axis",),
     defaults={"batch": 0, "indices": (), "shape": (), "constant": False},
+)
+
+
+def _join_attributes(call: Call) -> Attributes:
+    """`axis`, and of integers the `numbers` among the tensors, by place."""
+    axis = operands(call, "values", "axis")[1] or 0 if symbol_of(call) else call.layer.axis
+    axes, rank = integers(axis), len(call.output.shape)
+    parts = first(call)
+    parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
+    numbers = tuple(
+        (place, integers(each), tuple(np.shape(each)))
+        for place, each in enumerate(parts)
+        if not isinstance(each, Value)
+    )
+    return {"axis": axes[0] % rank if axes and rank else None, "numbers": numbers}
+
+
+def _accepts_join(call: Call, attributes: Attributes) -> str | None:
+    if attributes["axis"] is None:
+        return "its options are not known before run time"
+    if attributes["numbers"] and call.output.is_float:
+        return "with constants"
+    return None
+
+
+def _joined(e: Emission) -> list[int]:
+    """The tensors, numbers among integers included."""
+    inputs, dtype = list(e.inputs), e.node.output.dtype
+    for place, values, shape in e.attributes["numbers"]:
+        inputs.insert(place, e.constant("numbers", np.array(values, dtype).reshape(shape)))
+    return inputs
+
+
+def _emit_concatenate(e: Emission) -> None:
+    e.add("CONCATENATION", _joined(e), axis=e.attributes["axis"])
+
+
+def _emit_stack(e: Emission) -> None:
+    inputs = _joined(e)
+    e.add("PACK", inputs, valuesCount=len(inputs), axis=e.attributes["axis"])
+
+
+CONCATENATE = Op(
+    "concatenate",
+    moved,
+    _emit_concatenate,
+    doc="tensors side by side",
+    layers=(_layers.Concatenate,),
+    symbols=("concat",),
+    attributes=_join_attributes,
+    needs=("axis",),
+    defaults={"numbers": ()},
+    accepts=_accepts_join,
+    output=SharedRange(),
+)
+
+
+STACK = dataclasses.replace(
+    CONCATENATE,
+    name="stack",
+    emit=_emit_stack,
+    doc="tensors side by side along a new axis",
+    layers=(),
+    symbols=("stack",),
 )

@@ -1,6 +1,6 @@
-"""Softmax, in three kernels: with exponentials from a table in float32, in fixed point, in int16.
+"""Softmax, and vectors of length 1: kernels that XNNPACK leaves to TFLite.
 
-XNNPACK leaves it to TFLite.
+There are three for softmax: with exponentials from a table in float32, in fixed point, in int16.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
     fixed_point,
+    inverse_square_root,
     multiply,
     shift,
     shift_back,
@@ -22,12 +23,12 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.operations import argument, is_operation
+from keras_qat.operations import is_operation, number, operands
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["SOFTMAX"]
+__all__ = ["SOFTMAX", "UNIT_NORM"]
 
 _layers = keras.layers
 
@@ -130,11 +131,12 @@ def _of_int16(q: Any, x: QuantParams, axis: int) -> Any:
     """Exponentials and one over their sum from tables of 512 steps."""
     below = q - tf.reduce_max(q, axis, keepdims=True)
     below = multiply(below, fixed_point(single(x.scale) / (10.0 / 65535.0)))
-    exponentials = _interpolated(_saturate(below + HIGHEST), _exp_table())
+    exponentials = _interpolated(_saturate(below + HIGHEST), _table(np.exp, 10 / 65535, HIGHEST))
     sums = tf.reduce_sum(exponentials, axis, keepdims=True)
     length = exponent_of(tf.cast(sums, tf.float64)) + 1
     normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
-    reciprocal = _interpolated(_saturate(normalized - 2**15 - 2**16), _reciprocal_table())
+    table = _table(_reciprocal, 1 / 65535, -(2**15))
+    reciprocal = _interpolated(_saturate(normalized - 2**15 - 2**16), table)
     bits = length - 1
     half = shift(tf.ones_like(bits), bits - 1)
     return tf.clip_by_value(shift_back(exponentials * reciprocal + half, bits), 0, HIGHEST)
@@ -148,16 +150,11 @@ def _interpolated(x: Any, table: np.ndarray) -> Any:
     return low + shift_back((high - low) * (x & 127) + 64, 7)
 
 
-@functools.cache
-def _exp_table() -> np.ndarray:
-    return _table(np.exp, 10 / 65535, HIGHEST)
+def _reciprocal(x: Any) -> Any:
+    return 1 / (1 + x)
 
 
 @functools.cache
-def _reciprocal_table() -> np.ndarray:
-    return _table(lambda x: 1 / (1 + x), 1 / 65535, -(2**15))
-
-
 def _table(function: Any, scale: float, zero_point: int) -> np.ndarray:
     """A function at 513 places, in 32768ths. Half of the error between two is taken off."""
     low, high = scale * (-(2**15) - zero_point), scale * (HIGHEST - zero_point)
@@ -180,7 +177,7 @@ def _round(x: np.ndarray) -> np.ndarray:
 def _attributes(call: Call) -> Attributes:
     axis = getattr(call.layer, "axis", -1)
     if is_operation(call.layer):
-        axis = argument(call, "axis", 1)
+        axis = operands(call, "logits", "axis")[1]
     axes = [-1 if each is None else int(each) for each in tf.nest.flatten([axis])]
     rank = len(call.output.shape)
     counted = [each if each < 0 else each - rank for each in axes]
@@ -200,22 +197,14 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 def _emit(e: Emission) -> None:
     """TFLite's SOFTMAX is along the last axis: another one is brought there, and back."""
-    axis, shape = e.attributes["axis"], e.shape(e.inputs[0])
-    source, target, order = e.inputs[0], e.outputs[0], list(range(len(shape)))
+    axis, (source,), (target,) = e.attributes["axis"], e.inputs, e.outputs
+    order = list(range(len(e.shape(source))))
+    order[axis], order[-1] = order[-1], order[axis]
+    moved = e.transpose(source, order)
+    result = target if axis == -1 else e.temporary("softmax", e.shape(moved), target)
+    e.add("SOFTMAX", [moved], [result], beta=1.0)
     if axis != -1:
-        order[axis], order[-1] = order[-1], order[axis]
-        moved = tuple(shape[each] for each in order)
-        source = e.temporary("moved", moved, e.inputs[0])
-        target = e.temporary("softmax", moved, e.outputs[0])
-        _transpose(e, e.inputs[0], source, order)
-    e.add("SOFTMAX", [source], [target], "SoftmaxOptions", beta=1.0)
-    if axis != -1:
-        _transpose(e, target, e.outputs[0], order)
-
-
-def _transpose(e: Emission, source: int, target: int, order: list[int]) -> None:
-    axes = e.constant("axes", np.array(order, np.int32))
-    e.add("TRANSPOSE", [source, axes], [target], "TransposeOptions")
+        e.transpose(result, order, target)
 
 
 SOFTMAX = Op(
@@ -230,4 +219,49 @@ SOFTMAX = Op(
     needs=("axis",),
     accepts=_accepts,
     output=FixedRange(0.0, 255 / 256),
+)
+
+
+LARGEST_EPSILON = 1e-5
+"""Kernels have none. Larger ones would show in results."""
+
+
+def _unit_norm(a: Arguments) -> Any:
+    """Along the last axis, in 128ths. The input's scale is lost."""
+    x = tf.cast(a.q[0], tf.int64)
+    multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
+    return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)
+
+
+def _norm_attributes(call: Call) -> Attributes:
+    axis, epsilon = getattr(call.layer, "axis", None), None
+    if is_operation(call.layer):
+        _, axis, epsilon = operands(call, "x", "axis", "epsilon")
+    rank = len(call.output.shape)
+    axes = tuple(int(each) % rank - rank for each in tf.nest.flatten([axis]) if each is not None)
+    return {"axes": axes, "epsilon": number(epsilon) or 0.0}
+
+
+def _accepts_norm(call: Call, attributes: Attributes) -> str | None:
+    rank = len(call.output.shape)
+    if attributes["axes"] != (-1,) or rank < 2:
+        return "not along the last axis"
+    if attributes["epsilon"] > LARGEST_EPSILON:
+        return f"epsilon above {LARGEST_EPSILON:g}"
+    return of_reals(call)
+
+
+UNIT_NORM = Op(
+    "unit_norm",
+    _unit_norm,
+    lambda e: e.add("L2_NORMALIZATION"),
+    doc="vectors along the last axis, scaled to the length 1",
+    layers=(_layers.UnitNormalization,),
+    symbols=("math.l2_normalize",),
+    attributes=_norm_attributes,
+    defaults={"axes": (-1,), "epsilon": 0.0},
+    accepts=_accepts_norm,
+    max_axes=4,
+    bits=(8,),
+    output=FixedRange(-1.0, 127 / 128),
 )

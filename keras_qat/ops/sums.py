@@ -21,7 +21,11 @@ from keras_qat.resolved.weights import Weights, reach_of, terms
 from keras_qat.tflite import int4
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["Rounding", "weight_constants", "weighted"]
+__all__ = ["RECENT", "Rounding", "weight_constants", "weighted"]
+
+RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
+"""Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
+before have no FULLY_CONNECTED of that kind, and XNNPACK takes no such TRANSPOSE_CONV."""
 
 Rounding = Literal["fixed", "double", "eights"]
 """How TFLite's own kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
@@ -159,8 +163,7 @@ def weight_constants(
     Returns:
         The tensors of the weights and the bias.
     """
-    weights = e.node.weights
-    assert weights is not None
+    weights = e.weights
     q = arrange(np.asarray(weights.q).astype(np.int8))
     scales = np.asarray(weights.scale, np.float32).reshape(-1)
     shape, dtype, data = q.shape, "int8", q

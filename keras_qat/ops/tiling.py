@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,8 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.by_converter import emit_by_converter
-from keras_qat.ops.movement import (
-    MAX_SLICED,
-    axes_of,
-    integers,
-    move,
-    open_sizes,
-    rank_of,
-    source_of,
-    take_parts,
-)
-from keras_qat.ops.op import Attributes
+from keras_qat.ops.movement import MAX_SLICED, axes_of, integers, move, rank_of, take_parts
+from keras_qat.ops.op import Attributes, Emit
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
@@ -43,12 +35,10 @@ def _take(e: Emission, source: int, entries: Entries) -> None:
         if place < len(entries) - 1:
             target = e.temporary(f"axis{axis}", tuple(shape), target)
         if is_open:
-            options = {"axis": axis, "fusedActivationFunction": 0}
-            e.add("CONCATENATION", [source] * indices, [target], "ConcatenationOptions", **options)
+            e.add("CONCATENATION", [source] * indices, [target], axis=axis)
         else:
             constant = e.constant("indices", indices.astype(np.int32))
-            options = {"axis": axis, "batchDims": 0}
-            e.add("GATHER", [source, constant], [target], "GatherOptions", **options)
+            e.add("GATHER", [source, constant], [target], axis=axis)
         source = target
     if not entries:
         e.builder.copy(source, e.outputs[0])
@@ -58,12 +48,8 @@ def _copies(size: int | None, count: int) -> Any:
     return count if size is None else np.tile(np.arange(size), count)
 
 
-def _tile_attributes(call: Call) -> Attributes:
-    return {"multiples": integers(operands(call, "input", "multiples")[1])}
-
-
 def _emit_tile(e: Emission) -> None:
-    source = source_of(e)
+    source = e.source
     sizes = enumerate(zip(e.shape(source), e.attributes["multiples"], strict=True))
     _take(e, source, [(axis, _copies(*each)) for axis, each in sizes if each[1] != 1])
 
@@ -73,7 +59,7 @@ TILE = move(
     "copies of a tensor along its axes",
     _emit_tile,
     symbols=("tile",),
-    attributes=_tile_attributes,
+    attributes=lambda call: {"multiples": integers(operands(call, "input", "multiples")[1])},
     needs=("multiples",),
 )
 
@@ -87,23 +73,20 @@ def _broadcast_attributes(call: Call) -> Attributes:
 
 def _emit_broadcast(e: Emission) -> None:
     """RESHAPE for new axes, and copies; BROADCAST_TO for a batch that becomes another one."""
-    source, (target,) = source_of(e), e.outputs
+    source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
         before = (*before[:axis], 1, *before[axis:])
     repeated = [axis for axis, size in enumerate(before) if size != after[axis]]
     known = all(before[axis] == 1 and after[axis] is not None for axis in repeated)
     if not known and None not in after:
-        shape = e.constant("shape", np.array(after, np.int32))
-        e.add("BROADCAST_TO", [source, shape], options="BroadcastToOptions")
+        shape = e.constant("shape", after)
+        e.add("BROADCAST_TO", [source, shape])
         return
-    if not known or (e.attributes["added"] and open_sizes(before) > 1):
+    if not known or (e.attributes["added"] and before.count(None) > 1):
         emit_by_converter(e)
         return
-    if e.attributes["added"]:
-        raised = e.temporary("raised", before, target)
-        e.reshape(source, raised)
-        source = raised
+    source = e.reshaped(source, before, "raised")
     _take(e, source, [(axis, _copies(1, after[axis] or 1)) for axis in repeated])
 
 
@@ -134,20 +117,24 @@ def _repeat_attributes(call: Call) -> Attributes:
     return {"times": ((axes[0] % rank, each),)}
 
 
-def _emit_repeat(e: Emission) -> None:
-    """A GATHER for each axis."""
-    source, times = source_of(e), e.attributes["times"]
-    shape = e.shape(source)
-    if any(shape[axis] is None for axis, _ in times):
-        emit_by_converter(e)
-        return
-    _take(e, source, [(axis, np.repeat(np.arange(shape[axis]), count)) for axis, count in times])
+def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any]) -> Emit:
+    """A GATHER for each axis of an attribute: of its entries in the order that `entries` gives."""
+
+    def emit(e: Emission) -> None:
+        source, changes = e.source, e.attributes[attribute]
+        shape = e.shape(source)
+        if any(shape[axis] is None for axis, _ in changes):
+            emit_by_converter(e)
+        else:
+            _take(e, source, [(axis, entries(np.arange(shape[axis]), n)) for axis, n in changes])
+
+    return emit
 
 
 REPEAT = move(
     "repeat",
     "entries of an axis, each several times",
-    _emit_repeat,
+    _emit_entries("times", np.repeat),
     layers=(_layers.UpSampling1D, _layers.UpSampling3D),
     symbols=("repeat",),
     attributes=_repeat_attributes,
@@ -157,19 +144,12 @@ REPEAT = move(
 
 def _reverse_attributes(call: Call) -> Attributes:
     axis = operands(call, "tensor", "axis")[1]
-    rank = rank_of(call)
-    return {"axes": None if axis is None else axes_of(axis, rank)}
-
-
-def _accepts_reverse(call: Call, attributes: Attributes) -> str | None:
-    if not attributes["axes"]:
-        return "along no axis"
-    return None if len(call.output.shape) <= MAX_SLICED else f"more than {MAX_SLICED} axes"
+    return {"axes": None if axis is None else axes_of(axis, rank_of(call))}
 
 
 def _emit_reverse(e: Emission) -> None:
     """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes."""
-    axes, source = e.attributes["axes"], source_of(e)
+    axes, source = e.attributes["axes"], e.source
     parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(e.shape(source)))]
     take_parts(e, source, e.outputs[0], parts)
 
@@ -181,7 +161,8 @@ REVERSE = move(
     symbols=("reverse",),
     attributes=_reverse_attributes,
     needs=("axes",),
-    accepts=_accepts_reverse,
+    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    max_axes=MAX_SLICED,
 )
 
 
@@ -197,19 +178,10 @@ def _roll_attributes(call: Call) -> Attributes:
     return {"shifts": tuple(zip((axis % rank for axis in axes), shifts, strict=True))}
 
 
-def _emit_roll(e: Emission) -> None:
-    source, shifts = source_of(e), e.attributes["shifts"]
-    shape = e.shape(source)
-    if any(shape[axis] is None for axis, _ in shifts):
-        emit_by_converter(e)
-        return
-    _take(e, source, [(axis, np.roll(np.arange(shape[axis]), shift)) for axis, shift in shifts])
-
-
 ROLL = move(
     "roll",
     "what leaves at one end of an axis comes in at the other",
-    _emit_roll,
+    _emit_entries("shifts", np.roll),
     layers=(Roll,),
     attributes=_roll_attributes,
     needs=("shifts",),

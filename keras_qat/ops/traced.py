@@ -14,11 +14,17 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import swapped
 from keras_qat.keras2.graph import Call, takes_training
-from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, convolved, convolved_by_channel
+from keras_qat.ops.conv import (
+    CONV,
+    DEPTHWISE_CONV,
+    TRANSPOSE_CONV,
+    convolved,
+    convolved_by_channel,
+    transposed,
+)
 from keras_qat.ops.dense import DENSE, product
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.registry import Match, Registered
-from keras_qat.ops.transpose_conv import TRANSPOSE_CONV, transposed
 
 __all__ = ["Traced", "traced", "weighted_op_of"]
 
@@ -42,10 +48,6 @@ class Traced:
     op: Op
     attributes: Attributes
     bias: str | None = None
-
-
-Candidate = tuple[Op, Attributes, Callable[[Any, Any], Any]]
-"""An operator that a layer may be, and what that computes from an input and weights."""
 
 
 def weighted_op_of(layer: Any, weight: str, input_shape: tuple[int | None, ...]) -> Traced | str:
@@ -92,8 +94,10 @@ def weighted_op_of(layer: Any, weight: str, input_shape: tuple[int | None, ...])
     products = [each for each in operations if each.op in CANDIDATES]
     if len(products) != 1:
         return f"it computes {len(products) or 'no'} products with its weights"
-    for op, attributes, compute in CANDIDATES[products[0].op](products[0], operations, x.shape):
-        if _is_same(compute, x, weights, offsets, expected):
+    op, compute, options_of = CANDIDATES[products[0].op]
+    for found in options_of(products[0], operations, len(x.shape)):
+        attributes = {**op.defaults, **found}
+        if _is_same(partial(compute, attributes), x, weights, offsets, expected):
             return Traced(op, attributes, bias)
     return "it does not compute a product with its weights and a bias alone"
 
@@ -154,56 +158,49 @@ def _is_same(compute: Any, x: Any, weights: Any, offsets: Any, expected: Any) ->
     return found.shape == expected.shape and bool(tf.reduce_all(found == expected))
 
 
-def _dense(made: Any, operations: list[Any], shape: Any) -> Iterator[Candidate]:
-    yield DENSE, dict(DENSE.defaults), product
+def _options_of_dense(made: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
+    yield {}
 
 
-def _on_axes(sizes: Any, shape: Any) -> tuple[int, ...]:
+def _on_axes(sizes: Any, rank: int) -> tuple[int, ...]:
     """Strides or dilations of an operation on images for as many axes as the layer's input has."""
     found = tuple(int(each) for each in sizes)
     found = found[1:3] if len(found) == 4 else found
-    return found[-1:] if len(shape) == 3 else found
+    return found[-1:] if rank == 3 else found
 
 
-def _conv(
-    op: Op, compute: Callable[..., Any], made: Any, operations: list[Any], shape: Any
-) -> Iterator[Candidate]:
+def _options_of_conv(made: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
     """A dilation may be around the operation, which then pads nothing, in whatever way."""
-    dilation = _on_axes(made.attr["dilations"].list.i, shape)
-    paddings = ["same", "valid", *(["causal"] if len(shape) == 3 and op is CONV else [])]
+    strides = _on_axes(made.attr["strides"].list.i, rank)
+    dilation = _on_axes(made.attr["dilations"].list.i, rank)
     around = [each.input[1] for each in operations if each.op == "SpaceToBatchND"]
     for each in operations:
         if around and each.op == "Const" and around[0].split(":")[0] == each.name:
             block = tf.make_ndarray(each.attr["value"].tensor)
-            dilation = (1, *(int(size) for size in block))[-(len(shape) - 2) :]
-    for padding in paddings:
-        attributes = {
-            **op.defaults,
-            "strides": _on_axes(made.attr["strides"].list.i, shape),
-            "padding": padding,
-            "dilation": dilation,
-        }
-        yield op, attributes, partial(compute, attributes)
+            dilation = (1, *(int(size) for size in block))[-(rank - 2) :]
+    is_causal = rank == 3 and made.op == "Conv2D"
+    for padding in ("same", "valid", *(["causal"] if is_causal else [])):
+        yield {"strides": strides, "padding": padding, "dilation": dilation}
 
 
-def _transposed(made: Any, operations: list[Any], shape: Any) -> Iterator[Candidate]:
-    strides = _on_axes(made.attr["strides"].list.i, shape)
-    paddings = itertools.product(*(range(stride) for stride in strides))
+def _options_of_transposed(made: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
+    strides = _on_axes(made.attr["strides"].list.i, rank)
     padding = made.attr["padding"].s.decode().lower()
-    for added in (None, *paddings):
-        attributes = {
-            **TRANSPOSE_CONV.defaults,
-            "strides": strides,
-            "padding": padding,
-            "output_padding": added,
-        }
-        yield TRANSPOSE_CONV, attributes, partial(transposed, attributes)
+    for added in (None, *itertools.product(*(range(stride) for stride in strides))):
+        yield {"strides": strides, "padding": padding, "output_padding": added}
 
 
-CANDIDATES: dict[str, Callable[[Any, list[Any], Any], Iterator[Candidate]]] = {
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _dense),
-    "Conv2D": partial(_conv, CONV, convolved),
-    "DepthwiseConv2dNative": partial(_conv, DEPTHWISE_CONV, convolved_by_channel),
-    "Conv2DBackpropInput": _transposed,
+Candidate = tuple[
+    Op, Callable[[Attributes, Any, Any], Any], Callable[[Any, list[Any], int], Iterator[Attributes]]
+]
+
+_DENSE: Candidate = (DENSE, lambda a, x, kernel: product(x, kernel), _options_of_dense)
+
+CANDIDATES: dict[str, Candidate] = {
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _DENSE),
+    "Conv2D": (CONV, convolved, _options_of_conv),
+    "DepthwiseConv2dNative": (DEPTHWISE_CONV, convolved_by_channel, _options_of_conv),
+    "Conv2DBackpropInput": (TRANSPOSE_CONV, transposed, _options_of_transposed),
 }
-"""Operation -> what a layer may be that computes it."""
+"""Operation -> the operator that a layer may be, what that computes from attributes, an input and
+weights, and what its attributes may be."""

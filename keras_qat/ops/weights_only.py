@@ -12,29 +12,14 @@ __all__ = ["weights_only"]
 _layers = keras.layers
 
 _CELL = ("kernel", "recurrent_kernel")
+_OF_CELL = tuple(f"cell.{name}" for name in _CELL)
 
 WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            _layers.Conv3D,
-            _layers.Conv3DTranspose,
-            _layers.LocallyConnected1D,
-            _layers.LocallyConnected2D,
-        ),
-        ("kernel",),
-    ),
+    **dict.fromkeys((_layers.Conv3D, _layers.Conv3DTranspose), ("kernel",)),
+    **dict.fromkeys((_layers.LocallyConnected1D, _layers.LocallyConnected2D), ("kernel",)),
     **dict.fromkeys((_layers.LSTMCell, _layers.GRUCell, _layers.SimpleRNNCell), _CELL),
-    **dict.fromkeys(
-        (
-            _layers.LSTM,
-            _layers.GRU,
-            _layers.SimpleRNN,
-            _layers.ConvLSTM1D,
-            _layers.ConvLSTM2D,
-            _layers.ConvLSTM3D,
-        ),
-        tuple(f"cell.{name}" for name in _CELL),
-    ),
+    **dict.fromkeys((_layers.LSTM, _layers.GRU, _layers.SimpleRNN), _OF_CELL),
+    **dict.fromkeys((_layers.ConvLSTM1D, _layers.ConvLSTM2D, _layers.ConvLSTM3D), _OF_CELL),
 }
 """Layer class without int8 kernels -> paths of its weights that files hold in 8 bits."""
 

@@ -17,6 +17,14 @@ __all__ = ["Builder"]
 
 SIGNATURE = b"serving_default"
 
+_OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswith("OptionsT")} | {
+    **dict.fromkeys(("averagepool2d", "maxpool2d"), "Pool2DOptions"),
+    **dict.fromkeys(("mean", "reducemax", "reducemin"), "ReducerOptions"),
+    **dict.fromkeys(("maximum", "minimum"), "MaximumMinimumOptions"),
+    "l2normalization": "L2NormOptions",
+}
+"""Operator, in small letters -> the schema's table of its options."""
+
 
 class _Buffer(schema.BufferT):
     """A buffer whose data begins at a multiple of 16 bytes, as the schema asks."""
@@ -129,25 +137,19 @@ class Builder:
         self.model.buffers.append(made)
         return len(self.model.buffers) - 1
 
-    def operator(
-        self,
-        code: str,
-        inputs: list[int],
-        outputs: list[int],
-        options: tuple[str, dict[str, Any]] | None = None,
-    ) -> None:
+    def operator(self, code: str, inputs: list[int], outputs: list[int], **options: Any) -> None:
         """Adds an operator, by its name in TFLite's `BuiltinOperator`.
 
-        An optional tensor that is not there has the index -1. `options` are the name of their
-        table in the schema and its fields.
+        An optional tensor that is not there has the index -1. `options` are those that have not
+        the schema's defaults.
         """
         number = getattr(schema.BuiltinOperator, code)
         ends = {"inputs": np.array(inputs, np.int32), "outputs": np.array(outputs, np.int32)}
         operator = new("OperatorT", **ends)
-        if options is not None:
-            table, fields = options
+        table = _OPTIONS.get(code.replace("_", "").lower())
+        if table is not None:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
-            operator.builtinOptions = new(f"{table}T", **fields)
+            operator.builtinOptions = new(f"{table}T", **options)
         operator.opcodeIndex = self.opcode(number, version_of(number, operator, self.graph.tensors))
         self.graph.operators.append(operator)
 
@@ -162,11 +164,11 @@ class Builder:
         if sizes.count(-1) > 1:  # Which RESHAPE cannot say.
             where = self.constant("begin", np.zeros(len(sizes), np.int32))
             whole = self.constant("size", np.full(len(sizes), -1, np.int32))
-            self.operator("SLICE", [source, where, whole], [target], ("SliceOptions", {}))
+            self.operator("SLICE", [source, where, whole], [target])
             return
         shape = np.array(sizes, np.int32)
         inputs = [source, self.constant("shape", shape)]
-        self.operator("RESHAPE", inputs, [target], ("ReshapeOptions", {"newShape": shape}))
+        self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
         """The index of an operator's code in the file, added where it is missing."""

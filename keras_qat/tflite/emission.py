@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import Attributes
 from keras_qat.resolved.graph import Node
+from keras_qat.resolved.weights import Weights
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.names import SCOPE
-from keras_qat.tflite.objects import TYPE_NAMES
+from keras_qat.tflite.objects import TYPE_NAMES, TYPES
 
 __all__ = ["Emission"]
 
@@ -43,6 +45,18 @@ class Emission:
         return self.node.attributes
 
     @property
+    def weights(self) -> Weights:
+        """Those of a weighted operator."""
+        assert self.node.weights is not None
+        return self.node.weights
+
+    @property
+    def source(self) -> int:
+        """The tensor whose values an operator moves; the others, integers, say where to."""
+        inputs = zip(self.inputs, self.node.inputs, strict=True)
+        return next((index for index, each in inputs if each.params is not None), self.inputs[0])
+
+    @property
     def wide(self) -> bool:
         """Whether activations have 16 bits."""
         return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
@@ -62,32 +76,36 @@ class Emission:
         code: str,
         inputs: list[int] | None = None,
         outputs: list[int] | None = None,
-        options: str = "",
-        **fields: Any,
+        **options: Any,
     ) -> None:
         """Adds an operator: by default one that reads all inputs and writes all outputs.
 
-        `options` is the name of the table of its options, e.g. "AddOptions", `fields` what it has.
+        `options` are those that have not the schema's defaults.
         """
         self.builder.operator(
             code,
             self.inputs if inputs is None else inputs,
             self.outputs if outputs is None else outputs,
-            (options, fields) if options else None,
+            **options,
         )
 
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **how: Any
     ) -> int:
-        """Adds a constant named after the node; `how` as for `Builder.constant`."""
-        return self.builder.constant(
-            f"{SCOPE}/{self.node.name}/{name}", np.asarray(values), params, **how
-        )
+        """Adds a constant named after the node: an array, or whole numbers, which become int32.
 
-    def temporary(self, name: str, shape: tuple[int | None, ...], like: int) -> int:
-        """Adds a tensor between two operators of the node, of the type of the tensor `like`."""
-        other = self.builder.graph.tensors[like]
+        `how` as for `Builder.constant`.
+        """
+        if not isinstance(values, (np.ndarray, np.generic)):
+            values = np.array(values, np.int32)
+        return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **how)
+
+    def temporary(self, name: str, shape: tuple[int | None, ...], like: int | str) -> int:
+        """Adds a tensor between two operators of the node, of a type or that of another tensor."""
         name = f"{SCOPE}/{self.node.name}/{name}"
+        if isinstance(like, str):
+            return self.builder.tensor(name, shape, like)
+        other = self.builder.graph.tensors[like]
         index = self.builder.tensor(name, shape, TYPE_NAMES[other.type])
         self.builder.graph.tensors[index].quantization = other.quantization
         return index
@@ -106,8 +124,32 @@ class Emission:
             self._reshape_behind(source, target, sizes)
             return
         shape = np.array(sizes, np.int32)
-        inputs = [source, self.constant("shape", shape)]
-        self.add("RESHAPE", inputs, [target], "ReshapeOptions", newShape=shape)
+        self.add("RESHAPE", [source, self.constant("shape", shape)], [target], newShape=shape)
+
+    def reshaped(self, source: int, shape: tuple[int | None, ...], name: str) -> int:
+        """A tensor in another shape, under that name; itself if it has that shape."""
+        if self.shape(source) == shape:
+            return source
+        target = self.temporary(name, shape, source)
+        self.reshape(source, target)
+        return target
+
+    def transpose(
+        self, source: int, order: Sequence[int], target: int | None = None, name: str = "transposed"
+    ) -> int:
+        """Adds a TRANSPOSE of a tensor into another one, by default a new one of that name.
+
+        Returns:
+            The tensor with its axes in that order: `source` if they are already, and no target is
+            given.
+        """
+        if target is None:
+            if list(order) == sorted(order):
+                return source
+            shape = self.shape(source)
+            target = self.temporary(name, tuple(shape[axis] for axis in order), source)
+        self.add("TRANSPOSE", [source, self.constant("order", order)], [target])
+        return target
 
     def _reshape_behind(self, source: int, target: int, sizes: list[int]) -> None:
         """Reshapes the axes behind open ones, whose sizes are asked for at run time."""
@@ -118,14 +160,12 @@ class Emission:
             kept += 1
         if sizes[kept:].count(-1) > 1:
             raise NotImplementedError(f"{self.node.name}: several open sizes in {sizes}")
-        name, builder = f"{SCOPE}/{self.node.name}/sizes", self.builder
-        all_sizes = builder.tensor(name, (len(self.shape(source)),), "int32")
-        first = builder.tensor(f"{name}/kept", (kept,), "int32")
-        shape = builder.tensor(f"{name}/new", (len(sizes),), "int32")
-        int32 = schema.TensorType.INT32
-        self.add("SHAPE", [source], [all_sizes], "ShapeOptions", outType=int32)
-        ends = [self.constant(f"sizes/{at}", np.array([at], np.int32)) for at in (0, kept)]
-        self.add("SLICE", [all_sizes, *ends], [first], "SliceOptions")
-        rest = self.constant("sizes/rest", np.array(sizes[kept:], np.int32))
-        self.add("CONCATENATION", [first, rest], [shape], "ConcatenationOptions", axis=0)
-        self.add("RESHAPE", [source, shape], [target], "ReshapeOptions")
+        all_sizes = self.temporary("sizes", (len(self.shape(source)),), "int32")
+        first = self.temporary("sizes/kept", (kept,), "int32")
+        shape = self.temporary("sizes/new", (len(sizes),), "int32")
+        self.add("SHAPE", [source], [all_sizes], outType=TYPES["int32"])
+        ends = [self.constant(f"sizes/{at}", [at]) for at in (0, kept)]
+        self.add("SLICE", [all_sizes, *ends], [first])
+        rest = self.constant("sizes/rest", sizes[kept:])
+        self.add("CONCATENATION", [first, rest], [shape], axis=0)
+        self.add("RESHAPE", [source, shape], [target])

@@ -95,7 +95,7 @@ def _real_index(
         name = f"{SCOPE}/{tensor.name}/dequantized"
         in_float[tensor] = builder.tensor(name, tensor.shape, "float32")
         ends = [indices[tensor]], [in_float[tensor]]
-        builder.operator("DEQUANTIZE", *ends, ("DequantizeOptions", {}))
+        builder.operator("DEQUANTIZE", *ends)
     return in_float[tensor]
 
 

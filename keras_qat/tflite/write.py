@@ -111,11 +111,11 @@ def _bring(
     source, target = ends
     if converts:
         end = builder.tensor(f"{name}/unclipped", tensor.shape, "int8", params) if clips else target
-        builder.operator("QUANTIZE", [source], [end], ("QuantizeOptions", {}))
+        builder.operator("QUANTIZE", [source], [end])
         source = end
     if clips:
         highest = builder.constant(f"{SCOPE}/highest", np.array(params.highest, np.int8), params)
-        builder.operator("MINIMUM", [source, highest], [target], ("MaximumMinimumOptions", {}))
+        builder.operator("MINIMUM", [source, highest], [target])
 
 
 def _write_output(
@@ -138,7 +138,7 @@ def _write_output(
         return inside
     end = builder.tensor(name, tensor.shape, kind, params)
     if code:
-        builder.operator(code, [inside], [end], (f"{code.title()}Options", {}))
+        builder.operator(code, [inside], [end])
     else:
         builder.copy(inside, end)
     return end

@@ -14,7 +14,7 @@ from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
-from keras_qat.ops import affine, conv, dense, transpose_conv
+from keras_qat.ops import affine, conv, dense
 from keras_qat.ops.registry import match
 from keras_qat.resolved.graph import Tensor
 from keras_qat.resolved.run import compute_node
@@ -29,7 +29,7 @@ layers = keras.layers
 ROWS = [
     conv.CONV,
     conv.DEPTHWISE_CONV,
-    transpose_conv.TRANSPOSE_CONV,
+    conv.TRANSPOSE_CONV,
     dense.DENSE,
     dense.EINSUM_DENSE,
     affine.AFFINE,
