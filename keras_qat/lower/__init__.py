@@ -8,6 +8,7 @@ After that, patterns have one form to match.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.inner_layers import Contract
@@ -51,14 +52,12 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
         activations: whether activations are brought into the form that the runtimes compute them
             in. `recipes.contrib` leaves them as they are, like the original.
     """
-    made = Made()
+    made, table = Made(), LOWERINGS if activations else ALWAYS
 
     def expand(call: Call) -> list[Call]:
-        lowering = LOWERINGS.get(type(call.layer)) or _APPLICATIONS.get(class_path(call.layer))
-        if is_operation(call.layer):
-            lowering = OPERATIONS.get(str(call.layer.symbol))
-        if lowering in _FOR_KERNELS and not activations:
-            lowering = None
+        layer = call.layer
+        key = str(layer.symbol) if is_operation(layer) else type(layer)
+        lowering = table.get(key) or table.get(class_path(layer))
         parts = split_activity_regularizer(call, made)
         parts = parts or (lowering(call, made) if lowering else [])
         for part in parts:
@@ -95,58 +94,32 @@ def _drop_identities(graph: Graph) -> Graph:
             continue
         before, (reader,) = call.inputs[0].producer, consumers[call.output]
         weighted = op_of(before) if before is not None else None
-        if (
-            before is not None
-            and weighted is not None
-            and weighted.folds_batch_norm
-            and is_batch_norm(reader)
-            and consumers[before.output] == [call]
-            and before.output not in outputs
-        ):
-            calls[before] = Call(
-                before.layer, before.args, before.kwargs, call.outputs, before.name
-            )
+        if before is None or weighted is None or not weighted.folds_batch_norm:
+            continue
+        is_read_once = consumers[before.output] == [call] and before.output not in outputs
+        if is_batch_norm(reader) and is_read_once:
+            args, kwargs = before.args, before.kwargs
+            calls[before] = Call(before.layer, args, kwargs, call.outputs, before.name)
             del calls[call]
     return dataclasses.replace(graph, calls=list(calls.values()))
 
 
-_APPLICATIONS = {"applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale}
-"""Layers that keras.applications defines but does not export, by `graph.class_path`."""
-
-
-_FOR_KERNELS = (
-    split_activation_layer,
-    convert_fixed_ranges,
-    convert_second_factor,
-    split_attention,
-    split_dot,
-    split_extremum,
-    split_multi_head_attention,
-    split_pooling_3d,
-    split_time_distributed,
-    *OPERATIONS.values(),
-)
-
-
-LOWERINGS: dict[type, Lowering] = {
-    **dict.fromkeys(
-        (
-            _layers.Conv1D,
-            _layers.Conv1DTranspose,
-            _layers.Conv2D,
-            _layers.Conv2DTranspose,
-            _layers.DepthwiseConv1D,
-            _layers.DepthwiseConv2D,
-            _layers.Dense,
-            _layers.EinsumDense,
-        ),
-        split_activation,
-    ),
-    _layers.SeparableConv1D: split_separable,
-    _layers.SeparableConv2D: split_separable,
-    _layers.Add: merge_two_by_two,
-    _layers.Multiply: merge_two_by_two,
+ALWAYS: dict[Any, Lowering] = {
+    **dict.fromkeys((_layers.Conv1D, _layers.Conv1DTranspose), split_activation),
+    **dict.fromkeys((_layers.Conv2D, _layers.Conv2DTranspose), split_activation),
+    **dict.fromkeys((_layers.DepthwiseConv1D, _layers.DepthwiseConv2D), split_activation),
+    **dict.fromkeys((_layers.Dense, _layers.EinsumDense), split_activation),
+    **dict.fromkeys((_layers.SeparableConv1D, _layers.SeparableConv2D), split_separable),
+    **dict.fromkeys((_layers.Add, _layers.Multiply), merge_two_by_two),
     _layers.Average: split_average,
+    "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
+}
+"""Layer class, or `graph.class_path` of one that Keras does not export -> the calls that a call
+becomes, or none if it stays as it is."""
+
+LOWERINGS: dict[Any, Lowering] = {
+    **ALWAYS,
+    **OPERATIONS,
     Contract: convert_second_factor,
     _layers.Dot: split_dot,
     _layers.AveragePooling3D: split_pooling_3d,
@@ -159,4 +132,4 @@ LOWERINGS: dict[type, Lowering] = {
     _layers.Minimum: split_extremum,
     _layers.Activation: split_activation_layer,
 }
-"""Layer class -> the calls that a call becomes, or none if it stays as it is."""
+"""With those, also of operations, that only runtimes' kernels ask for."""

@@ -10,7 +10,7 @@ from keras_qat.inner_layers import Regularize
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
-from keras_qat.lower.parts import Lowering, Made, between, chain, path
+from keras_qat.lower.parts import Lowering, Made, Parts
 
 __all__ = [
     "activation_of",
@@ -29,18 +29,11 @@ def split_activation(call: Call, made: Made) -> list[Call]:
     layer = call.layer
     if layer.activation in (None, keras.activations.linear):
         return []
-    linear = made.layer(
-        layer,
-        "linear",
-        lambda: graph_lib.clone(layer, activation="linear"),
-        weights_without_activation(layer, made),
-    )
-    activation = activation_of(layer, made)
-    middle = between(call, linear, call.output.shape)
-    return [
-        Call(linear, call.args, call.kwargs, middle, call.name),
-        Call(activation, (middle,), {}, call.output, path(call, activation)),
-    ]
+    parts, weights = Parts(call, made), weights_without_activation(layer, made)
+    make = lambda: graph_lib.clone(layer, activation="linear")  # noqa: E731
+    linear = made.layer(layer, "linear", make, weights)
+    middle = parts.add(linear, *call.args, kwargs=call.kwargs, shape=call.output.shape)
+    return parts.end(activation_of(parts), middle)
 
 
 _REGULARIZED_IN_PARTS = (Regularize, _layers.MultiHeadAttention)
@@ -56,34 +49,21 @@ def split_activity_regularizer(call: Call, made: Made) -> list[Call]:
         return []
     if type(layer) in _REGULARIZED_IN_PARTS or "activity_regularizer" not in layer.get_config():
         return []
-    plain = made.layer(
-        layer,
-        "plain",
-        lambda: graph_lib.clone(layer, activity_regularizer=None),
-        made.weights_of(layer),
-    )
-    regularize = made.layer(
-        layer,
-        "regularize",
-        lambda: Regularize(layer.activity_regularizer, name=f"{layer.name}_regularizer"),
-    )
-    output = call.output
+    parts, weights, output = Parts(call, made), made.weights_of(layer), call.output
+    make = lambda: graph_lib.clone(layer, activity_regularizer=None)  # noqa: E731
+    plain = made.layer(layer, "plain", make, weights)
     name = f"{output.name}_before_regularizer"
     middle = Value(name, output.shape, output.dtype, masked=output.masked)
-    return [
-        Call(plain, call.args, call.kwargs, middle, call.name),
-        Call(regularize, (middle,), {}, output, path(call, regularize)),
-    ]
+    parts.add(plain, *call.args, kwargs=call.kwargs, output=middle)
+    return parts.end(parts.new("regularizer", Regularize, layer.activity_regularizer), middle)
 
 
-def activation_of(layer: Any, made: Made) -> Any:
+def activation_of(parts: Parts) -> Any:
     """The activation in a layer as a layer of its own: a copy of it, if it is a layer itself."""
-    name, inner = f"{layer.name}_activation", layer.activation
+    layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, _layers.Layer):
-        make = lambda: graph_lib.clone(inner, name=name)  # noqa: E731
-        return made.layer(layer, "activation", make, inner.weights)
-    make = lambda: _layers.Activation(inner, name=name, dtype=layer.dtype_policy)  # noqa: E731
-    return made.layer(layer, "activation", make)
+        return parts.new("activation", graph_lib.clone, inner, weights=inner.weights)
+    return parts.new("activation", _layers.Activation, inner, dtype=layer.dtype_policy)
 
 
 def weights_without_activation(layer: Any, made: Made) -> list[Any]:
@@ -94,36 +74,25 @@ def weights_without_activation(layer: Any, made: Made) -> list[Any]:
 
 def _split_hard_sigmoid(call: Call, made: Made) -> list[Call]:
     """hard_sigmoid -> Rescaling(0.2, 0.5), ReLU(1), as Keras 2 defines it."""
-    layer = call.layer
-    name = f"{layer.name}_scale"
-    return chain(
-        call,
-        made.layer(layer, "scale", lambda: _layers.Rescaling(0.2, 0.5, name=name)),
-        made.layer(layer, "clip", lambda: _layers.ReLU(1.0, name=layer.name)),
-    )
+    parts = Parts(call, made)
+    scale = parts.new("scale", _layers.Rescaling, 0.2, 0.5)
+    return parts.chain(scale, parts.new("", _layers.ReLU, 1.0))
 
 
 def split_activation_layer(call: Call, made: Made) -> list[Call]:
     """An activation whose parts have kernels, not it; the layer in one that is a layer."""
-    layer = call.layer
-    if isinstance(layer.activation, _layers.Layer):
-        make = lambda: graph_lib.clone(layer.activation, name=layer.name)  # noqa: E731
-        return chain(call, made.layer(layer, "layer", make, layer.activation.weights))
-    split = ACTIVATIONS.get(call.layer.activation)
+    parts, inner = Parts(call, made), call.layer.activation
+    if isinstance(inner, _layers.Layer):
+        return parts.chain(parts.new("", graph_lib.clone, inner, weights=inner.weights))
+    split = ACTIVATIONS.get(inner)
     return split(call, made) if split else []
 
 
 def split_swish(call: Call, made: Made) -> list[Call]:
     """swish -> sigmoid, Multiply: TFLite has no kernel for it, but for its parts."""
-    layer = call.layer
-    name = f"{layer.name}_sigmoid"
-    sigmoid = made.layer(layer, "sigmoid", lambda: _layers.Activation("sigmoid", name=name))
-    multiply = made.layer(layer, "multiply", lambda: _layers.Multiply(name=layer.name))
-    gate = between(call, sigmoid, call.output.shape)
-    return [
-        Call(sigmoid, (call.inputs[0],), {}, gate, path(call, sigmoid)),
-        Call(multiply, ([call.inputs[0], gate],), {}, call.output, call.name),
-    ]
+    parts, x = Parts(call, made), call.inputs[0]
+    gate = parts.add(parts.new("sigmoid", _layers.Activation, "sigmoid"), x, shape=x.shape)
+    return parts.end(parts.new("", _layers.Multiply), [x, gate])
 
 
 ACTIVATIONS: dict[Any, Lowering] = {

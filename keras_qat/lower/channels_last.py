@@ -56,16 +56,15 @@ class _Visitor:
 
     def visit(self, call: Call) -> None:
         layer, rank = call.layer, len(call.output.shape)
+        reads_twin = any(value in self.twins for value in call.inputs)
+        joins_channels = type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank)
         if _has_channels_first(call) and len(call.inputs) == 1:
             self.compute(call, self.changed(layer, data_format="channels_last"))
         elif _is_norm_of_first(call):
             self.compute(call, self.changed(layer, axis=rank - 1))
-        elif not any(value in self.twins for value in call.inputs):
-            self.calls.append(call)
-            self.computed.update(values_in(call.outputs))
-        elif type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank):
+        elif reads_twin and joins_channels:
             self.compute(call, self.changed(layer, axis=-1))
-        elif self.is_elementwise(call):
+        elif reads_twin and self.is_elementwise(call):
             self.compute(call, layer)
         else:
             for value in call.inputs:
@@ -96,31 +95,32 @@ class _Visitor:
             self.calls.append(Call(layer, args, kwargs, output, call.name, call.origin))
             self.computed.add(output)
             return
-        twin = Value(output.name, _moved(output.shape, True), output.dtype, masked=output.masked)
+        shape = _moved(output.shape, _order(len(output.shape), True))
+        twin = Value(output.name, shape, output.dtype, masked=output.masked)
         self.twins[output] = twin
         self.calls.append(Call(layer, args, kwargs, twin, call.name, call.origin))
 
     def turn_back(self, value: Value) -> None:
         """Makes a value with channels first from its twin, unless it is there."""
         if value in self.twins and value not in self.computed and value.producer is not None:
-            call = value.producer
-            twin = self.twins[value]
             self.computed.add(value)
-            made = self.permuted(twin, call, to_last=False, output=value)
+            made = self.permuted(self.twins[value], value.producer, to_last=False, output=value)
             made.name += "_channels_first"
 
     def permuted(self, value: Value, call: Call, to_last: bool, output: Any = None) -> Value:
-        rank = len(value.shape)
-        order = (*range(2, rank), 1) if to_last else (rank - 1, *range(1, rank - 1))
+        order = _order(len(value.shape), to_last)
         suffix = "channels_last" if to_last else "channels_first"
         name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
         layer = self.made.layer(value, suffix, lambda: _layers.Permute(order, name=name))
         if output is None:
-            output = Value(name, _moved(value.shape, to_last), value.dtype, masked=value.masked)
+            output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
         self.calls.append(Call(layer, (value,), {}, output, name, call.origin))
         return output
 
 
-def _moved(shape: Any, to_last: bool) -> tuple[int | None, ...]:
-    batch, *sizes = shape
-    return (batch, *sizes[1:], sizes[0]) if to_last else (batch, sizes[-1], *sizes[:-1])
+def _order(rank: int, to_last: bool) -> tuple[int, ...]:
+    return (*range(2, rank), 1) if to_last else (rank - 1, *range(1, rank - 1))
+
+
+def _moved(shape: Any, order: tuple[int, ...]) -> tuple[int | None, ...]:
+    return (shape[0], *(shape[axis] for axis in order))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, clone, map_values
-from keras_qat.lower.parts import Made, between, chain, path
+from keras_qat.lower.parts import Made, Parts
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
 
@@ -30,20 +27,13 @@ def merge_two_by_two(call: Call, made: Made) -> list[Call]:
     """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
     if len(call.inputs) <= 2:
         return []
-    merge: Any = type(call.layer)
-    first, *others = call.inputs
-    calls: list[Call] = []
+    parts = Parts(call, made)
+    first, *others, last = call.inputs
     for index, other in enumerate(others, start=1):
-        layer, output = call.layer, call.output
-        if index < len(others):
-            name = f"{call.layer.name}_part{index}"
-            make = partial(merge, name=name, dtype=call.layer.dtype_policy)
-            layer = made.layer(call.layer, name, make)
-            shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
-            output = between(call, layer, shape)
-        calls.append(Call(layer, ([first, other],), {}, output, path(call, layer)))
-        first = output
-    return calls
+        layer = parts.new(f"part{index}", type(call.layer), dtype=call.layer.dtype_policy)
+        shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
+        first = parts.add(layer, [first, other], shape=shape)
+    return parts.end(call.layer, [first, last])
 
 
 def split_extremum(call: Call, made: Made) -> list[Call]:
@@ -58,14 +48,12 @@ def split_dot(call: Call, made: Made) -> list[Call]:
     pairs = zip(axes, inputs, strict=True)
     if not layer.normalize or any(axis not in (-1, len(x.shape) - 1) for axis, x in pairs):
         return convert_second_factor(call, made)
-    calls, normalized = [], []
-    for index, value in enumerate(inputs):
-        name = f"{layer.name}_norm{index}"
-        norm = made.layer(layer, name, partial(_layers.UnitNormalization, name=name))
-        normalized.append(between(call, norm, value.shape))
-        calls.append(Call(norm, (value,), {}, normalized[-1], path(call, norm)))
-    dot = made.layer(layer, "dot", lambda: clone(layer, normalize=False))
-    return [*calls, Call(dot, (normalized,), {}, call.output, call.name)]
+    parts = Parts(call, made)
+    normalized = [
+        parts.add(parts.new(f"norm{index}", _layers.UnitNormalization), value, shape=value.shape)
+        for index, value in enumerate(inputs)
+    ]
+    return parts.end(parts.new("", clone, layer, normalize=False), normalized)
 
 
 def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:
@@ -91,17 +79,13 @@ def convert_second_factor(call: Call, made: Made) -> list[Call]:
 
 def _rescaled(call: Call, made: Made, values: list[Value]) -> list[Call]:
     """A call with a Rescaling(1) of some of its inputs in front of it."""
-    calls, converted = [], {}
+    parts, converted = Parts(call, made), {}
     for value in values:
-        if len(value.shape) < 2:
-            continue
-        name = f"{call.layer.name}_input{call.inputs.index(value)}"
-        make = partial(_layers.Rescaling, 1.0, name=name)
-        layer = made.layer(call.layer, name, make)
-        converted[value] = output = between(call, layer, value.shape)
-        calls.append(Call(layer, (value,), {}, output, path(call, layer)))
+        if len(value.shape) >= 2:
+            layer = parts.new(f"input{call.inputs.index(value)}", _layers.Rescaling, 1.0)
+            converted[value] = parts.add(layer, value, shape=value.shape)
     args, kwargs = map_values(lambda value: converted.get(value, value), (call.args, call.kwargs))
-    return [*calls, Call(call.layer, args, kwargs, call.outputs, call.name)] if calls else []
+    return parts.end(call.layer, *args, kwargs=kwargs) if converted else []
 
 
 def _fixed_range(value: Value) -> tuple[float, float] | None:
@@ -118,23 +102,14 @@ def _fixed_range(value: Value) -> tuple[float, float] | None:
 
 def split_average(call: Call, made: Made) -> list[Call]:
     """Average -> Add, Rescaling."""
-    layer, count = call.layer, len(call.inputs)
-    return chain(
-        call,
-        made.layer(layer, "add", lambda: _layers.Add(name=f"{layer.name}_add")),
-        made.layer(layer, "scale", lambda: _layers.Rescaling(1.0 / count, name=layer.name)),
-    )
+    parts, scale = Parts(call, made), 1.0 / len(call.inputs)
+    add = parts.new("add", _layers.Add)
+    return parts.chain(add, parts.new("", _layers.Rescaling, scale))
 
 
 def split_custom_scale(call: Call, made: Made) -> list[Call]:
     """InceptionResNetV2's CustomScaleLayer, a + scale * b -> Rescaling, Add."""
-    layer, (a, b) = call.layer, call.inputs
-    rescaling = made.layer(
-        layer, "scale", lambda: _layers.Rescaling(layer.scale, name=f"{layer.name}_scale")
-    )
-    add = made.layer(layer, "add", lambda: _layers.Add(name=layer.name))
-    scaled = between(call, rescaling, b.shape)
-    return [
-        Call(rescaling, (b,), {}, scaled, path(call, rescaling)),
-        Call(add, ([a, scaled],), {}, call.output, call.name),
-    ]
+    parts, (a, b) = Parts(call, made), call.inputs
+    scale = parts.new("scale", _layers.Rescaling, call.layer.scale)
+    scaled = parts.add(scale, b, shape=b.shape)
+    return parts.end(parts.new("", _layers.Add), [a, scaled])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
 from keras_qat.lower.merges import convert_fixed_ranges, convert_second_factor
-from keras_qat.lower.parts import Lowering, Made, between, path
+from keras_qat.lower.parts import Lowering, Made, Parts, instead
 from keras_qat.operations import is_operation, number, operands
 
 __all__ = ["OPERATIONS"]
@@ -28,30 +27,19 @@ def _split_silu(call: Call, made: Made) -> list[Call]:
     return split_swish(call, made) if beta in (None, 1.0) else []
 
 
-def _split_negative(call: Call, made: Made) -> list[Call]:
-    """-x -> Rescaling(-1)."""
-    return [_instead(call, made, partial(_layers.Rescaling, -1.0))]
-
-
 def _split_division(call: Call, made: Made) -> list[Call]:
     """x / number -> Rescaling(1 / number)."""
     x, divisor = operands(call, "x", "y")
     divisor = number(divisor)
     if not isinstance(x, Value) or not divisor:
         return []
-    return [_instead(call, made, partial(_layers.Rescaling, 1.0 / divisor))]
-
-
-def _instead(call: Call, made: Made, make: Callable[..., Any], inputs: Any = None) -> Call:
-    """The layer that computes an operation's result, under its name, from its input or others."""
-    layer = made.layer(call.layer, "instead", partial(make, name=call.layer.name))
-    return Call(layer, (inputs or call.inputs[0],), {}, call.output, call.name)
+    return instead(call, made, _layers.Rescaling, 1.0 / divisor)
 
 
 def _split_square(call: Call, made: Made) -> list[Call]:
     """The square of a tensor -> Multiply of it and itself."""
     x = call.inputs[0]
-    return [_instead(call, made, _layers.Multiply, [x, x])] if x.is_float else []
+    return instead(call, made, _layers.Multiply, inputs=[x, x]) if x.is_float else []
 
 
 def _split_power(call: Call, made: Made) -> list[Call]:
@@ -66,34 +54,23 @@ def _split_add_n(call: Call, made: Made) -> list[Call]:
     (tensors,) = operands(call, "inputs")
     if len(tensors) < 2 or len(call.inputs) != len(tensors):
         return []
-    return [_instead(call, made, _layers.Add, list(tensors))]
+    return instead(call, made, _layers.Add, inputs=list(tensors))
 
 
 def _split_cast(call: Call, made: Made) -> list[Call]:
     """tf.cast to the type that a tensor has -> a linear activation, which is nothing."""
-    if call.inputs[0].dtype != call.output.dtype:
-        return []
-    return [_instead(call, made, partial(_layers.Activation, "linear"))]
+    is_same = call.inputs[0].dtype == call.output.dtype
+    return instead(call, made, _layers.Activation, "linear") if is_same else []
 
 
 def _split_squared_difference(call: Call, made: Made) -> list[Call]:
     """The square of a difference -> Subtract, Multiply."""
-    layer = call.layer
     if len(call.inputs) != 2:
         return []
-    subtract = made.layer(
-        layer, "subtract", lambda: _layers.Subtract(name=f"{layer.name}_subtract")
-    )
-    difference = between(call, subtract, call.output.shape)
-    return [
-        Call(subtract, (call.inputs,), {}, difference, path(call, subtract)),
-        _instead(call, made, _layers.Multiply, [difference, difference]),
-    ]
-
-
-def _split_abs(call: Call, made: Made) -> list[Call]:
-    """|x| -> LeakyReLU with the slope -1, of which runtimes have a kernel everywhere."""
-    return [_instead(call, made, partial(_layers.LeakyReLU, -1.0))]
+    parts = Parts(call, made)
+    subtract = parts.new("subtract", _layers.Subtract)
+    difference = parts.add(subtract, call.inputs, shape=call.output.shape)
+    return parts.end(parts.new("", _layers.Multiply), [difference, difference])
 
 
 def _split_sum(call: Call, made: Made) -> list[Call]:
@@ -102,13 +79,10 @@ def _split_sum(call: Call, made: Made) -> list[Call]:
     sizes = [x.shape[each] for each in tf.nest.flatten(axis) if isinstance(each, int)]
     if not sizes or None in sizes or x.shape[0] is not None:
         return []
-    mean = _operation(call, made, "mean", tf.math.reduce_mean)
-    middle = between(call, mean, call.output.shape)
-    options = {"axis": axis, "keepdims": bool(keepdims)}
-    return [
-        Call(mean, (x,), options, middle, path(call, mean)),
-        _instead(call, made, partial(_layers.Rescaling, float(math.prod(sizes))), middle),
-    ]
+    parts, options = Parts(call, made), {"axis": axis, "keepdims": bool(keepdims)}
+    mean = parts.new("mean", type(call.layer), tf.math.reduce_mean)
+    middle = parts.add(mean, x, kwargs=options, shape=call.output.shape)
+    return parts.end(parts.new("", _layers.Rescaling, float(math.prod(sizes))), middle)
 
 
 def _split_clip(call: Call, made: Made) -> list[Call]:
@@ -118,20 +92,11 @@ def _split_clip(call: Call, made: Made) -> list[Call]:
     if low is None or high is None:
         return []
     if low == 0 < high:
-        return [_instead(call, made, partial(_layers.ReLU, high))]
-    minimum = _operation(call, made, "minimum", tf.math.minimum)
-    maximum = _operation(call, made, "maximum", tf.math.maximum)
-    middle = between(call, minimum, call.output.shape)
-    return [
-        Call(minimum, (x, high), {}, middle, path(call, minimum)),
-        Call(maximum, (middle, low), {}, call.output, path(call, maximum)),
-    ]
-
-
-def _operation(call: Call, made: Made, part: str, function: Callable[..., Any]) -> Any:
-    """The layer of another operation."""
-    layer = call.layer
-    return made.layer(layer, part, lambda: type(layer)(function, name=f"{layer.name}_{part}"))
+        return instead(call, made, _layers.ReLU, high)
+    parts = Parts(call, made)
+    minimum = parts.new("minimum", type(call.layer), tf.math.minimum)
+    maximum = parts.new("maximum", type(call.layer), tf.math.maximum)
+    return parts.end(maximum, parts.add(minimum, x, high, shape=call.output.shape), low)
 
 
 def _split_roll(call: Call, made: Made) -> list[Call]:
@@ -140,22 +105,7 @@ def _split_roll(call: Call, made: Made) -> list[Call]:
     shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
     if not all(isinstance(each, int) for each in [*shifts, *axes]):
         return []
-    return [_instead(call, made, partial(Roll, shifts, axes))]
-
-
-def _split_reverse(call: Call, made: Made) -> list[Call]:
-    """tf.reverse along several axes -> along one after the other: TFLite takes neighbours only."""
-    x, axes = operands(call, "tensor", "axis")
-    if not isinstance(axes, (list, tuple)) or len(axes) < 2:
-        return []
-    *others, last = axes
-    calls = []
-    for axis in others:
-        part = _operation(call, made, f"axis{axis}", tf.reverse)
-        middle = between(call, part, call.output.shape)
-        calls.append(Call(part, (x, [axis]), {}, middle, path(call, part)))
-        x = middle
-    return [*calls, Call(call.layer, (x, [last]), {}, call.outputs, call.name)]
+    return instead(call, made, Roll, shifts, axes)
 
 
 def _split_reshape(call: Call, made: Made) -> list[Call]:
@@ -169,7 +119,7 @@ def _split_reshape(call: Call, made: Made) -> list[Call]:
         return []
     sizes = [math.prod(x.shape[1:]) // -rest if each == -1 else each for each in sizes]
     call.output.shape = (x.shape[0], *sizes)
-    return [Call(call.layer, (x, [-1, *sizes]), {}, call.output, call.name)]
+    return Parts(call, made).end(call.layer, x, [-1, *sizes])
 
 
 BATCH = "batch"
@@ -179,10 +129,10 @@ BATCH = "batch"
 def _size_of(value: Value) -> Any:
     """The size that an integer of a graph stands for, e.g. `tf.shape(x)[1]`; None if unknown."""
     call = value.producer
-    if call is None or not is_operation(call.layer) or not call.inputs:
+    asked = call.inputs[0].producer if call is not None and call.inputs else None
+    if call is None or asked is None or not is_operation(call.layer):
         return None
-    asked = call.inputs[0].producer
-    if asked is None or str(getattr(asked.layer, "symbol", "")) not in SHAPES:
+    if getattr(asked.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
         return None
     if call.layer.symbol == "unstack":
         axis = values_in(call.outputs).index(value)
@@ -194,27 +144,20 @@ def _size_of(value: Value) -> Any:
     return BATCH if axis == 0 and shape[0] is None else shape[axis]
 
 
-SHAPES = ("compat.v1.shape", "shape")
-"""Operations that give a tensor's sizes."""
-
-
 def _split_resize(call: Call, made: Made) -> list[Call]:
     """tf.image.resize to a known size -> Resizing, where it can do the same."""
-    _, _, method, keeps_ratio, antialias = operands(
-        call, "images", "size", "method", "preserve_aspect_ratio", "antialias"
-    )
-    method = {None: "bilinear"}.get(method, method)
-    sizes = call.output.shape[1:3]
-    if keeps_ratio or antialias or method not in ("bilinear", "nearest"):
+    names = ("images", "size", "method", "preserve_aspect_ratio", "antialias")
+    _, _, method, *others = operands(call, *names)
+    method, sizes = method or "bilinear", call.output.shape[1:3]
+    is_image = len(call.output.shape) == 4 and None not in sizes
+    if not is_image or any(others) or method not in ("bilinear", "nearest"):
         return []
-    if len(call.output.shape) != 4 or None in sizes:
-        return []
-    return [_instead(call, made, partial(_layers.Resizing, *sizes, interpolation=method))]
+    return instead(call, made, _layers.Resizing, *sizes, interpolation=method)
 
 
 OPERATIONS: dict[str, Lowering] = {
     "nn.silu": _split_silu,
-    "math.negative": _split_negative,
+    "math.negative": partial(instead, make=_layers.Rescaling, scale=-1.0),
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
@@ -223,10 +166,10 @@ OPERATIONS: dict[str, Lowering] = {
     "math.square": _split_square,
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
-    "math.abs": _split_abs,
+    # LeakyReLU with the slope -1, of which runtimes have a kernel everywhere.
+    "math.abs": partial(instead, make=_layers.LeakyReLU, alpha=-1.0),
     "math.reduce_sum": _split_sum,
     "clip_by_value": _split_clip,
-    "reverse": _split_reverse,
     "roll": _split_roll,
     "reshape": _split_reshape,
     "image.resize": _split_resize,

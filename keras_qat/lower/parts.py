@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.keras2.graph import Call, Value
 
-__all__ = ["Lowering", "Made", "between", "chain", "path"]
+__all__ = ["Lowering", "Made", "Parts", "instead"]
 
 
 class Made:
@@ -35,27 +35,78 @@ Lowering = Callable[[Call, Made], list[Call]]
 """Makes the calls that a call becomes, or none if it stays as it is."""
 
 
-def chain(call: Call, *layers: Any) -> list[Call]:
-    """Calls of layers one after the other, that together compute what `call` did."""
-    calls: list[Call] = []
-    args, kwargs = call.args, call.kwargs
-    for layer in layers:
-        if layer is layers[-1]:
-            output = call.output
-        else:
-            shapes = tf.nest.map_structure(lambda value: value.shape, args[0])
-            output = between(call, layer, layer.compute_output_shape(shapes))
-        calls.append(Call(layer, args, kwargs, output, path(call, layer)))
-        args, kwargs = (output,), {}
-    return calls
+class Parts:
+    """The calls that a call becomes, in the making."""
+
+    def __init__(self, call: Call, made: Made) -> None:
+        self.call, self.made, self.calls = call, made, list[Call]()
+
+    def new(self, part: str, make: Any, *args: Any, weights: Any = (), **options: Any) -> Any:
+        """A layer named after the call's and the part; the part "" has the name of the layer.
+
+        Args:
+            part: the part.
+            make: makes it of `args`, `options` and its name.
+            weights: what it starts from.
+        """
+        layer = self.call.layer
+        name = f"{layer.name}_{part}" if part else layer.name
+        return self.made.layer(layer, part, lambda: make(*args, **options, name=name), weights)
+
+    def add(
+        self,
+        layer: Any,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        shape: Any = None,
+        output: Any = None,
+    ) -> Value:
+        """Adds a call of a layer.
+
+        Args:
+            layer: the layer.
+            args, kwargs: its arguments.
+            shape: that of its output, by default as the layer says.
+            output: the output, by default a new tensor.
+
+        Returns:
+            The output.
+        """
+        if output is None:
+            if shape is None:
+                shapes = tf.nest.map_structure(lambda value: value.shape, args[0])
+                shape = layer.compute_output_shape(shapes)
+            output = self.between(layer, shape)
+        self.calls.append(Call(layer, args, dict(kwargs or {}), output, self.path(layer)))
+        return output
+
+    def end(self, layer: Any, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
+        """All calls, with a last one, which computes what the call did."""
+        self.add(layer, *args, kwargs=kwargs, output=self.call.outputs)
+        return self.calls
+
+    def chain(self, *layers: Any) -> list[Call]:
+        """All calls, of layers one after the other."""
+        args, kwargs = self.call.args, self.call.kwargs
+        for layer in layers[:-1]:
+            args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
+        return self.end(layers[-1], *args, kwargs=kwargs)
+
+    def path(self, layer: Any) -> str:
+        """The name of a call of a layer."""
+        return self.call.name.removesuffix(self.call.layer.name) + layer.name
+
+    def between(self, layer: Any, shape: Any) -> Value:
+        """A tensor inside of what the call did, made by a layer."""
+        name, output = self.path(layer), self.call.output
+        label = f"{name}_before_activation" if name == self.call.name else name
+        return Value(label + output.name.removeprefix(self.call.name), tuple(shape), output.dtype)
 
 
-def path(call: Call, layer: Any) -> str:
-    return call.name.removesuffix(call.layer.name) + layer.name
-
-
-def between(call: Call, layer: Any, shape: Any) -> Value:
-    """A tensor inside of what `call` did, made by `layer`."""
-    name = path(call, layer)
-    label = f"{name}_before_activation" if name == call.name else name
-    return Value(label + call.output.name.removeprefix(call.name), tuple(shape), call.output.dtype)
+def instead(
+    call: Call, made: Made, make: Any, *args: Any, inputs: Any = None, **options: Any
+) -> list[Call]:
+    """The layer that computes what a call did, under its name, from its input or others."""
+    parts = Parts(call, made)
+    layer = parts.new("", make, *args, **options)
+    return parts.end(layer, call.inputs[0] if inputs is None else inputs)

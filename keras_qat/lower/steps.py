@@ -8,7 +8,7 @@ from keras_qat.inner_layers import FoldSteps, UnfoldSteps
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, map_values, values_in
-from keras_qat.lower.parts import Made, between, chain, path
+from keras_qat.lower.parts import Made, Parts
 from keras_qat.ops.registry import is_listed
 
 __all__ = ["split_pooling_3d", "split_time_distributed"]
@@ -24,31 +24,24 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
 
     A layer without a rule, or a number of steps that is not known, is left as it is.
     """
-    inner, name, steps = call.layer.layer, call.layer.name, call.inputs[0].shape[1]
+    inner, steps, parts = call.layer.layer, call.inputs[0].shape[1], Parts(call, made)
     if graph_lib.is_graph_model(inner):
-        return _split_model_per_step(call, made)
+        return _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
-
-    def make() -> Any:
-        return graph_lib.clone(inner, name=name, trainable=trainable)
-
-    layer = made.layer(call.layer, "layer", make, inner.weights)
+    layer = parts.new("", graph_lib.clone, inner, trainable=trainable, weights=inner.weights)
     if type(inner) is _layers.Dense:
-        return chain(call, layer)
+        return parts.chain(layer)
     is_known = is_listed(inner) or type(inner) in _SPLIT_LATER
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []
-    return chain(
-        call,
-        made.layer(call.layer, "fold", lambda: FoldSteps(name=f"{name}_fold")),
-        layer,
-        made.layer(call.layer, "unfold", lambda: UnfoldSteps(steps, name=f"{name}_unfold")),
-    )
+    unfold = parts.new("unfold", UnfoldSteps, steps)
+    return parts.chain(parts.new("fold", FoldSteps), layer, unfold)
 
 
-def _split_model_per_step(call: Call, made: Made) -> list[Call]:
+def _split_model_per_step(parts: Parts) -> list[Call]:
     """TimeDistributed(model) -> FoldSteps, the layers of the model, UnfoldSteps."""
+    call = parts.call
     (sequence,), name = call.inputs, call.layer.name
     inner, steps = graph_lib.read(call.layer.layer), sequence.shape[1]
     inputs, outputs = values_in(inner.inputs), values_in(inner.outputs)
@@ -59,10 +52,7 @@ def _split_model_per_step(call: Call, made: Made) -> list[Call]:
     if call.kwargs.get("training") is not None:
         return []
     trainable = call.layer.trainable and call.layer.layer.trainable
-    fold = made.layer(call.layer, "fold", lambda: FoldSteps(name=f"{name}_fold"))
-    unfold = made.layer(call.layer, "unfold", lambda: UnfoldSteps(steps, name=f"{name}_unfold"))
-    folded = between(call, fold, inputs[0].shape)
-    calls = [Call(fold, (sequence,), {}, folded, path(call, fold))]
+    folded = parts.add(parts.new("fold", FoldSteps), sequence, shape=inputs[0].shape)
     values = {inputs[0]: folded}
 
     def copy_of(each: Call) -> Any:
@@ -71,21 +61,18 @@ def _split_model_per_step(call: Call, made: Made) -> list[Call]:
             part = f"{name}_{each.name.replace('/', '_')}"
             return graph_lib.clone(each.layer, name=part, trainable=flag)
 
-        return made.layer(each.layer, "step", make, each.layer.weights)
+        return parts.made.layer(each.layer, "step", make, each.layer.weights)
 
     def renamed(value: Value) -> Value:
-        label = f"{path(call, call.layer)}_{value.name}{call.output.name.removeprefix(call.name)}"
+        label = f"{call.name}_{value.name}{call.output.name.removeprefix(call.name)}"
         values[value] = Value(label, value.shape, value.dtype, masked=value.masked)
         return values[value]
 
     for each in inner.calls:
-        layer = copy_of(each)
         args, kwargs = map_values(values.__getitem__, (each.args, each.kwargs))
-        calls.append(
-            Call(layer, args, kwargs, map_values(renamed, each.outputs), path(call, layer))
-        )
-    calls.append(Call(unfold, (values[outputs[0]],), {}, call.output, path(call, unfold)))
-    return calls
+        output = map_values(renamed, each.outputs)
+        parts.add(copy_of(each), *args, kwargs=kwargs, output=output)
+    return parts.end(parts.new("unfold", UnfoldSteps, steps), values[outputs[0]])
 
 
 def split_pooling_3d(call: Call, made: Made) -> list[Call]:
@@ -97,17 +84,12 @@ def split_pooling_3d(call: Call, made: Made) -> list[Call]:
     is_max = isinstance(layer, _layers.MaxPooling3D)
     pooling = _layers.MaxPooling2D if is_max else _layers.AveragePooling2D
     (pool_depth, *pool), (stride_depth, *strides) = layer.pool_size, layer.strides
-    name, padding = layer.name, layer.padding
-
-    def part(name: str, make: Any, *args: Any, **kwargs: Any) -> Any:
-        return made.layer(layer, name, lambda: make(*args, **kwargs, name=name))
-
-    return chain(
-        call,
-        part(f"{name}_fold", FoldSteps),
-        part(f"{name}_slices", pooling, pool, strides, padding),
-        part(f"{name}_unfold", UnfoldSteps, depth),
-        part(f"{name}_flat", _layers.Reshape, (depth, new_height * new_width, channels)),
-        part(f"{name}_depth", pooling, (pool_depth, 1), (stride_depth, 1), padding),
-        part(name, _layers.Reshape, (new_depth, new_height, new_width, channels)),
+    parts, padding = Parts(call, made), layer.padding
+    return parts.chain(
+        parts.new("fold", FoldSteps),
+        parts.new("slices", pooling, pool, strides, padding),
+        parts.new("unfold", UnfoldSteps, depth),
+        parts.new("flat", _layers.Reshape, (depth, new_height * new_width, channels)),
+        parts.new("depth", pooling, (pool_depth, 1), (stride_depth, 1), padding),
+        parts.new("", _layers.Reshape, (new_depth, new_height, new_width, channels)),
     )
