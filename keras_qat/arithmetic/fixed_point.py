@@ -15,10 +15,12 @@ __all__ = [
     "exact_multiplier",
     "exponent_of",
     "fixed_point",
+    "high_product",
     "inverse_square_root",
     "multiply",
     "multiply_sums",
     "power_of_two",
+    "saturate",
     "shift",
     "shift_back",
     "upper_bits",
@@ -52,6 +54,17 @@ def divide(x: Any, exponent: Any) -> Any:
     """x / 2^exponent, halves away from zero."""
     half = shift_back(shift(tf.ones_like(exponent), exponent), 1)
     return tf.sign(x) * shift_back(tf.abs(x) + half, exponent)
+
+
+def high_product(a: Any, b: Any, bits: int) -> Any:
+    """Twice the upper half of a product of two signed integers of `bits` and a sign, rounded."""
+    return shift_back(a * b + 2 ** (bits - 1), bits)
+
+
+def saturate(x: Any, bits: int) -> Any:
+    """Whole numbers clipped to those of `bits` and a sign."""
+    low, high = (tf.constant(each, tf.int64) for each in (-(2**bits), 2**bits - 1))
+    return tf.clip_by_value(x, low, high)
 
 
 def fixed_point(number: Any) -> tuple[Any, Any]:

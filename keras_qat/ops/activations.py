@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.fixed_point import divide, fixed_point, shift, shift_back, upper_bits
+from keras_qat.arithmetic.fixed_point import (
+    divide,
+    fixed_point,
+    high_product,
+    saturate,
+    shift,
+    shift_back,
+    upper_bits,
+)
 from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
 from keras_qat.hard_swish import HardSwish
@@ -21,7 +29,6 @@ from keras_qat.ops.lookup import (
     by_table,
     in_float32,
     lookup_row,
-    nearest_even_with_zero_point,
     of_reals,
 )
 from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, SharedRange
@@ -56,26 +63,17 @@ def _hard_swish_table(q: Any, x: QuantParams, output: QuantParams, attributes: A
     fine = x.scale / 128.0
     value = shift(tf.cast(q, tf.int64), 7)
     factor, exponent = upper_bits(fixed_point(single(fine / output.scale)))
-    scaled = _high_product_16(value, factor)
+    scaled = high_product(value, factor, 15)
     # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
     gate_ratio = single(fine / np.float64(np.float32(3 / 32768)))
     gate_factor, gate_exponent = upper_bits(fixed_point(gate_ratio))
-    gate = _saturate_16(shift(value, tf.maximum(gate_exponent - 1, 0)))
-    gate = _high_product_16(gate, gate_factor)
-    gate = tf.where(gate_exponent > 0, _saturate_16(shift(gate, 1)), gate)
+    gate = saturate(shift(value, tf.maximum(gate_exponent - 1, 0)), 15)
+    gate = high_product(gate, gate_factor, 15)
+    gate = tf.where(gate_exponent > 0, saturate(shift(gate, 1), 15), gate)
     gate = shift_back(divide(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
     product = gate * scaled
     product = tf.sign(product) * shift_back(tf.abs(product), 15)
     return tf.cast(divide(product, tf.maximum(-exponent, 0)), tf.float64)
-
-
-def _high_product_16(a: Any, b: Any) -> Any:
-    """Twice the upper half of a product of two 16-bit integers, rounded."""
-    return shift_back(a * b + 2**14, 15)
-
-
-def _saturate_16(x: Any) -> Any:
-    return tf.clip_by_value(x, tf.constant(-(2**15), tf.int64), tf.constant(2**15 - 1, tf.int64))
 
 
 def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -> Compute:
@@ -88,7 +86,7 @@ def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -
         function: the function.
         of_tflite: the same in the operations of TFLite's table.
     """
-    looked_up = by_table(in_float32(of_tflite), in_float32(function, nearest_even_with_zero_point))
+    looked_up = by_table(in_float32(of_tflite), in_float32(function, of_xnnpack=True))
 
     @traced_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
@@ -193,7 +191,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         kernel=Kernel(
             "ELU",
             in_float32(_elu),
-            in_float32(_elu, nearest_even_with_zero_point),
+            in_float32(_elu, of_xnnpack=True),
             fits=lambda attributes: attributes["alpha"] == 1,
         ),
     ),

@@ -14,7 +14,7 @@ from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import inputs_and_constants
-from keras_qat.ops.lookup import by_table, in_float32, nearest_even_with_zero_point, of_reals
+from keras_qat.ops.lookup import by_table, in_float32, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 from keras_qat.tflite.emission import Emission
 
@@ -80,7 +80,7 @@ def _add_twice(a: Arguments) -> Any:
     return tf.cast(result, a.q[0].dtype)
 
 
-_square_of_xnnpack = by_table(in_float32(lambda x: single(x * x), nearest_even_with_zero_point))
+_square_of_xnnpack = by_table(in_float32(lambda x: single(x * x), of_xnnpack=True))
 
 
 def _multiply(a: Arguments) -> Any:

@@ -22,17 +22,7 @@ from keras_qat.ops.op import Arguments, Attributes, Compute, Op, OwnRange
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
-__all__ = [
-    "LOOKUPS",
-    "Kernel",
-    "by_table",
-    "entries_of",
-    "in_float32",
-    "lookup_row",
-    "nearest",
-    "nearest_even_with_zero_point",
-    "of_reals",
-]
+__all__ = ["LOOKUPS", "Kernel", "by_table", "entries_of", "in_float32", "lookup_row", "of_reals"]
 
 Table = Callable[[Any, QuantParams, QuantParams, Attributes], Any]
 """From all quantized values that the input's type can hold, less its zero point, the parameters of
@@ -91,27 +81,21 @@ def _of_function(function: Callable[..., Any]) -> Table:
     return table
 
 
-def nearest(scaled: Any, zero_point: Any) -> Any:
-    """Half away from zero, then the zero point is added: TFLite's tables."""
-    return round_half_away(scaled)
-
-
-def nearest_even_with_zero_point(scaled: Any, zero_point: Any) -> Any:
-    """The zero point is added in float32, then rounded half to even: XNNPACK's tables."""
-    return tf.round(single(scaled + zero_point)) - zero_point
-
-
-def in_float32(function: Callable[..., Any], rounded: Callable[[Any, Any], Any] = nearest) -> Table:
+def in_float32(function: Callable[..., Any], of_xnnpack: bool = False) -> Table:
     """A table as int8 kernels make it: in float32, times the inverse of the output's scale.
 
     Args:
         function: of real numbers, float32 ones in float64, and attributes.
-        rounded: from results in LSB of the output and its zero point to whole numbers.
+        of_xnnpack: whether the zero point is added in float32, and that rounded half to even;
+            TFLite rounds half away from zero, and adds it then.
     """
 
     def table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
         values = single(function(single(q * x.scale), **attributes))
-        return rounded(single(values * single(1.0 / output.scale)), output.zero_point)
+        scaled, zero_point = single(values * single(1.0 / output.scale)), output.zero_point
+        if of_xnnpack:
+            return tf.round(single(scaled + zero_point)) - zero_point
+        return round_half_away(scaled)
 
     return table
 

@@ -15,8 +15,10 @@ from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
     fixed_point,
+    high_product,
     inverse_square_root,
     multiply,
+    saturate,
     shift,
     shift_back,
 )
@@ -40,6 +42,10 @@ ONE = 2**31 - 1
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp of -1/4, -1/2, -1, -2, -4, -8, -16, with 31 bits behind the point."""
+
+
+_product = functools.partial(high_product, bits=31)
+"""Of 32-bit integers."""
 
 
 def _softmax(a: Arguments) -> Any:
@@ -81,11 +87,6 @@ def _in_fixed_point(q: Any, x: QuantParams, axis: int) -> Any:
     return tf.where(counts, codes, zero)
 
 
-def _product(a: Any, b: Any) -> Any:
-    """Twice the upper half of a product of two 32-bit integers, rounded."""
-    return shift_back(a * b + 2**30, 31)
-
-
 def _exp(x: Any) -> Any:
     """exp of a number in Q5 that is not positive, in Q0.
 
@@ -118,25 +119,20 @@ def _one_over_one_plus(x: Any) -> Any:
     result = 1515870810 + _product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
     for _ in range(3):
         error = 2**29 - _product(half, result)
-        result = result + _saturate(shift(_product(result, error), 2), 31)
-    return _saturate(shift(result, 1), 31)
-
-
-def _saturate(x: Any, bits: int = 15) -> Any:
-    low, high = (tf.constant(each, tf.int64) for each in (-(2**bits), 2**bits - 1))
-    return tf.clip_by_value(x, low, high)
+        result = result + saturate(shift(_product(result, error), 2), 31)
+    return saturate(shift(result, 1), 31)
 
 
 def _of_int16(q: Any, x: QuantParams, axis: int) -> Any:
     """Exponentials and one over their sum from tables of 512 steps."""
     below = q - tf.reduce_max(q, axis, keepdims=True)
     below = multiply(below, fixed_point(single(x.scale) / (10.0 / 65535.0)))
-    exponentials = _interpolated(_saturate(below + HIGHEST), _table(np.exp, 10 / 65535, HIGHEST))
+    exponentials = _interpolated(saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST))
     sums = tf.reduce_sum(exponentials, axis, keepdims=True)
     length = exponent_of(tf.cast(sums, tf.float64)) + 1
     normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
     table = _table(_reciprocal, 1 / 65535, -(2**15))
-    reciprocal = _interpolated(_saturate(normalized - 2**15 - 2**16), table)
+    reciprocal = _interpolated(saturate(normalized - 2**15 - 2**16, 15), table)
     bits = length - 1
     half = shift(tf.ones_like(bits), bits - 1)
     return tf.clip_by_value(shift_back(exponentials * reciprocal + half, bits), 0, HIGHEST)
