@@ -2,16 +2,23 @@
 
     python -m benchmarks.export_time                 # ResNet50
     python -m benchmarks.export_time MobileNetV2 --pairs 5 --size 224
+    python -m benchmarks.export_time --all           # every ResNet and EfficientNet
 
 Both convert a quantization-aware model that has seen data, to int8 with int8 ends, in one process
-and taking turns; the ratio is that of each pair. Without tfmot only keras_qat is timed.
+and taking turns; the ratio is that of each pair. Without tfmot only keras_qat is timed. Peak memory
+is what the export adds to the process that holds the model, the file included, in multiples of the
+float weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import re
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -23,6 +30,11 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+
+ALL = (
+    *(f"ResNet{depth}{version}" for version in ("", "V2") for depth in (50, 101, 152)),
+    *(f"EfficientNetB{size}" for size in range(8)),
+)
 
 
 def build(name: str, size: int) -> Any:
@@ -56,6 +68,24 @@ def exporters(name: str, size: int) -> dict[str, Callable[[], bytes]]:
     return found | {"tfmot": convert}
 
 
+def peak_memory(name: str, size: int) -> float:
+    """What one export takes at most beside the model, in multiples of the float weights (Linux)."""
+    model = keras_qat.quantize_model(build(name, size))
+    parameters = 4 * model.count_params()
+    keras_qat.calibrate(model, np.zeros((1, size, size, 3), np.float32), batch_size=1)
+    gc.collect()
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # Peak memory counts from here.
+    keras_qat.export_tflite(model)
+    return (_memory("VmHWM") - before) / parameters
+
+
+def _memory(name: str) -> int:
+    """Bytes of this process, as Linux counts them."""
+    (line,) = re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(line)
+
+
 def measure(name: str, size: int, pairs: int) -> dict[str, Any]:
     """Seconds and bytes per library, and the ratio of each pair."""
     found = exporters(name, size)
@@ -74,18 +104,35 @@ def measure(name: str, size: int, pairs: int) -> dict[str, Any]:
     return {"model": name, "size": size, "seconds": seconds, "bytes": sizes, "ratios": ratios}
 
 
+def in_own_process(name: str, size: int) -> float:
+    """`peak_memory`, in a new process."""
+    command = [sys.executable, "-m", "benchmarks.export_time", "--memory-of", name]
+    done = subprocess.run(
+        [*command, "--size", str(size)], stdout=subprocess.PIPE, check=True, text=True
+    )
+    return float(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     """Prints a table, and writes the figures as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=["ResNet50"])
     parser.add_argument("--size", type=int, default=96, help="height and width of the images")
     parser.add_argument("--pairs", type=int, default=3, help="how often each is timed")
+    parser.add_argument("--all", action="store_true", help="every ResNet and EfficientNet")
+    parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    results = [measure(name, options.size, options.pairs) for name in options.models]
+    if options.memory_of:
+        print(peak_memory(options.memory_of, options.size))
+        return
     print(f"{'model':<16}{'library':<12}{'median':>10}{'MB':>8}  all, in seconds")
-    for result in results:
+    results = []
+    for name in ALL if options.all else options.models:
+        result = measure(name, options.size, options.pairs)
+        result["peak_memory"] = in_own_process(name, options.size)
+        results.append(result)
         for library, seconds in result["seconds"].items():
             megabytes = result["bytes"][library] / 1e6
             median = f"{statistics.median(seconds):.1f} s"
@@ -93,6 +140,8 @@ def main() -> None:
         if result["ratios"]:
             ratio = statistics.median(result["ratios"])
             print(f"{result['model']:<16}median of the pairs' ratios: {ratio:.2f}")
+        peak = result["peak_memory"]
+        print(f"{result['model']:<16}peak memory: {peak:.1f} times the weights", flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
 
