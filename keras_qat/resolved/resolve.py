@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import specs
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
@@ -23,12 +21,11 @@ from keras_qat.resolved import fold
 from keras_qat.resolved.constants import constant_of
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
 from keras_qat.resolved.names import label_of, scope_of
+from keras_qat.resolved.ranges import Ranges
+from keras_qat.resolved.weights import Weights
 from keras_qat.tflite.names import as_scope
 
 __all__ = ["resolve"]
-
-NEXT_TO_NOTHING = 1e-6
-"""Where a range of zeros alone ends, so that it widens none that it is joined with."""
 
 
 def resolve(
@@ -71,8 +68,7 @@ class _Resolver:
             for value in dict.fromkeys(_read(call)):
                 self.readers.setdefault(value, []).append(call)
         self.outputs = set(values_in(graph.outputs))
-        self.params: dict[Any, QuantParams] = {}
-        """Quantizer, or what else says it -> quantization parameters: one object for each."""
+        self.ranges = Ranges(in_graph)
         self.tensors: dict[Value, Tensor] = {}
         self.values: dict[Tensor, Value] = {}
         self.nodes: list[Node] = []
@@ -95,48 +91,6 @@ class _Resolver:
             self.tensors,
             self.values,
         )
-
-    # Quantization parameters.
-
-    def params_of(self, quantizer: Any) -> QuantParams:
-        """Those of a quantizer's present range."""
-        if quantizer not in self.params:
-            spec = quantizer.spec
-            if self.in_graph and isinstance(spec, specs.QuantSpec):
-                limits = quantizer.observe(None, training=False)
-            else:
-                limits = quantizer.current_range()
-            low, high = limits
-            if not self.in_graph and low == high:  # Of a ReLU of contrib that is always 0.
-                high = NEXT_TO_NOTHING
-            self.params[quantizer] = QuantParams.of_range(low, high, spec.bits)
-        return self.params[quantizer]
-
-    def _quantizer_of(self, params: QuantParams) -> Any:
-        """What quantizes to these parameters, None if no quantizer does."""
-        found = (each for each, known in self.params.items() if known is params)
-        return next((each for each in found if hasattr(each, "observe")), None)
-
-    def _fixed(self, key: Any, make: Callable[[], QuantParams]) -> QuantParams:
-        if key not in self.params:
-            self.params[key] = make()
-        return self.params[key]
-
-    def _joined(self, given: list[QuantParams]) -> QuantParams:
-        """Parameters for tensors that are joined: theirs, or those of the range of all."""
-        if all(self._same(each, given[0]) for each in given):
-            return given[0]
-        low = tf.reduce_min([each.scale * (each.lowest - each.zero_point) for each in given])
-        high = tf.reduce_max([each.scale * (each.highest - each.zero_point) for each in given])
-        if not self.in_graph:
-            low, high = float(low), float(high)
-        bits = max(8, *(each.bits for each in given))
-        return self._fixed(
-            ("joined", *map(id, given)), lambda: QuantParams.of_range(low, high, bits)
-        )
-
-    def _same(self, one: QuantParams, other: QuantParams) -> bool:
-        return one is other or (not self.in_graph and one == other)
 
     # What follows on a value.
 
@@ -184,10 +138,12 @@ class _Resolver:
     def _input(self, value: Value) -> Tensor:
         quantize, params = self._quantize_behind(value), None
         if quantize is not None:
-            params = self.params_of(quantize.layer.quantizer)
+            params = self.ranges.of(quantize.layer.quantizer)
         elif self.input_range is not None and value.is_float:
             low, high = self.input_range
-            params = self._fixed(("input", low, high), lambda: QuantParams.of_range(low, high, 8))
+            params = self.ranges.fixed(
+                ("input", low, high), lambda: QuantParams.of_range(low, high, 8)
+            )
         self.tensors[value] = tensor = self._tensor(value, params)
         if quantize is not None:
             self._take(quantize, tensor)
@@ -207,29 +163,22 @@ class _Resolver:
         for place, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
                 places.setdefault(node.layer, []).append(place)
-        for wrapper, found in places.items():
-            op = self.nodes[found[0]].op
-            assert op is not None
-            if not op.is_weighted:
-                held = fold.parameters_of(wrapper, op, self.in_graph)
-                for place in found:
-                    self.nodes[place] = dataclasses.replace(self.nodes[place], weights=held)
-                continue
-            if op is EMBEDDING:
-                for place in found:
-                    node = self.nodes[place]
-                    assert node.output.params is not None
-                    quantizer = self._quantizer_of(node.output.params)
-                    table = fold.table_of(wrapper, node.output.params, quantizer, self.in_graph)
-                    self.nodes[place] = dataclasses.replace(node, weights=table)
-                continue
-            ends: Any = [
-                (node.inputs[0].params, node.output.params)
-                for node in map(self.nodes.__getitem__, found)
-            ]
-            weights = fold.weights_of_calls(wrapper, ends, self.in_graph)
+        for layer, found in places.items():
+            weights = self._weights(layer, [self.nodes[place] for place in found])
             for place, each in zip(found, weights, strict=True):
                 self.nodes[place] = dataclasses.replace(self.nodes[place], weights=each)
+
+    def _weights(self, layer: Any, nodes: list[Node]) -> list[Weights]:
+        op: Any = nodes[0].op
+        if not op.is_weighted:
+            return [fold.parameters_of(layer, op, self.in_graph)] * len(nodes)
+        outputs: Any = [node.output.params for node in nodes]
+        if op is EMBEDDING:
+            quantizers = map(self.ranges.quantizer_of, outputs)
+            tables = zip(outputs, quantizers, strict=True)
+            return [fold.table_of(layer, *table, self.in_graph) for table in tables]
+        inputs: Any = [node.inputs[0].params for node in nodes]
+        return fold.weights_of_calls(layer, list(zip(inputs, outputs, strict=True)), self.in_graph)
 
     # Calls.
 
@@ -247,7 +196,7 @@ class _Resolver:
     def _quantize(self, call: Call) -> None:
         """A quantizer that no node in front of it has taken in."""
         source = self.tensors[call.args[0]]
-        params = self.params_of(call.layer.quantizer)
+        params = self.ranges.of(call.layer.quantizer)
         if source.params is params:
             self._take(call, source)
             return
@@ -299,9 +248,9 @@ class _Resolver:
         if source.params is None and source.dtype == "float32" and not is_table:
             self._in_float(call, call, "its input has no quantizer")
             return
-        params = None if quantizer is None else self.params_of(quantizer)
+        params = None if quantizer is None else self.ranges.of(quantizer)
         if is_table and params is None and fold.has_codes(wrapper):
-            params = self._fixed(("table", wrapper), lambda: fold.table_params(wrapper))
+            params = self.ranges.fixed(("table", wrapper), lambda: fold.table_params(wrapper))
         self._emit(call, inner, found, params, clip, wrapper)
 
     def _emit(
@@ -331,7 +280,7 @@ class _Resolver:
         if not values[0].is_float:
             outputs = tuple(self._tensor(value, None) for value in values)
             self.tensors.update(zip(values, outputs, strict=True))
-            self._add(call, op, attributes, inner, operands, outputs, None, None, layer)
+            self._add(call, op, attributes, inner, operands, outputs, None, layer)
             return
         taken: list[Call] = []
         if params is None:
@@ -344,9 +293,9 @@ class _Resolver:
             operands = tuple(
                 self._brought_to(each, native, call, at) for at, each in enumerate(operands)
             )
-            if not self._same(native, params):
+            if not self.ranges.same(native, params):
                 middle = self._tensor(values[0], native, "/kept")
-                self._add(call, op, attributes, inner, operands, (middle,), None, maximum, layer)
+                self._add(call, op, attributes, inner, operands, (middle,), maximum, layer)
                 converted = self._convert(middle, params, REQUANTIZE, call)
                 self.tensors[values[0]] = converted
                 for each in taken:
@@ -356,7 +305,7 @@ class _Resolver:
         self.tensors.update(zip(values, outputs, strict=True))
         for each in taken:
             self._take(each, outputs[0])
-        self._add(call, op, attributes, inner, operands, outputs, None, maximum, layer)
+        self._add(call, op, attributes, inner, operands, outputs, maximum, layer)
 
     def _add(
         self,
@@ -366,14 +315,13 @@ class _Resolver:
         inner: Call,
         operands: tuple[Operand, ...],
         outputs: tuple[Tensor, ...],
-        weights: Any,
         maximum: float | None,
         layer: Any,
         reason: str = "",
     ) -> None:
         name = scope_of(call)
         self.nodes.append(
-            Node(name, op, attributes, inner, operands, outputs, weights, maximum, reason, layer)
+            Node(name, op, attributes, inner, operands, outputs, None, maximum, reason, layer)
         )
 
     def _output(
@@ -383,19 +331,19 @@ class _Resolver:
         value = call.output
         quantize = self._quantize_behind(value)
         if quantize is not None:
-            return self.params_of(quantize.layer.quantizer), maximum, [quantize]
+            return self.ranges.of(quantize.layer.quantizer), maximum, [quantize]
         clip = self._clip_behind(value) if op.takes_clip and maximum is None else None
         if clip is not None:
             relu, end = clip
             quantize = self._quantize_behind(relu.output)
             assert quantize is not None
-            return self.params_of(quantize.layer.quantizer), end, [relu, quantize]
+            return self.ranges.of(quantize.layer.quantizer), end, [relu, quantize]
         if isinstance(op.output, FixedRange):
             output = op.output
             bits = 16 if given[0].bits == 16 else 8
-            return self._fixed((op.name, bits), lambda: output.params(bits)), maximum, []
+            return self.ranges.fixed((op.name, bits), lambda: output.params(bits)), maximum, []
         if isinstance(op.output, SharedRange) or op.name == "mean":  # contrib leaves means bare.
-            return self._joined(given), maximum, []
+            return self.ranges.joined(given), maximum, []
         return None, maximum, []
 
     def _operands(self, call: Call, op: Op) -> tuple[Operand, ...]:
@@ -416,7 +364,7 @@ class _Resolver:
         """An operand with the parameters that an operator's inputs share."""
         if isinstance(operand, Constant) or operand.params is None:
             return operand
-        if self._same(operand.params, params):
+        if self.ranges.same(operand.params, params):
             return operand
         name = f"{scope_of(call)}/input_{place}"
         tensor = dataclasses.replace(operand, name=name, params=params)
@@ -429,9 +377,9 @@ class _Resolver:
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self._tensor(value, None, suffix) for value in values)
-        self._add(call, None, {}, call, operands, outputs, None, None, layer, reason)
+        self._add(call, None, {}, call, operands, outputs, None, layer, reason)
         if quantizer is not None:
-            params = self.params_of(quantizer)
+            params = self.ranges.of(quantizer)
             outputs = (self._convert(outputs[0], params, QUANTIZE, call),)
         self.tensors.update(zip(values, outputs, strict=True))
 
