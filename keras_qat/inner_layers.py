@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras, register
 
-__all__ = ["Contract", "FoldSteps", "Regularize", "Roll", "UnfoldSteps"]
+__all__ = ["Contract", "FoldSteps", "HardSwish", "Regularize", "Roll", "UnfoldSteps"]
 
 
 @register
@@ -111,3 +111,17 @@ class UnfoldSteps(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "steps": self.steps}
+
+
+@register
+class HardSwish(keras.layers.Layer):
+    """x * relu6(x + 3) / 6, in the spelling that TFLite's converter takes for its operation.
+
+    Shapes: any; the output has the input's shape.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape

@@ -97,22 +97,10 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
             f"keras_qat.quantizers(model)."
         )
     recipe = get_recipe(recipe)
-    graph_lib.check_readable(model)
     with float32_policy():
         read = graph_lib.read(with_known_input(model))
-        _check_sizes(read)
         graph = lower(read, activations=RULES[recipe.placement].lowers_activations)
     return place(graph, recipe, scope)
-
-
-def _check_sizes(graph: graph_lib.Graph) -> None:
-    """Raises a `ValueError` if there are tensors without elements: kernels crash on them."""
-    empty = [value.name for value in graph.values() if 0 in value.shape[1:]]
-    if empty:
-        raise ValueError(
-            f"'{graph.name}' has tensors without elements, which TFLite cannot compute: "
-            f"{', '.join(empty)}. Take these layers out."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

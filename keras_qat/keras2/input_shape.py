@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import clone
+from keras_qat.keras2.graph import check_readable, clone
 
 __all__ = ["with_known_input"]
 
@@ -19,8 +19,10 @@ def with_known_input(model: Any) -> Any:
     layer knows those of the axes it normalizes along.
 
     Raises:
-        ValueError: if another Normalization does not know its input's shape.
+        ValueError: if it is no model that can be read, or if another Normalization does not know
+            its input's shape.
     """
+    check_readable(model)
     unknown = [each for each in model._flatten_layers() if _sizes(each)]
     if not unknown:
         return model

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.hard_swish import recognize_hard_swish
 from keras_qat.inner_layers import Contract
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, class_path, values_in
@@ -22,6 +21,7 @@ from keras_qat.lower.activations import (
 from keras_qat.lower.attention import split_attention, split_multi_head_attention
 from keras_qat.lower.channels_last import with_channels_last
 from keras_qat.lower.convolutions import split_separable
+from keras_qat.lower.hard_swish import recognize_hard_swish
 from keras_qat.lower.merges import (
     convert_fixed_ranges,
     convert_second_factor,
@@ -51,7 +51,11 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
         graph: the graph.
         activations: whether activations are brought into the form that the runtimes compute them
             in. `recipes.contrib` leaves them as they are, like the original.
+
+    Raises:
+        ValueError: if there are tensors without elements.
     """
+    _check_sizes(graph)
     made, table = Made(), LOWERINGS if activations else ALWAYS
 
     def expand(call: Call) -> list[Call]:
@@ -81,6 +85,16 @@ def _drop_unread(graph: Graph) -> Graph:
             calls.append(call)
             read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
+
+
+def _check_sizes(graph: Graph) -> None:
+    """Raises a `ValueError` if there are tensors without elements: kernels crash on them."""
+    empty = [value.name for value in graph.values() if 0 in value.shape[1:]]
+    if empty:
+        raise ValueError(
+            f"'{graph.name}' has tensors without elements, which TFLite cannot compute: "
+            f"{', '.join(empty)}. Take these layers out."
+        )
 
 
 def _drop_identities(graph: Graph) -> Graph:

@@ -21,7 +21,7 @@ from keras_qat.arithmetic.fixed_point import (
 )
 from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
-from keras_qat.hard_swish import HardSwish
+from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.operations import operands
 from keras_qat.ops.lookup import (

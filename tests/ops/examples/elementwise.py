@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.hard_swish import HardSwish
+from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options
 

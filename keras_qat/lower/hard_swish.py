@@ -1,31 +1,17 @@
-"""Hard swish: the activation that models spell in operations and runtimes compute in one."""
+"""Hard swish: the activation that models make of operations and runtimes compute in one."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, register
+from keras_qat.inner_layers import HardSwish
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.operations import number
 
-__all__ = ["HardSwish", "recognize_hard_swish"]
-
-
-@register
-class HardSwish(keras.layers.Layer):
-    """x * relu6(x + 3) / 6, in the spelling that TFLite's converter takes for its operation.
-
-    Shapes: any; the output has the input's shape.
-    """
-
-    def call(self, inputs: Any) -> Any:
-        return inputs * tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
+__all__ = ["recognize_hard_swish"]
 
 
 def recognize_hard_swish(graph: Graph) -> Graph:
