@@ -93,11 +93,16 @@ def multiply(x: Any, number: tuple[Any, Any], halves_up: bool = False) -> Any:
     The second time halves go away from zero; up in some optimized kernels.
     """
     multiplier, exponent = number
-    product = _high_product(shift(x, tf.maximum(exponent, 0)), multiplier)
+    product = _high_product(_in_32_bits(shift(x, tf.maximum(exponent, 0))), multiplier)
     bits = tf.maximum(-exponent, 0)
     if not halves_up:
         return divide(product, bits)
     return shift_back(product + shift_back(shift(tf.ones_like(bits), bits), 1), bits)
+
+
+def _in_32_bits(x: Any) -> Any:
+    """Numbers that 32 bits do not hold overflow as in kernels."""
+    return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
 def upper_bits(number: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -113,7 +118,7 @@ def multiply_sums(x: Any, number: tuple[Any, Any]) -> Any:
     """
     multiplier, exponent = upper_bits(number)
     half = shift(tf.ones_like(exponent), 14 - exponent)
-    return shift_back(x * multiplier + half, 15 - exponent)
+    return _in_32_bits(shift_back(x * multiplier + half, 15 - exponent))
 
 
 def exact_multiplier(number: Any) -> Any:

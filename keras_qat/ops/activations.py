@@ -214,7 +214,11 @@ ACTIVATIONS: tuple[Op, ...] = (
         lambda x: x * tf.clip_by_value(x + 3.0, 0.0, 6.0) / 6.0,
         "x * relu6(x + 3) / 6, also in operations",
         layers=(HardSwish,),
-        kernel=Kernel("HARD_SWISH", _hard_swish_table),
+        kernel=Kernel(
+            "HARD_SWISH",
+            _hard_swish_table,
+            takes=lambda x, output: single(x.scale / 128.0 / output.scale) < 1,
+        ),
     ),
     _bounded(
         "sigmoid",

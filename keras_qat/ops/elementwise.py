@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
-from keras_qat.arithmetic.qparams import single
+from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.lookup import by_table, in_float32, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
+from keras_qat.ops.quantize import requantized
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
@@ -24,7 +26,39 @@ _layers = keras.layers
 
 
 def _add(a: Arguments) -> Any:
-    """a + b, or a - b. XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once.
+    """a + b, or a - b, in a scale that kernels take, and in that of the output."""
+    native = _native(a.params, a.output)
+    result = _add_in(dataclasses.replace(a, output=native))
+
+    def brought() -> Any:
+        low, high = (
+            tf.cast(q - native.zero_point, result.dtype) for q in (native.lowest, native.highest)
+        )
+        clipped = tf.clip_by_value(result, low, high)
+        return requantized(a.family, clipped, native, a.output)
+
+    return tf.cond(native.scale > a.output.scale, brought, lambda: tf.identity(result))
+
+
+def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
+    """The output's parameters, or wider ones where an input's scale is far wider.
+
+    There TFLite's kernels end the process, for what they multiply by has to be below 1, or in
+    int8 overflow at 16 bits. XNNPACK's do not, but leave such sums to TFLite.
+    """
+    widest, finest = (pick(*(each.scale for each in params)) for pick in (tf.maximum, tf.minimum))
+    if output.bits == 16:
+        is_far, least = widest > 2.0**13 * output.scale, single(widest / 2.0**13)
+    else:
+        left = single(finest / output.scale) < 2.0**-10
+        most = tf.where(left, tf.constant(2.0**5, tf.float64), tf.constant(2.0**7, tf.float64))
+        is_far, least = widest > most * output.scale, single(widest / 2.0**5)
+    scale = tf.where(is_far, least, output.scale)
+    return dataclasses.replace(output, scale=scale)
+
+
+def _add_in(a: Arguments) -> Any:
+    """XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once.
 
     It leaves ratios below 2^-10 and from 2^8 on to TFLite's kernel.
     """
@@ -128,7 +162,16 @@ def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
 
 def _emit_sum(e: Emission) -> None:
     code = "ADD" if e.attributes["sign"] > 0 else "SUB"
-    e.add(code, fusedActivationFunction=e.activation, potScaleInt16=False)
+    given, output = [each.params for each in e.node.inputs], e.node.output.params
+    assert output is not None
+    native = _native([each.as_tensors() for each in given if each], output.as_tensors())
+    is_wider, (target,) = bool(native.scale > output.scale), e.outputs
+    if is_wider:
+        native = dataclasses.replace(output, scale=np.float32(native.scale))
+        target = e.temporary("wider", e.shape(target), native)
+    e.add(code, outputs=[target], fusedActivationFunction=e.activation, potScaleInt16=False)
+    if is_wider:
+        e.add("QUANTIZE", [target], e.outputs)
 
 
 ADD = Op(

@@ -110,6 +110,7 @@ class Kernel:
         xnnpack: what XNNPACK does, where that is something else.
         fits: whether it computes with these attributes.
         fields: from attributes to the options.
+        takes: whether it takes these parameters of input and output.
     """
 
     code: str
@@ -117,6 +118,7 @@ class Kernel:
     xnnpack: Table | None = None
     fits: Callable[[Attributes], bool] = lambda attributes: True
     fields: Callable[[Attributes], Mapping[str, Any]] = lambda attributes: {}
+    takes: Callable[[QuantParams, QuantParams], Any] = lambda x, output: tf.constant(True)
 
 
 def emit_entries(e: Emission, entries: np.ndarray) -> None:
@@ -142,6 +144,13 @@ def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 
+def _where(takes: Callable[[QuantParams, QuantParams], Any], table: Table, other: Table) -> Table:
+    """A kernel's table where it takes such parameters, else the other one."""
+    return lambda q, x, output, attributes: tf.where(
+        takes(x, output), table(q, x, output, attributes), other(q, x, output, attributes)
+    )
+
+
 def lookup_row(
     name: str,
     function: Callable[..., Any],
@@ -162,7 +171,14 @@ def lookup_row(
     """
     generic = _of_function(function)
     entries, compute_generic = entries_of(generic), by_table(generic)
-    compute_kernel = by_table(kernel.table, kernel.xnnpack) if kernel else compute_generic
+    compute_kernel = compute_generic
+    if kernel is not None:
+        compute_kernel = by_table(
+            *(
+                _where(kernel.takes, table, generic)
+                for table in (kernel.table, kernel.xnnpack or kernel.table)
+            )
+        )
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:
         return kernel is not None and not wide and kernel.fits(attributes)
@@ -171,12 +187,13 @@ def lookup_row(
         return (compute_kernel if has_kernel(a.wide, a.attributes) else compute_generic)(a)
 
     def emit(e: Emission) -> None:
-        if kernel is not None and has_kernel(e.wide, e.attributes):
-            e.add(kernel.code, **kernel.fields(e.attributes))
-            return
         (x,), output = e.node.inputs, e.node.output.params
         assert x.params is not None
         assert output is not None
+        ends = x.params.as_tensors(), output.as_tensors()
+        if kernel is not None and has_kernel(e.wide, e.attributes) and kernel.takes(*ends):
+            e.add(kernel.code, **kernel.fields(e.attributes))
+            return
         found = entries(x.params, output, e.attributes).numpy() + output.zero_point
         emit_entries(e, found.astype(output.dtype))
 

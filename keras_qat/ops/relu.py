@@ -63,7 +63,7 @@ def _relu(a: Arguments) -> Any:
 RELU = Op(
     "relu",
     _relu,
-    lambda e: e.add("RELU6" if e.attributes["maximum"] == 6 else "RELU"),
+    lambda e: e.add("RELU6" if e.ends_at_6(e.attributes["maximum"]) else "RELU"),
     doc="ReLU, also with a maximum",
     layers=(_layers.ReLU,),
     symbols=("nn.relu", "nn.relu6"),

@@ -5,6 +5,7 @@ There are three for softmax: with exponentials from a table in float32, in fixed
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -28,6 +29,7 @@ from keras_qat.keras2.graph import Call
 from keras_qat.operations import is_operation, number, operands
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
+from keras_qat.ops.quantize import requantized
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["SOFTMAX", "UNIT_NORM"]
@@ -39,6 +41,9 @@ HIGHEST = 2**15 - 1
 
 ONE = 2**31 - 1
 """1 with 31 bits behind the point, as near as it can be."""
+
+LEAST_SCALE = 2.0**-25
+"""Smallest scale of int8 inputs. TFLite's reference kernel ends the process from half of it on."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp of -1/4, -1/2, -1, -2, -4, -8, -16, with 31 bits behind the point."""
@@ -52,6 +57,13 @@ def _softmax(a: Arguments) -> Any:
     (q,), (x,), axis = a.q, a.params, a.attributes["axis"]
     if a.wide:
         return tf.cast(_of_int16(tf.cast(q, tf.int64), x, axis), q.dtype)
+    wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
+    q = tf.cond(
+        wider.scale > x.scale,
+        lambda: requantized(a.family, a.q[0], a.params[0], wider),
+        lambda: tf.identity(a.q[0]),
+    )
+    x = wider
     if a.family == "reference":
         return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), x, axis), q.dtype)
     return _in_float32(q, x, a.output, axis)
@@ -191,9 +203,21 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
+def _with_least_scale(e: Emission) -> int:
+    """The input, brought to a scale that the kernel takes."""
+    (source,), params = e.inputs, e.node.inputs[0].params
+    assert params is not None
+    if params.bits == 16 or params.scale >= LEAST_SCALE:
+        return source
+    params = dataclasses.replace(params, scale=np.float32(LEAST_SCALE))
+    wider = e.temporary("wider", e.shape(source), params)
+    e.add("QUANTIZE", [source], [wider])
+    return wider
+
+
 def _emit(e: Emission) -> None:
     """TFLite's SOFTMAX is along the last axis: another one is brought there, and back."""
-    axis, (source,), (target,) = e.attributes["axis"], e.inputs, e.outputs
+    axis, source, (target,) = e.attributes["axis"], _with_least_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
     moved = e.transpose(source, order)

@@ -37,9 +37,9 @@ LEAST_MULTIPLIER = 2.0**-23
 """Smallest multiplier of sums in int16 kernels: with it the bias of a switched-off channel fits 32
 bits."""
 
-LARGEST_MULTIPLIER = 255.5
-"""Largest multiplier of sums: XNNPACK takes those below 256. With it any sum but 0 is at an end of
-8 bits already."""
+LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
+"""Largest multiplier of sums in kernels of so many bits: XNNPACK takes those below 256, int16 ones
+those below 2^14. With it any sum but 0 is at an end of the range already (in int16 but 1)."""
 
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
@@ -103,7 +103,7 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
         reach = reach_of(q, axes)
     for each, output in zip(inputs, outputs, strict=True):
         whole = None if bias is None else _whole(bias, scale, each)
-        held = scale if wide else tf.minimum(scale, single(LARGEST_MULTIPLIER * output / each))
+        held = tf.minimum(scale, single(LARGEST_MULTIPLIER[16 if wide else 8] * output / each))
         if not in_graph:
             whole, held = None if whole is None else whole.numpy(), held.numpy()
         bits = spec.bits if spec else 8

@@ -69,7 +69,13 @@ class Emission:
         """
         if self.node.maximum is None:
             return _Activation.NONE
-        return _Activation.RELU6 if self.node.maximum == 6 else _Activation.RELU
+        return _Activation.RELU6 if self.ends_at_6(self.node.maximum) else _Activation.RELU
+
+    def ends_at_6(self, maximum: float) -> bool:
+        """Whether a ReLU clips at 6, inside of the range: kernels refuse a 6 far outside of it."""
+        params = self.node.output.params
+        assert params is not None
+        return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
     def add(
         self,
@@ -100,9 +106,16 @@ class Emission:
             values = np.array(values, np.int32)
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **how)
 
-    def temporary(self, name: str, shape: tuple[int | None, ...], like: int | str) -> int:
-        """Adds a tensor between two operators of the node, of a type or that of another tensor."""
+    def temporary(
+        self, name: str, shape: tuple[int | None, ...], like: int | str | QuantParams
+    ) -> int:
+        """Adds a tensor between two operators of the node.
+
+        `like` is its type, its quantization parameters, or another tensor with the same.
+        """
         name = f"{SCOPE}/{self.node.name}/{name}"
+        if isinstance(like, QuantParams):
+            return self.builder.tensor(name, shape, like.dtype.name, like)
         if isinstance(like, str):
             return self.builder.tensor(name, shape, like)
         other = self.builder.graph.tensors[like]

@@ -242,3 +242,34 @@ def test_a_range_that_is_next_to_nothing():
 def test_outputs_that_are_integers():
     """`verify` divided them by a share of their range."""
     check(model_of(lambda x: [tf.argmax(x, -1), tf.argmin(x, -1)]))
+
+
+def test_hard_swish_of_numbers_far_below_zero():
+    """TFLite's kernel refuses an output that is that much finer than its input."""
+    x = np.minimum(images(32, (6, 6, 4)) * np.float32(100), np.float32(0.5))
+    check(model_of(lambda x: x * tf.nn.relu6(x + 3) / 6), x)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_a_difference_that_is_next_to_nothing(recipe):
+    """TFLite's kernel of sums ended the process."""
+    model = model_of(lambda x: tf.subtract(x * 1.0000002, x), (4,))
+    check(model, recipe=recipe)
+
+
+def test_softmax_of_next_to_nothing():
+    """TFLite's reference kernel ended the process."""
+    check(model_of(layers.Softmax(), (4,)), images(32, (4,)) * np.float32(1e-7))
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_relu6_of_next_to_nothing(recipe):
+    """TFLite's kernels refuse a 6 that 32 bits do not hold."""
+    tiny = keras.initializers.RandomUniform(-1e-9, 1e-9, seed=1)
+    merged = lambda x: layers.ReLU(6.0)(layers.Dense(3, kernel_initializer=tiny)(x))  # noqa: E731
+    check(model_of(lambda x: [merged(x), layers.ReLU(6.0)(x * 1e-9)], (6,)), recipe=recipe)
+
+
+def test_a_table_as_the_whole_model():
+    """The file did not name the layer."""
+    check(model_of(layers.Activation("selu"), (6,)))

@@ -1,0 +1,59 @@
+"""Scales that lie far apart: kernels that overflow, refuse a file or end the process there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.ops.registry import op_named
+from keras_qat.resolved.fold import LARGEST_MULTIPLIER
+from keras_qat.resolved.graph import Node, Tensor
+from tests.ops.harness import assert_same, node_of, random_inputs
+
+OPS = (
+    *("conv", "depthwise_conv", "transpose_conv", "dense", "affine", "add", "subtract", "multiply"),
+    *("matmul", "mean", "relu", "leaky_relu", "prelu", "hard_swish", "softmax"),
+)
+
+
+def finer(tensor: Any, factor: float) -> Any:
+    """A tensor with a scale so many times as wide, if it is quantized."""
+    if tensor.params is None:
+        return tensor
+    scale = np.float32(tensor.params.scale * factor)
+    return dataclasses.replace(tensor, params=dataclasses.replace(tensor.params, scale=scale))
+
+
+def with_far_scales(node: Node, numbers: np.random.Generator) -> Node:
+    """A node whose output (of softmax, the input) has a far finer scale; weights as folded."""
+    factor = float(10.0 ** -numbers.integers(2, 7))
+    assert node.op is not None
+    if node.op.name == "softmax":
+        tensors = {each: finer(each, 1e-4 * factor) for each in node.inputs}
+        return dataclasses.replace(node, inputs=tuple(tensors[each] for each in node.inputs))
+    node = dataclasses.replace(node, outputs=(finer(node.output, factor),))
+    if node.weights is None or not node.op.is_weighted:
+        return node
+    ends = node.inputs[0].params, node.output.params
+    largest = LARGEST_MULTIPLIER[16 if ends[0].bits == 16 else 8]
+    limit = np.float64(np.float32(largest * np.float64(ends[1].scale) / np.float64(ends[0].scale)))
+    scale = np.minimum(node.weights.scale, limit)
+    return dataclasses.replace(node, weights=dataclasses.replace(node.weights, scale=scale))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", OPS)
+def test_results_are_those_of_the_interpreter(name, bits, family):
+    op = op_named(name)
+    if not op.has_kernel_for(bits):
+        pytest.skip("no such kernel")
+    for seed in range(4):
+        node, numbers = node_of(op, bits, seed)
+        node = with_far_scales(node, numbers)
+        assert all(isinstance(each, Tensor) or each.params for each in node.inputs)
+        assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
