@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,137 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras, set_mask
-from keras_qat.keras2.graph import values_in
-from keras_qat.layers import QuantizeWeights, QuantizeWrapper
-from keras_qat.ops.elementwise import ADD
-from keras_qat.ops.quantize import QUANTIZE
-from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
-from keras_qat.resolved.in_float import compute_in_float
-from keras_qat.resolved.names import as_scope, scope_of
-from keras_qat.resolved.run import quantized_input, run
-from keras_qat.specs import QuantSpec
-from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.objects import unpack
-from keras_qat.tflite.write import write_graph
-
-layers = keras.layers
-
-PARAMS = QuantParams.of_range(-2.0, 2.0, 8)
-
-WEIGHTS = QuantSpec(
-    symmetric=True, narrow_range=True, per_channel=True, observer="current_value", delayed=False
+from keras_qat.keras2.backend import set_mask
+from tests.tflite.islands import (
+    PARAMS,
+    SEQUENCE,
+    check,
+    close,
+    computed,
+    file_of,
+    in_float,
+    layers,
+    made,
+    random_inputs,
+    results,
 )
-
-
-def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
-    """A model of which everything is in float but Add layers, and inputs if they have `params`."""
-    graph = graph_lib.read(model)
-    tensors = {
-        value: Tensor(as_scope(value.name), value.shape, value.dtype, params)
-        for value in values_in(graph.inputs)
-    }
-    inputs = {value.name: tensor for value, tensor in tensors.items()}
-    nodes: list[Node] = []
-
-    def quantized(tensor: Tensor, call: Any) -> Tensor:
-        if tensor.params is not None:
-            return tensor
-        made = dataclasses.replace(tensor, name=f"{tensor.name}/quantized", params=PARAMS)
-        nodes.append(Node(made.name, QUANTIZE, {}, call, (tensor,), (made,)))
-        return made
-
-    for call in graph.calls:
-        op = ADD if isinstance(call.layer, layers.Add) else None
-        read = tuple(tensors[value] for value in call.inputs)
-        if op is not None:
-            read = tuple(quantized(each, call) for each in read)
-        for value in values_in(call.outputs):
-            shared = None if op is None else PARAMS
-            tensors[value] = Tensor(scope_of(call, value), value.shape, value.dtype, shared)
-        made = tuple(tensors[value] for value in values_in(call.outputs))
-        attributes = {} if op is None else op.attributes(call)
-        nodes.append(Node(scope_of(call), op, attributes, call, read, made, layer=call.layer))
-    outputs = [tensors[value] for value in values_in(graph.outputs)]
-    names = dict(zip(graph.output_names, outputs, strict=True))
-    values = {tensor: value for value, tensor in tensors.items()}
-    return ResolvedGraph(graph.name, inputs, names, tuple(nodes), tensors, values)
-
-
-def file_of(graph: ResolvedGraph) -> bytes:
-    builder = Builder()
-    return builder.finish(*write_graph(graph, builder, "float32", "float32"))
-
-
-def results(graph: ResolvedGraph, inputs: list[np.ndarray], contents: bytes) -> list[np.ndarray]:
-    """The outputs of a graph's file."""
-    found = TFLiteModel(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
-    return [found[name] for name in graph.outputs]
-
-
-def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list[np.ndarray]:
-    """The outputs of a graph without quantized ones."""
-    given = [
-        tf.constant(x) if tensor.params is None else quantized_input(tf.constant(x), tensor.params)
-        for x, tensor in zip(inputs, graph.inputs.values(), strict=True)
-    ]
-
-    @tf.function(autograph=False)
-    def traced(*given: Any) -> list[Any]:
-        compute = lambda node, numbers: compute_in_float(node, numbers, **how)  # noqa: E731
-        tensors = run(graph, list(given), "xnnpack", compute)
-        return [tensors[each] for each in graph.outputs.values()]
-
-    return [np.asarray(each) for each in traced(*given)]
-
-
-def made(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Any:
-    keras.utils.set_random_seed(1)
-    inputs = [keras.Input(shape, dtype=dtype) for shape in shapes]
-    return keras.Model(inputs, build(*inputs))
-
-
-def random_inputs(model: Any, batch: int = 3) -> list[np.ndarray]:
-    numbers = np.random.default_rng(0)
-    found = []
-    for each in model.inputs:
-        sizes = [batch, *(7 if size is None else size for size in each.shape[1:])]
-        is_real = each.dtype.is_floating
-        x = numbers.normal(size=sizes) if is_real else numbers.integers(0, 4, sizes)
-        found.append(x.astype(each.dtype.as_numpy_dtype))
-    return found
-
-
-def close(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> None:
-    for here, there in zip(found, expected, strict=True):
-        assert here.shape == there.shape
-        np.testing.assert_allclose(here, there, rtol=tolerance, atol=tolerance)
-
-
-def check(model: Any, *inputs: np.ndarray) -> bytes:
-    """Asserts that all ways to compute a model give what Keras gives; returns the file."""
-    given = list(inputs) or random_inputs(model)
-    expected = [np.asarray(each) for each in tf.nest.flatten(model(given, training=False))]
-    graph = in_float(model)
-    contents = file_of(graph)
-    close(results(graph, given, contents), expected)
-    close(computed(graph, given), expected)
-    close(computed(graph, given, for_file=True), expected)
-    assert file_of(in_float(model)) == contents
-    return contents
 
 
 def called_twice(x: Any) -> Any:
     shared = layers.LayerNormalization()
     return shared(tf.sin(shared(x)))
 
-
-SEQUENCE = (6, 4)
 
 EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "layer_normalization": (lambda x: layers.LayerNormalization()(x), (SEQUENCE,)),
@@ -321,95 +211,6 @@ def test_tensors_are_named_after_their_nodes():
     assert all(name.startswith("keras_qat/block/norm/") for name in made_names[1:-1])
 
 
-def test_weights_only():
-    def build(x: Any) -> Any:
-        layer = layers.LSTM(16, return_sequences=True)
-        paths = dict.fromkeys(("cell.kernel", "cell.recurrent_kernel"), ())
-        x = QuantizeWeights(layer, paths, WEIGHTS)(x)
-        return QuantizeWeights(layers.Conv1D(8, 3), {"kernel": ()}, WEIGHTS)(x)
-
-    model = unpack(check(made(build, (6, 32))))
-    sizes: dict[int, list[int]] = {schema.TensorType.FLOAT32: [], schema.TensorType.INT8: []}
-    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
-        data = model.buffers[tensor.buffer].data
-        if data is not None and tensor.type in sizes:
-            sizes[tensor.type].append(len(data))
-    assert max(sizes[schema.TensorType.FLOAT32]) == 4 * 64  # A bias.
-    assert set(sizes[schema.TensorType.INT8]) == {32 * 64, 16 * 64, 3 * 16 * 8}
-
-
-WRAPPED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
-    "conv": (lambda: layers.Conv2D(4, 3, strides=2), {"kernel": (-1,)}, (8, 8, 3)),
-    "dilated": (lambda: layers.Conv2D(4, 3, dilation_rate=2), {"kernel": (-1,)}, (8, 8, 3)),
-    "grouped": (lambda: layers.Conv2D(4, 3, groups=2), {"kernel": (-1,)}, (8, 8, 4)),
-    "depthwise": (
-        lambda: layers.DepthwiseConv2D(3, depth_multiplier=2, dilation_rate=2),
-        {"depthwise_kernel": (-2, -1)},
-        (8, 8, 3),
-    ),
-    "causal": (lambda: layers.Conv1D(4, 3, padding="causal"), {"kernel": (-1,)}, (8, 3)),
-    "depthwise1d": (lambda: layers.DepthwiseConv1D(3), {"depthwise_kernel": (-2, -1)}, (8, 3)),
-    "transpose": (lambda: layers.Conv2DTranspose(4, 3, strides=2), {"kernel": ()}, (5, 6, 3)),
-    "transpose1d": (lambda: layers.Conv1DTranspose(4, 3, strides=2), {"kernel": ()}, (5, 3)),
-    "dense": (lambda: layers.Dense(4), {"kernel": (-1,)}, (5, 3)),
-    "einsum": (
-        lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"),
-        {"kernel": ()},
-        (5, 4),
-    ),
-    "embedding": (lambda: layers.Embedding(30, 16), {"embeddings": ()}, (5,)),
-    "rescaling": (lambda: layers.Rescaling(0.3, 0.5), {}, (5, 4)),
-    "normalization": (
-        lambda: layers.Normalization(mean=[0.1, 1.0, 2.0], variance=[1.0, 2.0, 3.0]),
-        {},
-        (5, 3),
-    ),
-    "batch_normalization": (lambda: layers.BatchNormalization(), {}, (5, 3)),
-}
-
-FOLDING = ("conv", "depthwise", "causal", "depthwise1d", "dense")
-
-
-def scrambled(model: Any) -> Any:
-    numbers = np.random.default_rng(3)
-    for weight in model.weights:
-        if "kernel" not in weight.name and weight.dtype.is_floating:
-            weight.assign(numbers.uniform(0.3, 2.0, weight.shape))
-    return model
-
-
-@pytest.mark.parametrize("name", WRAPPED)
-def test_wrappers(name):
-    layer, weights, shape = WRAPPED[name]
-    dtype = "int32" if name == "embedding" else "float32"
-    spec = WEIGHTS if weights else None
-    relu = None if name == "embedding" else layers.ReLU(4.0)
-    model = made(
-        lambda x: QuantizeWrapper(layer(), weights, spec, activation=relu)(x), shape, dtype=dtype
-    )
-    contents = check(scrambled(model))
-    if name == "embedding":
-        assert "DEQUANTIZE" in [each for each, _, _ in TFLiteModel(contents).operations()]
-
-
-@pytest.mark.parametrize("fold", ["per_channel", "correction"])
-@pytest.mark.parametrize("name", FOLDING)
-@pytest.mark.parametrize("quantized", [True, False])
-def test_folded_wrappers(name, fold, quantized):
-    layer, weights, shape = WRAPPED[name]
-    spec = WEIGHTS
-    if fold == "correction":
-        spec = dataclasses.replace(
-            spec, per_channel=False, symmetric=False, observer="current_value"
-        )
-    inner = layer()
-    if fold == "correction" and getattr(inner, "use_bias", False):
-        inner.use_bias = False
-    norm = layers.BatchNormalization()
-    wrapper = QuantizeWrapper(inner, weights, spec if quantized else None, norm, fold=fold)
-    check(scrambled(made(wrapper, shape)))
-
-
 def test_names_the_layers_that_the_converter_refuses():
     def build(x: Any) -> Any:
         y = layers.Lambda(lambda x: tf.math.bessel_i0(x), name="waves")(tf.sin(x))
@@ -431,7 +232,7 @@ def test_layers_that_tflite_has_not():
 
 SAME_BYTES = """
 import hashlib
-from tests.tflite.test_islands import SEQUENCE, file_of, in_float, layers, made
+from tests.tflite.islands import SEQUENCE, file_of, in_float, layers, made
 build = lambda x: layers.GRU(3)(layers.LayerNormalization()(x))
 print(hashlib.sha256(file_of(in_float(made(build, SEQUENCE)))).hexdigest())
 """

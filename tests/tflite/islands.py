@@ -1,0 +1,127 @@
+"""Nodes in float by themselves: models of them, their files, what both compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import values_in
+from keras_qat.ops.elementwise import ADD
+from keras_qat.ops.quantize import QUANTIZE
+from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
+from keras_qat.resolved.in_float import compute_in_float
+from keras_qat.resolved.names import as_scope, scope_of
+from keras_qat.resolved.run import quantized_input, run
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.write import write_graph
+
+layers = keras.layers
+PARAMS = QuantParams.of_range(-2.0, 2.0, 8)
+
+SEQUENCE = (6, 4)
+"""Steps and channels of most examples."""
+
+
+def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
+    """A model of which everything is in float but Add layers, and inputs if they have `params`."""
+    graph = graph_lib.read(model)
+    tensors = {
+        value: Tensor(as_scope(value.name), value.shape, value.dtype, params)
+        for value in values_in(graph.inputs)
+    }
+    inputs = {value.name: tensor for value, tensor in tensors.items()}
+    nodes: list[Node] = []
+
+    def quantized(tensor: Tensor, call: Any) -> Tensor:
+        if tensor.params is not None:
+            return tensor
+        made = dataclasses.replace(tensor, name=f"{tensor.name}/quantized", params=PARAMS)
+        nodes.append(Node(made.name, QUANTIZE, {}, call, (tensor,), (made,)))
+        return made
+
+    for call in graph.calls:
+        op = ADD if isinstance(call.layer, layers.Add) else None
+        read = tuple(tensors[value] for value in call.inputs)
+        if op is not None:
+            read = tuple(quantized(each, call) for each in read)
+        for value in values_in(call.outputs):
+            shared = None if op is None else PARAMS
+            tensors[value] = Tensor(scope_of(call, value), value.shape, value.dtype, shared)
+        made = tuple(tensors[value] for value in values_in(call.outputs))
+        attributes = {} if op is None else op.attributes(call)
+        nodes.append(Node(scope_of(call), op, attributes, call, read, made, layer=call.layer))
+    outputs = [tensors[value] for value in values_in(graph.outputs)]
+    names = dict(zip(graph.output_names, outputs, strict=True))
+    values = {tensor: value for value, tensor in tensors.items()}
+    return ResolvedGraph(graph.name, inputs, names, tuple(nodes), tensors, values)
+
+
+def file_of(graph: ResolvedGraph) -> bytes:
+    builder = Builder()
+    return builder.finish(*write_graph(graph, builder, "float32", "float32"))
+
+
+def results(graph: ResolvedGraph, inputs: list[np.ndarray], contents: bytes) -> list[np.ndarray]:
+    """The outputs of a graph's file."""
+    found = TFLiteModel(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
+    return [found[name] for name in graph.outputs]
+
+
+def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list[np.ndarray]:
+    """The outputs of a graph without quantized ones."""
+    given = [
+        tf.constant(x) if tensor.params is None else quantized_input(tf.constant(x), tensor.params)
+        for x, tensor in zip(inputs, graph.inputs.values(), strict=True)
+    ]
+
+    @tf.function(autograph=False)
+    def traced(*given: Any) -> list[Any]:
+        compute = lambda node, numbers: compute_in_float(node, numbers, **how)  # noqa: E731
+        tensors = run(graph, list(given), "xnnpack", compute)
+        return [tensors[each] for each in graph.outputs.values()]
+
+    return [np.asarray(each) for each in traced(*given)]
+
+
+def made(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Any:
+    keras.utils.set_random_seed(1)
+    inputs = [keras.Input(shape, dtype=dtype) for shape in shapes]
+    return keras.Model(inputs, build(*inputs))
+
+
+def random_inputs(model: Any, batch: int = 3) -> list[np.ndarray]:
+    numbers = np.random.default_rng(0)
+    found = []
+    for each in model.inputs:
+        sizes = [batch, *(7 if size is None else size for size in each.shape[1:])]
+        is_real = each.dtype.is_floating
+        x = numbers.normal(size=sizes) if is_real else numbers.integers(0, 4, sizes)
+        found.append(x.astype(each.dtype.as_numpy_dtype))
+    return found
+
+
+def close(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> None:
+    for here, there in zip(found, expected, strict=True):
+        assert here.shape == there.shape
+        np.testing.assert_allclose(here, there, rtol=tolerance, atol=tolerance)
+
+
+def check(model: Any, *inputs: np.ndarray) -> bytes:
+    """Asserts that all ways to compute a model give what Keras gives; returns the file."""
+    given = list(inputs) or random_inputs(model)
+    expected = [np.asarray(each) for each in tf.nest.flatten(model(given, training=False))]
+    graph = in_float(model)
+    contents = file_of(graph)
+    close(results(graph, given, contents), expected)
+    close(computed(graph, given), expected)
+    close(computed(graph, given, for_file=True), expected)
+    assert file_of(in_float(model)) == contents
+    return contents

@@ -1,0 +1,114 @@
+"""Layers with quantized weights that compute in float: wrappers, and weights alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.specs import QuantSpec
+from keras_qat.tflite.objects import unpack
+from tests.tflite.islands import (
+    check,
+    layers,
+    made,
+)
+
+WEIGHTS = QuantSpec(
+    symmetric=True, narrow_range=True, per_channel=True, observer="current_value", delayed=False
+)
+
+
+def test_weights_only():
+    def build(x: Any) -> Any:
+        layer = layers.LSTM(16, return_sequences=True)
+        paths = dict.fromkeys(("cell.kernel", "cell.recurrent_kernel"), ())
+        x = QuantizeWeights(layer, paths, WEIGHTS)(x)
+        return QuantizeWeights(layers.Conv1D(8, 3), {"kernel": ()}, WEIGHTS)(x)
+
+    model = unpack(check(made(build, (6, 32))))
+    sizes: dict[int, list[int]] = {schema.TensorType.FLOAT32: [], schema.TensorType.INT8: []}
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+        data = model.buffers[tensor.buffer].data
+        if data is not None and tensor.type in sizes:
+            sizes[tensor.type].append(len(data))
+    assert max(sizes[schema.TensorType.FLOAT32]) == 4 * 64  # A bias.
+    assert set(sizes[schema.TensorType.INT8]) == {32 * 64, 16 * 64, 3 * 16 * 8}
+
+
+WRAPPED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
+    "conv": (lambda: layers.Conv2D(4, 3, strides=2), {"kernel": (-1,)}, (8, 8, 3)),
+    "dilated": (lambda: layers.Conv2D(4, 3, dilation_rate=2), {"kernel": (-1,)}, (8, 8, 3)),
+    "grouped": (lambda: layers.Conv2D(4, 3, groups=2), {"kernel": (-1,)}, (8, 8, 4)),
+    "depthwise": (
+        lambda: layers.DepthwiseConv2D(3, depth_multiplier=2, dilation_rate=2),
+        {"depthwise_kernel": (-2, -1)},
+        (8, 8, 3),
+    ),
+    "causal": (lambda: layers.Conv1D(4, 3, padding="causal"), {"kernel": (-1,)}, (8, 3)),
+    "depthwise1d": (lambda: layers.DepthwiseConv1D(3), {"depthwise_kernel": (-2, -1)}, (8, 3)),
+    "transpose": (lambda: layers.Conv2DTranspose(4, 3, strides=2), {"kernel": ()}, (5, 6, 3)),
+    "transpose1d": (lambda: layers.Conv1DTranspose(4, 3, strides=2), {"kernel": ()}, (5, 3)),
+    "dense": (lambda: layers.Dense(4), {"kernel": (-1,)}, (5, 3)),
+    "einsum": (
+        lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"),
+        {"kernel": ()},
+        (5, 4),
+    ),
+    "embedding": (lambda: layers.Embedding(30, 16), {"embeddings": ()}, (5,)),
+    "rescaling": (lambda: layers.Rescaling(0.3, 0.5), {}, (5, 4)),
+    "normalization": (
+        lambda: layers.Normalization(mean=[0.1, 1.0, 2.0], variance=[1.0, 2.0, 3.0]),
+        {},
+        (5, 3),
+    ),
+    "batch_normalization": (lambda: layers.BatchNormalization(), {}, (5, 3)),
+}
+
+FOLDING = ("conv", "depthwise", "causal", "depthwise1d", "dense")
+
+
+def scrambled(model: Any) -> Any:
+    numbers = np.random.default_rng(3)
+    for weight in model.weights:
+        if "kernel" not in weight.name and weight.dtype.is_floating:
+            weight.assign(numbers.uniform(0.3, 2.0, weight.shape))
+    return model
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers(name):
+    layer, weights, shape = WRAPPED[name]
+    dtype = "int32" if name == "embedding" else "float32"
+    spec = WEIGHTS if weights else None
+    relu = None if name == "embedding" else layers.ReLU(4.0)
+    model = made(
+        lambda x: QuantizeWrapper(layer(), weights, spec, activation=relu)(x), shape, dtype=dtype
+    )
+    contents = check(scrambled(model))
+    if name == "embedding":
+        assert "DEQUANTIZE" in [each for each, _, _ in TFLiteModel(contents).operations()]
+
+
+@pytest.mark.parametrize("fold", ["per_channel", "correction"])
+@pytest.mark.parametrize("name", FOLDING)
+@pytest.mark.parametrize("quantized", [True, False])
+def test_folded_wrappers(name, fold, quantized):
+    layer, weights, shape = WRAPPED[name]
+    spec = WEIGHTS
+    if fold == "correction":
+        spec = dataclasses.replace(
+            spec, per_channel=False, symmetric=False, observer="current_value"
+        )
+    inner = layer()
+    if fold == "correction" and getattr(inner, "use_bias", False):
+        inner.use_bias = False
+    norm = layers.BatchNormalization()
+    wrapper = QuantizeWrapper(inner, weights, spec if quantized else None, norm, fold=fold)
+    check(scrambled(made(wrapper, shape)))
