@@ -39,7 +39,10 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     if not any(True for _ in keras_qat.quantizers(qat)):
         return
     train_a_step(qat, inputs)
-    qat.save(folder / "qat.keras")
+    try:
+        qat.save(folder / "qat.keras")
+    except TypeError as error:  # Keras does not save `x[..., 0]`, in float models either.
+        raise Refused(str(error)) from error
     loaded = keras.models.load_model(folder / "qat.keras")
     given = inputs if len(inputs) > 1 else inputs[0]
     options = {}
