@@ -273,3 +273,11 @@ def test_relu6_of_next_to_nothing(recipe):
 def test_a_table_as_the_whole_model():
     """The file did not name the layer."""
     check(model_of(layers.Activation("selu"), (6,)))
+
+
+def test_weights_of_zeros_in_contrib():
+    """The file held what is no number."""
+    model = model_of(layers.Dense(3, kernel_initializer="zeros"), (6,))
+    x = images(32, (6,))
+    qat = observe(keras_qat.quantize_model(model, "contrib"), x)
+    assert_identical(qat, x, "xnnpack", input_range=(-4.0, 4.0))

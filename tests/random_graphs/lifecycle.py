@@ -24,7 +24,7 @@ SOME = 16
 
 
 class Refused(Exception):
-    """NaN or infinity after training, or a layer in float that TFLite has no operator for."""
+    """What no library can do: NaN after training, layers that TensorFlow or Keras refuses."""
 
 
 def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> None:
@@ -70,7 +70,10 @@ def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
             each for each in tf.nest.flatten(qat(x, training=True)) if each.dtype.is_floating
         ]
         loss = tf.add_n([tf.reduce_mean(tf.square(each)) for each in outputs] or [tf.zeros([])])
-    gradients = tape.gradient(loss, qat.trainable_variables)
+    try:
+        gradients = tape.gradient(loss, qat.trainable_variables)
+    except LookupError as error:  # TensorFlow has no gradient of AdjustContrast.
+        raise Refused(str(error)) from error
     for variable, gradient in zip(qat.trainable_variables, gradients, strict=True):
         if gradient is not None:
             gradient = tf.convert_to_tensor(gradient)
