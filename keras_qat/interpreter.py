@@ -69,8 +69,10 @@ class TFLiteModel:
                     message = f"{lacking}: {str(error).splitlines()[0]}"
                 raise ValueError(message) from error
         self.kernels = kernels
-        with self._refusals():
-            self.interpreter.allocate_tensors()
+        open_sizes = [each["shape_signature"][1:] for each in self.interpreter.get_input_details()]
+        if not any(-1 in sizes for sizes in open_sizes):  # Else files say 1, and kernels may not.
+            with self._refusals():
+                self.interpreter.allocate_tensors()
         self.size = len(contents)
         self._shapes: dict[str, tuple[int, ...]] = {}
 

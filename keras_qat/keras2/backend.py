@@ -82,15 +82,19 @@ def applications_scope() -> Any:
 def deserialization_scope(layers: Iterable[Any]) -> Iterator[None]:
     """A scope in which Keras makes layers of the same classes as `layers` from configurations.
 
-    Custom classes need not be registered. A `Lambda` of a Python lambda, which Keras makes only
+    Custom classes need not be registered, nor those of their initializers, regularizers and
+    constraints. A `Lambda` of a Python lambda, which Keras makes only
     where that was allowed, is made if `layers` hold one: it was allowed then, or never saved.
     """
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
+    kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
+    kinds = (*kinds, keras.constraints.Constraint)
+    parts = [each for layer in layers for each in vars(layer).values() if isinstance(each, kinds)]
     custom = {
-        type(layer).__name__: type(layer)
-        for layer in layers
-        if type(layer).__module__.split(".")[0] not in own
+        type(each).__name__: type(each)
+        for each in [*layers, *parts]
+        if type(each).__module__.split(".")[0] not in own
     }
     has_lambda = any(
         isinstance(layer, keras.layers.Lambda) and layer.function.__name__ == "<lambda>"

@@ -314,7 +314,7 @@ def clone(layer: Any, **changes: Any) -> Any:
     activation = getattr(layer, "activation", None)
     if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
         changes = {"activation": activation, **changes}
-    with backend.deserialization_scope(layer._flatten_layers(include_self=False)):
+    with backend.deserialization_scope(layer._flatten_layers()):
         return type(layer).from_config({**layer.get_config(), **changes})
 
 

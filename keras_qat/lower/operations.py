@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.inner_layers import Roll
@@ -15,7 +16,7 @@ from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
 from keras_qat.lower.merges import convert_fixed_ranges, convert_second_factor
 from keras_qat.lower.parts import Lowering, Made, Parts, instead
-from keras_qat.operations import is_operation, number, operands
+from keras_qat.operations import array, is_operation, number, operands
 
 __all__ = ["OPERATIONS"]
 
@@ -28,12 +29,26 @@ def _split_silu(call: Call, made: Made) -> list[Call]:
 
 
 def _split_division(call: Call, made: Made) -> list[Call]:
-    """x / number -> Rescaling(1 / number)."""
+    """x / number -> Rescaling(1 / number); x / array -> times what 1 / array is."""
     x, divisor = operands(call, "x", "y")
-    divisor = number(divisor)
-    if not isinstance(x, Value) or not divisor:
+    divisor = array(divisor)
+    if not isinstance(x, Value) or divisor is None or not np.all(divisor):
         return []
-    return instead(call, made, _layers.Rescaling, 1.0 / divisor)
+    factor = (1.0 / divisor).astype(np.float32)
+    if not factor.ndim:
+        return instead(call, made, _layers.Rescaling, float(1.0 / divisor))
+    parts = Parts(call, made)
+    return parts.end(parts.new("", type(call.layer), tf.math.multiply), x, factor)
+
+
+def _split_bias(call: Call, made: Made) -> list[Call]:
+    """tf.nn.bias_add of an array to the last axis -> a sum."""
+    x, bias, layout = operands(call, "value", "bias", "data_format")
+    bias = array(bias)
+    if bias is None or (layout or "").startswith("NC"):
+        return []
+    parts = Parts(call, made)
+    return parts.end(parts.new("", type(call.layer), tf.math.add), x, bias.astype(np.float32))
 
 
 def _split_square(call: Call, made: Made) -> list[Call]:
@@ -76,7 +91,10 @@ def _split_squared_difference(call: Call, made: Made) -> list[Call]:
 def _split_sum(call: Call, made: Made) -> list[Call]:
     """A sum along axes of known sizes -> mean, Rescaling by their number."""
     x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
-    sizes = [x.shape[each] for each in tf.nest.flatten(axis) if isinstance(each, int)]
+    if not isinstance(x, Value):
+        return []
+    axes = [each for each in tf.nest.flatten(axis) if isinstance(each, int)]
+    sizes: list[Any] = [x.shape[each] for each in axes]
     if not sizes or None in sizes or x.shape[0] is not None:
         return []
     parts, options = Parts(call, made), {"axis": axis, "keepdims": bool(keepdims)}
@@ -161,6 +179,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
+    "nn.bias_add": _split_bias,
     "math.add_n": _split_add_n,
     "cast": _split_cast,
     "math.square": _split_square,
