@@ -87,11 +87,8 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
         q, scale, bias, rounding = _folded_in_range(wrapper)
     wide = ends[0][0].bits == 16
     inputs, outputs = ([each.as_tensors().scale for each in end] for end in zip(*ends, strict=True))
-    alike = (
-        all(each is ends[0] or each == ends[0] for each in ends)
-        if not in_graph
-        else (len(ends) == 1)
-    )
+    # Of the same quantizers: other ranges may be equal by chance, which a graph does not know.
+    alike = all(one is first for end in ends for one, first in zip(end, ends[0], strict=True))
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:

@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.keras2.backend import keras
+from keras_qat.resolved.resolve import resolve
 from tests.comparison import KERNELS, assert_identical
 from tests.helpers import images, observe
 from tests.networks.small import layers
@@ -188,6 +189,10 @@ def test_compiled_by_xla():
     qat = observe(keras_qat.quantize_model(model_of(build, (6, 6, 2))), x)
     qat.compile("sgd", "mse", jit_compile=True)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    there, here = (resolve(qat, in_graph=in_graph).nodes for in_graph in (False, True))
+    for one, other in zip(there, here, strict=True):
+        if one.weights is not None:
+            np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
 
 
 INT8 = {
@@ -281,3 +286,17 @@ def test_weights_of_zeros_in_contrib():
     x = images(32, (6,))
     qat = observe(keras_qat.quantize_model(model, "contrib"), x)
     assert_identical(qat, x, "xnnpack", input_range=(-4.0, 4.0))
+
+
+def test_equal_ranges_of_a_shared_layer_in_16_bits():
+    """Model and file made scales of their own, where ranges of different calls were equal."""
+    keras.utils.set_random_seed(3)
+    inputs, shared = [keras.Input((6,)) for _ in range(2)], layers.Dense(32)
+    model = keras.Model(inputs, [shared(each) for each in inputs])
+    x = [images(512, (6,))] * 2
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), *x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    there, here = (resolve(qat, in_graph=in_graph).nodes for in_graph in (False, True))
+    for one, other in zip(there, here, strict=True):
+        if one.weights is not None:
+            np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
