@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, Phase, assume, given, reject, settings
+from hypothesis import strategies as some
 
 from keras_qat import recipes
 from keras_qat.keras2.backend import keras
 from tests.random_graphs.lifecycle import Refused, live
 from tests.random_graphs.sketch import STEPS, Sketch, Step, built, random_inputs
-
-pytest.importorskip("hypothesis", reason="in the extra 'test'")
-from hypothesis import HealthCheck, Phase, assume, given, reject, settings
-from hypothesis import strategies as some
 
 SHAPES = ((6,), (8,), (4, 3), (5, 4, 4), (6, 6, 3), (None, 4), (None, None, 3))
 
@@ -78,7 +76,7 @@ def test_a_sample(folder, sketch, recipe):
 
 @pytest.mark.slow
 def test_many_more(folder, seeds):
-    @trials(seeds)
+    @trials(seeds, derandomize=True)
     @given(SKETCHES, RECIPES)
     def test(sketch, recipe):
         try_out(sketch, recipe, folder)
