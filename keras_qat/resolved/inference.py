@@ -48,7 +48,7 @@ class Inference:
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.aside
         self.settled = Settled(model, self.graph, self._tensors)
-        self.traced = tf.function(self._infer_settled, autograph=False)
+        self.traced = tf.function(self._infer_settled, autograph=False, reduce_retracing=True)
 
     def settle(self) -> None:
         """Takes ranges and weights as they are now, for all graphs in a phase that is known."""

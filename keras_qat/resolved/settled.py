@@ -32,13 +32,16 @@ class Settled:
     """
 
     def __init__(self, model: Any, graph: Graph, infer: Infer) -> None:
-        self.model, self.graph, self.infer = model, graph, infer
+        self.graph, self.infer = graph, infer
         self.is_ready = False
         self._weights: list[Any] = []
+        """The values of the model's weights in the last `refresh`."""
+        # In a function, as reading them one by one takes ten times as long.
+        self._read = tf.function(lambda: [each.value() for each in model.weights], autograph=False)
 
     def refresh(self) -> None:
         """Takes ranges and weights as they are now."""
-        weights = [each.value() for each in self.model.weights]
+        weights = self._read()
         if self.is_ready and all(map(_unchanged, self._weights, weights)):
             return
         resolved = resolve(None, in_graph=True, graph=self.graph)
@@ -142,14 +145,14 @@ def _unchanged(before: Any, now: Any) -> bool:
 
 def _border(graph: tf.Graph, inputs: set[str]) -> list[Any]:
     """The tensors that computations which depend on `inputs` read from those which do not."""
-    reached: set[Any] = set()
+    reached: dict[Any, None] = {}
     border: dict[str, Any] = {}
     for operation in graph.get_operations():
         sources = [each.op for each in operation.inputs] + list(operation.control_inputs)
         is_input = any(each.name in inputs for each in operation.outputs)
         is_number = operation.type == "Placeholder" or not operation.op_def.is_stateful
         if is_input or not is_number or any(each in reached for each in sources):
-            reached.add(operation)
+            reached[operation] = None
     for operation in reached:
         for each in operation.inputs:
             if each.op not in reached and each.op.type != "Const" and each.dtype != tf.resource:
