@@ -52,7 +52,7 @@ class PhasedModel:
         functions: dict[Phase | None, Any] = {}
 
         def function(iterator: Any) -> Any:
-            phase = look(name == "train")
+            phase = look(name == "train", changed=self._settled_at is None)
             if not functions and name != "predict":
                 backend.make_training_variables(self, iterator, training=name == "train")
             if phase not in functions:
@@ -101,13 +101,19 @@ class PhaseFinder:
             return tf.reduce_all(tf.stack([True, *calibrated]))
 
         self._counters, self._all_calibrated = counters, all_calibrated
+        self._is_calibrated = False
 
-    def __call__(self, training: bool) -> Phase | None:
-        """The phase; None if layers differ, or if a phase ends within the execution."""
+    def __call__(self, training: bool, changed: bool = True) -> Phase | None:
+        """The phase; None if layers differ, or if a phase ends within the execution.
+
+        Args:
+            training: whether a training step follows.
+            changed: whether ranges may have changed since the last call other than by training.
+        """
         if not self._has_layers:  # The recipe has found nothing to quantize.
             return Phase(training, True, True, True)
         done, quantize_from, freeze_from = (each.numpy() for each in self._counters())
-        self.steps = int(done.sum())
+        steps, self.steps = self.steps, int(done.sum())
         next_step = done + training
         steps_per_execution = backend.steps_per_execution(self._model)
         last_step = done + self._most_calls * steps_per_execution * training
@@ -120,5 +126,7 @@ class PhaseFinder:
             else:
                 return None
         quantizing, frozen = gates
+        if not training and (changed or steps != self.steps):
+            self._is_calibrated = bool(self._all_calibrated())
         # A training step observes before it quantizes.
-        return Phase(training, quantizing, frozen, training or bool(self._all_calibrated()))
+        return Phase(training, quantizing, frozen, training or self._is_calibrated)

@@ -89,6 +89,7 @@ class Arguments:
         output: those that the result shall have.
         call: the call, for operators that compute as its own layer does, only on other numbers.
         weights: of a weighted operator, see `keras_qat.resolved.weights.Weights`; else None.
+        merges_relu: whether results below zero count as zero.
     """
 
     family: Family
@@ -98,6 +99,7 @@ class Arguments:
     output: QuantParams
     call: Call
     weights: Any = None
+    merges_relu: bool = False
 
     @property
     def wide(self) -> bool:

@@ -108,7 +108,9 @@ def _sums_of_8_bits(
         bias = tf.reshape(tf.cast(weights.bias, tf.float32), [-1])
 
     def with_bias(sums: Any) -> Any:
-        return sums if bias is None else tf.nn.bias_add(sums, tf.cast(bias, sums.dtype))
+        if bias is not None:
+            sums = tf.nn.bias_add(sums, tf.cast(bias, sums.dtype))
+        return tf.nn.relu(sums) if a.merges_relu else sums  # TensorFlow fuses it, unlike a clip.
 
     def at_once() -> Any:
         return with_bias(tf.cast(linear(x, kernel), dtype))

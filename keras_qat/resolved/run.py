@@ -41,8 +41,17 @@ def dequantized(q: Any, params: QuantParams) -> Any:
     return tf.cast(q * tf.cast(params.as_tensors().scale, q.dtype), tf.float32)
 
 
-def clipped(q: Any, params: QuantParams, maximum: float | None = None) -> Any:
-    """Values inside the range; with a `maximum` those of a ReLU that ends there."""
+def clipped(
+    q: Any, params: QuantParams, maximum: float | None = None, is_positive: bool = False
+) -> Any:
+    """Values inside the range; with a `maximum` those of a ReLU that ends there.
+
+    Args:
+        q: quantized values less the zero point.
+        params: those that they are to have.
+        maximum: where the ReLU ends, infinity for nowhere.
+        is_positive: whether none is below zero, with a `maximum`.
+    """
     tensors = params.as_tensors()
     low, high = (each - tensors.zero_point for each in (params.lowest, params.highest))
     if maximum is not None:
@@ -50,7 +59,9 @@ def clipped(q: Any, params: QuantParams, maximum: float | None = None) -> Any:
         if maximum == 6:
             high = tf.minimum(high, round_half_away(maximum / tensors.scale))
     low, high = (tf.cast(each, q.dtype) for each in (low, high))
-    return tf.raw_ops.ClipByValue(t=q, clip_value_min=low, clip_value_max=high)
+    if not is_positive:  # Two operations, as they compute in place, which ClipByValue does not.
+        q = tf.maximum(q, low)
+    return tf.minimum(q, high)
 
 
 def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
@@ -70,11 +81,14 @@ def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
         output=native.as_tensors() if native else native,  # type: ignore[arg-type]
         call=node.call,
         weights=node.weights,
+        merges_relu=node.maximum is not None,
     )
     results = tf.nest.flatten(op.compute(arguments))
     if output is None or native is None:
         return results
-    results = [clipped(each, native, node.maximum) for each in results]
+    # Sums of products are clipped below before they are multiplied.
+    is_positive = arguments.merges_relu and op.is_weighted and output.bits != 16
+    results = [clipped(each, native, node.maximum, is_positive) for each in results]
     if native is not output and (tf.is_tensor(output.scale) or native != output):
         results = [clipped(requantized(family, each, native, output), output) for each in results]
     return results
