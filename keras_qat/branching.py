@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +65,16 @@ def traced_once(function: Callable[..., Any], signature: Any = None) -> Any:
         function: without state.
         signature: `tf.TensorSpec`s of the arguments, if their sizes differ from call to call.
     """
-    return tf.function(
+    traced = tf.function(
         function,
         input_signature=signature,
         autograph=False,
         experimental_attributes={"_noinline": True},
     )
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        # By itself, a few small operations take less time than the call of a function.
+        return function(*args) if tf.executing_eagerly() and not signature else traced(*args)
+
+    return called

@@ -47,7 +47,7 @@ def _is_finite(weight: Any) -> bool:
     """Whether a weight holds numbers. Its sum does, unless there are very large ones in it."""
     if not weight.dtype.is_floating:
         return True
-    values = weight.numpy()
+    values = np.asarray(weight.value())  # Not copied.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
 
