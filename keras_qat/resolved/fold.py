@@ -14,7 +14,7 @@ from keras_qat import fake_quant
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
-from keras_qat.layers.bias import factor_and_bias
+from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.ops.op import Op
 from keras_qat.resolved.weights import Weights, reach_of, terms
 
@@ -230,8 +230,7 @@ def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(wrapper.layer, name).numpy()
     if factor is not None:
-        channels = [kernel.shape[axis] if axis in axes else 1 for axis in range(-kernel.ndim, 0)]
-        kernel = kernel * tf.cast(factor, tf.float32).numpy().reshape(channels)
+        kernel = scaled(kernel, axes, tf.cast(factor, tf.float32)).numpy()
     quantizer = wrapper.weight_quantizers[name]
     spec = quantizer.spec
     minimum, maximum = quantizer.current_range(kernel)

@@ -12,7 +12,7 @@ from keras_qat import fake_quant
 from keras_qat.keras2.backend import recurrence, swapped, takes_mask
 from keras_qat.keras2.graph import map_values, takes_training
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
-from keras_qat.layers.bias import factor_and_bias
+from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.resolved.float_forms import FORMS
 from keras_qat.resolved.graph import Node
 from keras_qat.resolved.recurrent import rnn
@@ -125,9 +125,7 @@ def _folded_weights(wrapper: Any) -> dict[str, Any]:
     if quantizer is not None and wrapper.fold == "per_channel":
         kernel = _quantized(kernel, quantizer)
     if factor is not None:
-        rank = len(kernel.shape)
-        channels = [kernel.shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
-        kernel = tf.cast(tf.cast(kernel, tf.float64) * tf.reshape(factor, channels), tf.float32)
+        kernel = tf.cast(scaled(tf.cast(kernel, tf.float64), axes, factor), tf.float32)
     if quantizer is not None and wrapper.fold != "per_channel":
         kernel = _quantized(kernel, quantizer)
     return {**found, name: kernel}

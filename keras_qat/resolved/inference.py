@@ -47,6 +47,7 @@ class Inference:
         self.look = phase_finder(model)
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.aside
+        self.read_by_losses = self._read_by_losses()
         self.settled = Settled(model, self.graph, self._tensors)
         self.traced = tf.function(self._infer_settled, autograph=False, reduce_retracing=True)
 
@@ -70,7 +71,7 @@ class Inference:
         tensors = run(resolved, given, self.family, compute_in_float)
         wanted = [
             *resolved.outputs.values(),
-            *(resolved.tensors[value] for value in self._read_by_losses()),
+            *(resolved.tensors[value] for value in self.read_by_losses),
         ]
         return [
             tensors[each] if each.params is None else dequantized(tensors[each], each.params)
@@ -85,7 +86,7 @@ class Inference:
     def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
         """The outputs among `_tensors`, the losses and metrics of layers being added."""
         outputs = graph_lib.values_in(self.graph.outputs)
-        real = dict(zip(self._read_by_losses(), tensors[len(outputs) :], strict=True))
+        real = dict(zip(self.read_by_losses, tensors[len(outputs) :], strict=True))
         for call in self.with_losses if adds_losses else []:
             args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
             found = call.layer(*args, **kwargs)
