@@ -185,6 +185,11 @@ def read(model: Any) -> Graph:
         for node in _nodes(model):
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
+            if isinstance(layer, keras.layers.InputLayer):  # It passes on what it is called on,
+                keep(
+                    [node.outputs], values_in((args, kwargs))
+                )  # and Keras reads no file with such a call.
+                continue
             if is_graph_model(layer):
                 inner = kwargs.get("training")
                 given = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])

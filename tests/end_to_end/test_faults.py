@@ -300,3 +300,13 @@ def test_equal_ranges_of_a_shared_layer_in_16_bits():
     for one, other in zip(there, here, strict=True):
         if one.weights is not None:
             np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
+
+
+def test_an_input_layer_called_as_a_layer(tmp_path):
+    """Keras writes such a model, and does not read it."""
+
+    def build(x):
+        x = layers.InputLayer((6,))(layers.Dense(6)(x))
+        return [layers.Dense(3)(x), layers.InputLayer((6,))(inputs=x)]
+
+    check(model_of(build, (6,)), reloaded=tmp_path)
