@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.given import arrays_of
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
@@ -38,8 +39,8 @@ def calibrate(
             extremes depends on it: larger batches give wider ranges.
 
     Raises:
-        ValueError: if the model is not quantized, the dataset is empty, or a batch holds NaN or
-            infinity.
+        ValueError: if the model is not quantized, the data is not what it takes or none, or a batch
+            holds NaN or infinity.
 
     Example:
         >>> qat = keras_qat.quantize_model(model)
@@ -52,6 +53,8 @@ def calibrate(
     schedule(model, quantize_from=NEVER, freeze_from=0)
     done = False
     try:
+        if dataset is None or isinstance(dataset, (np.ndarray, tf.Tensor, list, tuple, dict)):
+            arrays_of(model, dataset)
         _Observing(model).predict(dataset, steps=steps, batch_size=batch_size, verbose=0)
         _check_finite(model)
         done = True

@@ -7,6 +7,7 @@ The kinds and their names are those of PyTorch's pt2e: a tensor has a range of i
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal, get_args
 
 __all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
@@ -61,6 +62,8 @@ class QuantSpec:
             raise ValueError(f"observer={self.observer!r}: use one of {names}.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay={self.ema_decay}: it has to be at least 0 and below 1.")
+        if self.initial_range is not None:
+            check_range(*self.initial_range)
 
     def __str__(self) -> str:
         symmetry = "symmetric" if self.symmetric else "asymmetric"
@@ -86,8 +89,7 @@ class FixedSpec:
 
     def __post_init__(self) -> None:
         check_bits(self.bits, wide=True)
-        if not self.minimum < self.maximum:
-            raise ValueError(f"The range {self.minimum} to {self.maximum} is empty.")
+        check_range(self.minimum, self.maximum)
 
     def __str__(self) -> str:
         return f"{self.bits}-bit fixed {self.minimum:g} to {self.maximum:g}"
@@ -121,17 +123,35 @@ def check_bits(bits: int, wide: bool = False) -> None:
         raise ValueError(f"bits={bits!r}: quantization takes a whole number of bits from 2 to 8.")
 
 
+def check_range(minimum: float, maximum: float) -> None:
+    """Raises a `ValueError` if there is nothing between two numbers, or one is infinite or none."""
+    if not minimum < maximum:
+        raise ValueError(f"The range {minimum} to {maximum} is empty.")
+    if not (math.isfinite(minimum) and math.isfinite(maximum)):
+        raise ValueError(f"The range {minimum} to {maximum} has no end.")
+
+
 def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
     """`spec` as JSON data."""
     return None if spec is None else {"kind": type(spec).__name__, **dataclasses.asdict(spec)}
 
 
 def from_config(config: Any) -> Any:
-    """The inverse of `to_config`. A specification or None is returned as it is."""
+    """The inverse of `to_config`. A specification or None is returned as it is.
+
+    Raises:
+        ValueError: if it is no configuration that `to_config` made.
+    """
     if config is None or isinstance(config, (QuantSpec, FixedSpec)):
         return config
-    config = dict(config)
-    kind = {"QuantSpec": QuantSpec, "FixedSpec": FixedSpec}[config.pop("kind")]
-    if config.get("initial_range") is not None:
-        config["initial_range"] = tuple(config["initial_range"])
-    return kind(**config)
+    try:
+        fields = {**config}
+        kind = {"QuantSpec": QuantSpec, "FixedSpec": FixedSpec}[fields.pop("kind")]
+        if fields.get("initial_range") is not None:
+            fields["initial_range"] = tuple(fields["initial_range"])
+        return kind(**fields)
+    except (TypeError, LookupError) as error:
+        raise ValueError(
+            f"{config!r} is no specification of quantization: the model's file is damaged, or a "
+            f"later version of keras_qat wrote it."
+        ) from error

@@ -39,6 +39,7 @@ DATA = {
     "NaN": (lambda x: _changed(x, 1, x[1] * np.nan), "'left' .* holds NaN"),
     "words": (lambda x: _changed(x, 0, np.full((16, 6), "a")), "'right' .* no numbers"),
     "nothing": (lambda x: [each[:0] for each in x], "No examples"),
+    "no numbers": (lambda x: None, "has 2 inputs, 1 are given"),
     "other counts": (lambda x: _changed(x, 0, x[0][:3]), "right 3, left 16"),
 }
 
@@ -51,6 +52,69 @@ def test_data_that_no_model_takes(kind, two_inputs):
     for verb in (keras_qat.simulate, lambda *given: keras_qat.verify(qat, contents, given[1])):
         with pytest.raises(ValueError, match=message):
             verb(qat, change(x))
+
+
+def test_sizes_that_are_zero():
+    model = functional((None, 2), build=layers.Conv1D(3, 1))
+    qat = observe(keras_qat.quantize_model(model), images(8, (5, 2)))
+    with pytest.raises(ValueError, match=r"holds no numbers: its shape is \(8, 0, 2\)"):
+        keras_qat.simulate(qat, np.zeros((8, 0, 2), np.float32))
+
+
+def test_a_last_axis_of_size_1_may_be_left_out():
+    """Keras adds it."""
+    model = functional((1,), build=layers.Dense(3))
+    x = images(16, (1,))
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, x[:, 0])
+    np.testing.assert_array_equal(
+        *(next(iter(keras_qat.simulate(qat, each).outputs.values())).codes for each in (x, x[:, 0]))
+    )
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x[:, 0]).identical == 1
+
+
+NO_RANGES = [(0.0, np.nan), (0.0, np.inf), (1.0, -1.0), (0.0, 0.0), (0.0, 0.5, 1.0), "ab", 3.0]
+
+
+@pytest.fixture(scope="module")
+def without_input_range():
+    """A model whose inputs have no quantizer, and what it takes."""
+    model = functional((6,), build=layers.Dense(3))
+    x = np.abs(images(32, (6,))) + 3
+    return observe(keras_qat.quantize_model(model, keras_qat.recipes.contrib(7, 7)), x), x
+
+
+@pytest.mark.parametrize("given", NO_RANGES, ids=str)
+def test_input_ranges_that_are_none(given, without_input_range):
+    qat, x = without_input_range
+    for verb in (
+        keras_qat.export_tflite,
+        keras_qat.resolve,
+        lambda qat, **options: keras_qat.simulate(qat, x, **options),
+    ):
+        with pytest.raises(ValueError, match=r"input_range=.*: give the minimum and the maximum"):
+            verb(qat, input_range=given)
+
+
+def test_input_range_without_zero(without_input_range):
+    """Quantized values stood for 0 to 3 instead of 3 to 6."""
+    qat, x = without_input_range
+    contents = keras_qat.export_tflite(qat, input_range=(3.0, 6.0))
+    assert contents == keras_qat.export_tflite(qat, input_range=(0.0, 6.0))
+    assert keras_qat.verify(qat, contents, np.minimum(x, 6)).max_difference <= 2
+
+
+def test_specifications_that_are_none():
+    for ends in ((0.0, np.inf), (np.nan, 1.0), (2.0, 1.0)):
+        for make in (
+            lambda ends: keras_qat.specs.FixedSpec(*ends),
+            lambda ends: keras_qat.specs.QuantSpec(initial_range=ends),
+        ):
+            with pytest.raises(ValueError, match=r"The range .* (is empty|has no end)"):
+                make(ends)
+    for config in ({"kind": "os.system"}, {"kind": "QuantSpec", "command": "ls"}, "QuantSpec", 3):
+        with pytest.raises(ValueError, match="is no specification of quantization"):
+            keras_qat.specs.from_config(config)
 
 
 def test_nan_in_predict(two_inputs):

@@ -116,12 +116,17 @@ def test_failed_calibration_leaves_the_model():
     before = qat.get_weights()
     x = images(8, (6, 6, 2))
     x[5] = np.nan
-    with pytest.raises(ValueError, match=r"range with NaN or infinity, first image_quant/output"):
-        keras_qat.calibrate(qat, x)
-    with pytest.raises(ValueError, match=r"shape|rank"):
-        keras_qat.calibrate(qat, images(8, (5, 6, 2)))
-    with pytest.raises(ValueError, match="empty"):
-        keras_qat.calibrate(qat, x[:0])
+    batches = tf.data.Dataset.from_tensor_slices(x).batch(4)
+    for data, message in (
+        (batches, r"range with NaN or infinity, first image_quant/output"),
+        (x, r"Input 'image' .* holds NaN"),
+        (images(8, (5, 6, 2)), r"Input 'image' .* shape \(None, 6, 6, 2\), not \(8, 5, 6, 2\)"),
+        (x[:0], "No examples"),
+        (batches.take(0), "empty"),
+        (None, "Input 'image' .* no numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            keras_qat.calibrate(qat, data)
     for one, other in zip(qat.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -44,6 +44,7 @@ def export_tflite(
         output_dtype: type of its outputs, likewise.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.
+            Zero is made part of it.
         pack_int4: whether weights of at most 4 bits are stored two in a byte instead of one. That
             halves the file. Weights and biases are the same, but kernels sum in steps that are 18
             times as wide and round twice, so that some 2 % of a layer's codes are off by one; and
@@ -53,8 +54,9 @@ def export_tflite(
         The file's contents.
 
     Raises:
-        ValueError: if the model is not quantized, a quantizer has no usable range, a type is
-            none of those, or TFLite has no operator for a layer in float; the message names it.
+        ValueError: if the model is not quantized, a quantizer has no usable range, a type or
+            `input_range` is none, or TFLite has no operator for a layer in float; the message
+            names it.
         OSError: if `path` cannot be written; checked before the work begins.
 
     Example:

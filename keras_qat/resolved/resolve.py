@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.given import range_of
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
@@ -50,12 +51,12 @@ def resolve(
         The graph; print it to see every operator with its quantization parameters.
 
     Raises:
-        ValueError: if the model cannot be read.
+        ValueError: if the model cannot be read, or `input_range` is no range.
 
     Example:
         >>> print(keras_qat.resolve(qat))
     """
-    return _Resolver(graph or graph_lib.read(model), input_range, in_graph).resolved()
+    return _Resolver(graph or graph_lib.read(model), range_of(input_range), in_graph).resolved()
 
 
 class _Resolver:
@@ -81,12 +82,11 @@ class _Resolver:
             if call not in self.done:
                 self._visit(call)
         self._fold()
-        names = self.graph.output_names
         outputs = [self.tensors[value] for value in values_in(self.graph.outputs)]
         return ResolvedGraph(
             self.graph.name,
             inputs,
-            dict(zip(names, outputs, strict=True)),
+            dict(zip(self.graph.output_names, outputs, strict=True)),
             tuple(self.nodes),
             self.tensors,
             self.values,
