@@ -4,6 +4,7 @@ from keras_qat import callbacks, layers, recipes, specs
 from keras_qat.calibrate import calibrate
 from keras_qat.export import export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.keras2.backend import keras
+from keras_qat.keras3 import from_keras_3, to_keras_3
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.resolved.resolve import resolve
 from keras_qat.rules import register_op, register_rule
@@ -22,6 +23,7 @@ __all__ = [
     "export_saved_model",
     "export_tflite",
     "freeze_batch_norm",
+    "from_keras_3",
     "keras",
     "layers",
     "plan",
@@ -36,5 +38,6 @@ __all__ = [
     "simulate",
     "specs",
     "strip_quantization",
+    "to_keras_3",
     "verify",
 ]

@@ -11,6 +11,7 @@ from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
 from keras_qat.keras2.precision import float32_policy, in_float32
+from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
 from keras_qat.lower import lower
 from keras_qat.placement import RULES, place
@@ -41,7 +42,8 @@ def quantize_model(
 
     Args:
         model: a built Sequential or functional Keras 2 model. It is not changed. A model that
-            was quantized with the same recipe gives an equal copy.
+            was quantized with the same recipe gives an equal copy. Of one of Keras 3 it is what
+            `from_keras_3` makes of it, with a warning that says so.
         recipe: a recipe or its name.
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
             `-`, a pattern with `*`, a class name, a list of those, or a function that takes a
@@ -55,9 +57,9 @@ def quantize_model(
         The quantization-aware model, not compiled.
 
     Raises:
-        ValueError: if the model cannot be read (subclassed, unbuilt, Keras 3), is quantized with
-            another recipe, has tensors without elements, the scope matches no layer, `strict` and
-            a layer stays in float, or there are no such kernels.
+        ValueError: if the model cannot be read (subclassed, unbuilt), is quantized with another
+            recipe, has tensors without elements, the scope matches no layer, `strict` and a layer
+            stays in float, or there are no such kernels.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -67,7 +69,7 @@ def quantize_model(
     recipe, family = get_recipe(recipe), check_family(kernels)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
-    model = with_known_input(in_float32(model))
+    model = with_known_input(in_float32(as_keras_2(model)))
     found = plan(model, recipe, scope=scope)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
@@ -96,7 +98,7 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.quantizers(model)."
         )
-    recipe = get_recipe(recipe)
+    recipe, model = get_recipe(recipe), as_keras_2(model)
     with float32_policy():
         read = graph_lib.read(with_known_input(model))
         graph = lower(read, activations=RULES[recipe.placement].lowers_activations)

@@ -46,20 +46,13 @@ def test_unbuilt_sequential():
     keras_qat.quantize_model(model)
 
 
-@pytest.mark.skipif(OLD_KERAS, reason="Keras 3 comes with newer versions of TensorFlow")
-@pytest.mark.parametrize("kind", ["sequential", "functional", "layer"])
-def test_keras_3(kind):
-    keras3 = pytest.importorskip("keras", minversion="3.0")
-    dense = keras3.layers.Dense(2)
-    model = dense
-    if kind == "sequential":
-        model = keras3.Sequential([keras3.Input((3,)), dense])
-    elif kind == "functional":
-        inputs = keras3.Input((3,))
-        model = keras3.Model(inputs, dense(inputs))
-    for call in (keras_qat.quantize_model, keras_qat.plan):
-        with pytest.raises(ValueError, match=r"Keras 3.*tf_keras"):
-            call(model)
+@pytest.mark.legacy
+@pytest.mark.skipif(not OLD_KERAS, reason="Keras 3 comes with newer versions of TensorFlow")
+@pytest.mark.parametrize("arguments", [1, 2])
+def test_keras_3_where_there_is_none(arguments):
+    convert = keras_qat.from_keras_3 if arguments == 1 else keras_qat.to_keras_3
+    with pytest.raises(ImportError, match=r"Keras 3 beside Keras 2.*TensorFlow 2\.16.*keras3"):
+        convert(*[tiny_net()] * arguments)
 
 
 @pytest.mark.legacy

@@ -36,6 +36,7 @@ __all__ = [
     "nested_outputs",
     "read",
     "rebuild",
+    "weights_in_order",
 ]
 
 _Model = keras.Model
@@ -304,6 +305,13 @@ def layers_in(model: Any) -> list[Any]:
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 
+def weights_in_order(layer: Any) -> list[Any]:
+    """All weights of a layer, its own before those of layers in it, whatever is trainable."""
+    own = [[*each._trainable_weights, *each._non_trainable_weights] for each in layers_in(layer)]
+    found = {id(weight): weight for weights in own for weight in weights}
+    return list(found.values())
+
+
 def flat_arrays(model: Any, x: Any) -> list[np.ndarray]:
     """Inputs of a functional model, as it takes them, as arrays in its order."""
     return [np.asarray(each) for each in model._flatten_to_reference_inputs(x)]
@@ -328,9 +336,8 @@ def check_readable(model: Any) -> None:
     roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
     if "keras" in roots and not isinstance(model, keras.layers.Layer):
         raise ValueError(
-            f"{type(model).__name__} is a Keras 3 model; keras_qat works on Keras 2. Build it with "
-            f"the package tf_keras (`import tf_keras as keras`), or set TF_USE_LEGACY_KERAS=1 "
-            f"before TensorFlow is imported so that tf.keras is Keras 2."
+            f"{type(model).__name__} is of Keras 3, and this works on Keras 2. Of a model, "
+            f"keras_qat.from_keras_3 makes one of Keras 2; or build it with the package tf_keras."
         )
     if not isinstance(model, _Model) and hasattr(model, "get_layer"):
         raise ValueError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.inner_layers import Regularize
+from keras_qat.inner_layers import HardSwish, Regularize
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
-from keras_qat.lower.parts import Lowering, Made, Parts
+from keras_qat.keras3 import activations as keras_3
+from keras_qat.lower.parts import Lowering, Made, Parts, instead
 
 __all__ = [
     "activation_of",
@@ -72,10 +74,10 @@ def weights_without_activation(layer: Any, made: Made) -> list[Any]:
     return [weight for weight in made.weights_of(layer) if id(weight) not in inner]
 
 
-def _split_hard_sigmoid(call: Call, made: Made) -> list[Call]:
-    """hard_sigmoid -> Rescaling(0.2, 0.5), ReLU(1), as Keras 2 defines it."""
+def _split_hard_sigmoid(call: Call, made: Made, slope: float = 0.2) -> list[Call]:
+    """hard_sigmoid -> Rescaling(slope, 0.5), ReLU(1). The slope is that of Keras 2."""
     parts = Parts(call, made)
-    scale = parts.new("scale", _layers.Rescaling, 0.2, 0.5)
+    scale = parts.new("scale", _layers.Rescaling, slope, 0.5)
     return parts.chain(scale, parts.new("", _layers.ReLU, 1.0))
 
 
@@ -99,5 +101,10 @@ ACTIVATIONS: dict[Any, Lowering] = {
     keras.activations.swish: split_swish,
     tf.nn.silu: split_swish,
     keras.activations.hard_sigmoid: _split_hard_sigmoid,
+    keras_3.hard_sigmoid: partial(_split_hard_sigmoid, slope=1.0 / 6.0),
+    keras_3.hard_silu: partial(instead, make=HardSwish),
+    keras_3.relu6: partial(instead, make=_layers.ReLU, max_value=6.0),
+    keras_3.leaky_relu: partial(instead, make=_layers.LeakyReLU, alpha=0.2),
+    keras_3.celu: partial(instead, make=_layers.ELU),
 }
 """Activation function -> what splits it."""

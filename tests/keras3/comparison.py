@@ -1,0 +1,71 @@
+"""Comparing models of Keras 3 with what they are converted to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import keras_qat
+from tests.helpers import rng
+
+
+def scrambled(model: Any, seed: int = 3) -> Any:
+    """A model of Keras 3 with random weights, variances and counts not below zero."""
+    numbers = rng(seed)
+    for weight in model.weights:
+        value = numbers.normal(0.0, 0.5, weight.shape)
+        if weight.path.endswith(("variance", "count")):
+            value = np.abs(value)
+        weight.assign(value.astype(weight.dtype))
+    for layer in model._flatten_layers(include_self=False):
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()
+    return model
+
+
+def inputs_of(model: Any, count: int = 2, seed: int = 4) -> Any:
+    """Random inputs of a model of Keras 3, in the structure that it takes."""
+    numbers = rng(seed)
+
+    def draw(tensor: Any) -> np.ndarray:
+        shape = (count, *(each or 5 for each in tensor.shape[1:]))
+        if "int" in tensor.dtype:
+            return numbers.integers(0, 4, shape).astype(tensor.dtype)
+        return numbers.normal(size=shape).astype(tensor.dtype)
+
+    return tf.nest.map_structure(draw, model.input)
+
+
+def assert_equal_outputs(model: Any, converted: Any, x: Any, rtol: float = 1e-5) -> None:
+    """Asserts that a model of Keras 3 and one of Keras 2 compute the same, in one structure."""
+    expected, found = (each(x, training=False) for each in (model, converted))
+    tf.nest.assert_same_structure(expected, found)
+    names = sorted(expected) if isinstance(expected, dict) else [""]
+    for i, (theirs, ours) in enumerate(zip(*map(tf.nest.flatten, (expected, found)), strict=True)):
+        assert theirs.dtype == ours.dtype
+        theirs, ours, name = np.asarray(theirs), np.asarray(ours), names[min(i, len(names) - 1)]
+        atol = 0.0 if theirs.dtype.kind in "iub" else rtol * np.max(np.abs(theirs), initial=1e-30)
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_converts(model: Any, x: Any = None) -> Any:
+    """Asserts that a model is converted, computes the same, and gives its weights back."""
+    scrambled(model)
+    x = inputs_of(model) if x is None else x
+    converted = keras_qat.from_keras_3(model)
+    assert_equal_outputs(model, converted, x)
+    ours, theirs = (
+        {layer.name: layer.trainable for layer in each.layers if layer.weights}
+        for each in (converted, model)
+    )
+    assert ours == theirs
+    if model.weights:
+        for weight in converted.weights:
+            weight.assign(tf.abs(weight) * 0.9 if weight.dtype.is_floating else weight)
+        for layer in converted._flatten_layers():
+            layer.finalize_state()
+        assert keras_qat.to_keras_3(converted, model) is model
+        assert_equal_outputs(model, converted, x)
+    return converted
