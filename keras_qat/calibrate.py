@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import tensorflow as tf
 
 from keras_qat.given import arrays_of
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import keras, swapped
 from keras_qat.keras2.graph import Call
+from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 from keras_qat.quantize import quantizers
@@ -82,11 +84,14 @@ class _Observing(keras.Model):
 
 def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls a layer as at inference, but for what observes."""
-    if isinstance(call.layer, ScheduledLayer):
-        kwargs = {**kwargs, "training": True}
-    elif "training" in kwargs:
-        kwargs = {**kwargs, "training": False}
-    return call.layer(*args, **kwargs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(computing_in_float32(call.layer))
+        if isinstance(call.layer, ScheduledLayer):
+            kwargs = {**kwargs, "training": True}
+            stack.enter_context(swapped(call.layer, mixed=False))  # Infinity is looked for here.
+        elif "training" in kwargs:
+            kwargs = {**kwargs, "training": False}
+        return call.layer(*args, **kwargs)
 
 
 def _check_finite(model: Any) -> None:

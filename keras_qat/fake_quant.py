@@ -2,6 +2,9 @@
 
 Fake quantization computes in float what an integer tensor would hold: a value is clipped to the
 range and rounded to the nearest of its 2^bits levels. One level is one step, or LSB.
+
+Activations may be in half precision: they are quantized in float32, and the results are rounded to
+their type. float16 holds a level of 8 bits to 1/8 LSB, bfloat16 those far from zero to 1 LSB.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ def range_of(
 
     Source: `tf.contrib.quantize`'s `LastValueQuantize` and `MovingAvgQuantize`.
     """
-    low = tf.minimum(tf.reduce_min(x), 0.0)
-    high = tf.maximum(tf.reduce_max(x), 0.0)
+    low = tf.minimum(tf.cast(tf.reduce_min(x), tf.float32), 0.0)
+    high = tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
     if not symmetric:
         return low, high
     ratio = -1.0 if narrow_range else -(2**bits - 2) / 2**bits
@@ -87,7 +90,8 @@ def fake_quantize_if(
     if applies is False and ceiling is None:
         return x
 
-    def quantizing(x: Any) -> Any:
+    def quantizing(given: Any) -> Any:
+        x = tf.cast(given, tf.float32)
         if ceiling is None:
             low, high = nudged_range(minimum, maximum, bits, narrow_range)
             inside = (x >= low) & (x <= high)
@@ -95,7 +99,8 @@ def fake_quantize_if(
             levels = _as_it_is(2.0**bits - 1 - narrow_range)
             high = maximum / levels * levels
             inside = (x > 0) & (x <= tf.minimum(high, np.nextafter(np.float32(ceiling), 0)))
-        return fake_quantize(x, minimum, maximum, bits, narrow_range), inside
+        y = fake_quantize(x, minimum, maximum, bits, narrow_range)
+        return tf.cast(y, given.dtype), inside
 
     def passing(x: Any) -> Any:
         if ceiling is None:
@@ -188,14 +193,14 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
     averages do not leave the range.
     """
 
-    def rounded(x: Any) -> Any:
-        levels = float(2**bits - 1)
+    def rounded(given: Any) -> Any:
+        x, levels = tf.cast(given, tf.float32), float(2**bits - 1)
         scale = (maximum - minimum) / levels
         scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
         zero_point = tf.clip_by_value(tf.round(-minimum / scale), 0.0, levels) - 2 ** (bits - 1)
         codes = x / scale + zero_point
         # Halves are off by float rounding: far less than this for any window up to 16x16.
         codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)
-        return (codes - zero_point) * scale
+        return tf.cast((codes - zero_point) * scale, given.dtype)
 
     return straight_through(rounded, x)

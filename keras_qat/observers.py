@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat import fake_quant
@@ -27,6 +28,11 @@ def mean_over_replicas(*extremes: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.MEAN, extremes)
 
 
+def if_seen(seen: Any, new: Any, old: Any) -> Any:
+    """What a variable is set to: `old` where a batch is passed over. No branch: GPUs would wait."""
+    return new if seen is True else tf.where(seen, new, old)
+
+
 class LastValue:
     """The extremes of the last training batch (contrib's `LastValueQuantize`).
 
@@ -34,7 +40,7 @@ class LastValue:
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
-        self.spec = spec
+        self.spec, self.host = spec, host
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
         self.minimum = self._variable(host, f"{name}_min", initial_min)
         self.maximum = self._variable(host, f"{name}_max", initial_max)
@@ -60,12 +66,20 @@ class LastValue:
         """Range of one batch, zero included and cut off at `ceiling`: the mean over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
-            ends = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
-            return mean_over_replicas(*ends)
-        high = tf.maximum(tf.reduce_max(x), 0.0)
-        return mean_over_replicas(
-            tf.zeros([]), high if ceiling is None else tf.minimum(high, ceiling)
-        )
+            low, high = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+        else:
+            low, high = tf.zeros([]), tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
+            high = high if ceiling is None else tf.minimum(high, ceiling)
+        if self.is_mixed:  # Of NaN alone `low` and `high` may be zero. Graphs reduce `x` only once.
+            ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
+            is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
+            low, high = (tf.where(is_known, each, np.nan) for each in (low, high))
+        return mean_over_replicas(low, high)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the model computes in half precision."""
+        return getattr(self.host, "mixed", False)
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         """Takes in a batch and returns the new range.
@@ -76,7 +90,18 @@ class LastValue:
                 at zero: `x` is what goes into a ReLU.
         """
         low, high = self.batch_range(x, ceiling)
-        return self.minimum.assign(low), self.maximum.assign(high)
+        seen = self.is_seen(low, high)
+        return (
+            self.minimum.assign(if_seen(seen, low, self.minimum)),
+            self.maximum.assign(if_seen(seen, high, self.maximum)),
+        )
+
+    def is_seen(self, low: Any, high: Any) -> Any:
+        """Whether a batch with such extremes is taken in: True, or a tensor in half precision.
+
+        There infinity and NaN are part of training: `LossScaleOptimizer` passes over the step.
+        """
+        return tf.math.is_finite(high - low) if self.is_mixed else True
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """The range as it stands."""
@@ -98,14 +123,16 @@ class MovingAverage(LastValue):
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
         decay = tf.constant(self.spec.ema_decay, tf.float32)
-        count = self.batches.assign_add(1.0, read_value=True)
+        seen = self.is_seen(low, high)
+        count = self.batches.assign_add(if_seen(seen, 1.0, 0.0), read_value=True)
         weight = (1.0 - decay) / (1.0 - tf.pow(decay, count))
         minimum = self.minimum.read_value()
         if not self.ignores_minimum:
-            minimum = self.minimum.assign_add((low - minimum) * weight, read_value=True)
+            change = if_seen(seen, (low - minimum) * weight, 0.0)
+            minimum = self.minimum.assign_add(change, read_value=True)
         maximum = self.maximum.read_value()
-        maximum = self.maximum.assign_add((high - maximum) * weight, read_value=True)
-        return minimum, maximum
+        change = if_seen(seen, (high - maximum) * weight, 0.0)
+        return minimum, self.maximum.assign_add(change, read_value=True)
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """The range as it stands: up to 1 for a tensor that was always 0, as behind a dead ReLU."""
@@ -136,17 +163,20 @@ class ShadowedMovingAverage(LastValue):
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
+        seen = self.is_seen(low, high)
         return (
-            self._average(self.minimum, *self.shadows["min"], low),
-            self._average(self.maximum, *self.shadows["max"], high),
+            self._average(self.minimum, *self.shadows["min"], low, seen),
+            self._average(self.maximum, *self.shadows["max"], high, seen),
         )
 
-    def _average(self, variable: Any, biased: Any, local_step: Any, value: Any) -> Any:
+    def _average(self, variable: Any, biased: Any, local_step: Any, value: Any, seen: Any) -> Any:
         # The order of operations is TensorFlow 1's: results agree with it to the last bit.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
-        new_biased = biased.assign_sub((biased.read_value() - value) * weight)
-        new_step = local_step.assign_add(1.0)
-        return variable.assign(new_biased / (1.0 - tf.pow(1.0 - weight, new_step)))
+        change = (biased.read_value() - value) * weight
+        new_biased = biased.assign_sub(if_seen(seen, change, 0.0))
+        new_step = local_step.assign_add(if_seen(seen, 1.0, 0.0))
+        average = new_biased / (1.0 - tf.pow(1.0 - weight, new_step))
+        return variable.assign(if_seen(seen, average, variable))
 
 
 class CurrentValue:

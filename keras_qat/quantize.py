@@ -10,7 +10,7 @@ import numpy as np
 from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
-from keras_qat.keras2.precision import float32_policy, in_float32
+from keras_qat.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
 from keras_qat.lower import lower
@@ -58,8 +58,8 @@ def quantize_model(
 
     Raises:
         ValueError: if the model cannot be read (subclassed, unbuilt), is quantized with another
-            recipe, has tensors without elements, the scope matches no layer, `strict` and a layer
-            stays in float, or there are no such kernels.
+            recipe, has tensors without elements or numbers in float64, the scope matches no layer,
+            `strict` and a layer stays in float, or there are no such kernels.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -69,7 +69,11 @@ def quantize_model(
     recipe, family = get_recipe(recipe), check_family(kernels)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
-    model = with_known_input(in_float32(as_keras_2(model)))
+    model = as_keras_2(model)
+    graph_lib.check_readable(model)
+    if recipe.activations.bits == 16:
+        model = in_float32(model)
+    model = with_known_input(model)
     found = plan(model, recipe, scope=scope)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
@@ -101,6 +105,7 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
     recipe, model = get_recipe(recipe), as_keras_2(model)
     with float32_policy():
         read = graph_lib.read(with_known_input(model))
+        check_precision(read)
         graph = lower(read, activations=RULES[recipe.placement].lowers_activations)
     return place(graph, recipe, scope)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -18,6 +19,13 @@ from keras_qat.keras2.backend import (
 )
 from keras_qat.keras2.graph import Call, Graph, Value, clone, map_values, rebuild, values_in
 from keras_qat.keras2.phases import PhasedModel
+from keras_qat.keras2.precision import (
+    ScalesLoss,
+    computing_in_float32,
+    float32_policy,
+    is_half,
+    policy_of,
+)
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.left_in_float import leave_in_float, why_left_in_float
 from keras_qat.layers.scheduled import NEVER, Phase, shapes_only
@@ -32,7 +40,7 @@ __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
 
 @register
-class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
+class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     """A functional model that knows what it was made of: float model and recipe."""
 
     recipe: Recipe
@@ -60,9 +68,11 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """What training simulates; at inference what the kernels of `kernels` compute."""
+        is_inference = resolve_training(training) is False
 
         def simulated(inputs: Any) -> Any:
-            return super(QuantizedModel, self).call(inputs, training=training, mask=mask)
+            with computing_in_float32(self) if is_inference else contextlib.nullcontext():
+                return super(QuantizedModel, self).call(inputs, training=training, mask=mask)
 
         inference = self._exact_inference()
         if inference is None:
@@ -108,7 +118,7 @@ class QuantizedModel(PhasedModel, KeepsTrainable, keras.Model):
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         kernels = config.pop("kernels", "xnnpack")
-        with applications_scope(), shapes_only():
+        with applications_scope(), shapes_only(), float32_policy():
             model = super().from_config(config, custom_objects)
         model.keep_recipe(Recipe.from_config(recipe))
         model.keep_float_config(float_config)
@@ -130,6 +140,18 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 """What TensorFlow does not take in the name of a scope."""
 
 
+def _scope(name: str) -> str:
+    """A value's name as that of a scope, which has neither the mark of a call nor of an output."""
+    return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
+
+
+def _clone(layer: Any, **changes: Any) -> Any:
+    """A copy of a layer; of a Normalization one in float32, as it holds numbers of its own."""
+    if isinstance(layer, keras.layers.Normalization):
+        changes["dtype"] = "float32"
+    return clone(layer, **changes)
+
+
 def rewrite(plan: Plan) -> QuantizedModel:
     """Builds the quantization-aware model of a plan, with the float model's weights."""
     visitor = _Visitor(plan)
@@ -140,7 +162,7 @@ def rewrite(plan: Plan) -> QuantizedModel:
     model.output_names = graph.output_names
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
-            new.assign(old)
+            new.assign(tf.cast(old, new.dtype))
         layer.finalize_state()  # Normalization computes with what it makes of its weights.
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
@@ -159,6 +181,7 @@ class _Visitor:
         self.range_of = {
             value: each for each in plan.ranges for value in each.observed + each.rounded
         }
+        self.mixed = any(is_half(value.dtype) for value in plan.graph.values())
         self.weights_only = {call.layer: how for call, how in plan.weights_only.items()}
         self.layers: dict[Any, Any] = {}
         self.quantizers: dict[Range, Quantize] = {}
@@ -171,15 +194,20 @@ class _Visitor:
 
     def visit(self) -> Graph:
         graph = self.plan.graph
-        inputs = map_values(self._copy, graph.inputs)
+        inputs = map_values(self._input, graph.inputs)
         for value in values_in(graph.inputs):
             self._quantize(value)
+            if is_half(value.dtype):
+                self._convert(value, policy_of(value.dtype))
         for call in graph.calls:
             group = self.group_of.get(call)
             if group is None:
                 self._emit(self._clone(call), call, call)
             elif call is group.calls[-1]:
                 self._emit(self._wrap(group), group.kernel, call)
+        for value in dict.fromkeys(values_in(graph.outputs)):
+            if is_half(value.dtype):
+                self._convert(value, "float32")
         outputs = map_values(self.current.__getitem__, graph.outputs)
         calls, self.calls = self.calls, []
         for call in graph.aside:
@@ -189,6 +217,18 @@ class _Visitor:
     def _copy(self, value: Value) -> Value:
         self.current[value] = Value(value.name, value.shape, value.dtype)
         return self.current[value]
+
+    def _input(self, value: Value) -> Value:
+        """An input; in float32, as the file's, for any real numbers."""
+        self._copy(value).dtype = value.inference_dtype
+        return self.current[value]
+
+    def _convert(self, value: Value, policy: str) -> None:
+        """Converts an input to half precision, or an output to float32, as predictions are."""
+        name = self._unique(f"{_scope(value.name)}_{policy}")
+        layer = keras.layers.Activation("linear", dtype=policy, name=name)
+        unconverted = self.current[value]
+        self.calls.append(Call(layer, (unconverted,), {}, self._copy(value), name))
 
     def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
         """`layer` on what `reads` reads, in place of what `writes` computes."""
@@ -204,10 +244,10 @@ class _Visitor:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
                 spec, paths = self.weights_only[call.layer]
-                inner = clone(call.layer)
-                layer = QuantizeWeights(inner, dict.fromkeys(paths, ()), spec, name=name)
+                inner, axes = clone(call.layer), dict.fromkeys(paths, ())
+                layer = QuantizeWeights(inner, axes, spec, name=name, mixed=self.mixed)
             else:
-                layer = inner = clone(call.layer, name=name)
+                layer = inner = _clone(call.layer, name=name)
             if call.layer in self.plan.replaced:
                 new_class = self.plan.replaced[call.layer]
                 layer = inner = new_class.from_config(layer.get_config())
@@ -222,7 +262,7 @@ class _Visitor:
         layer = group.kernel.layer
         if layer not in self.layers:
             norm = group.batch_norm
-            inner = [each and clone(each.layer) for each in (group.kernel, norm)]
+            inner = [each and _clone(each.layer) for each in (group.kernel, norm)]
             self.layers[layer] = QuantizeWrapper(
                 inner[0],
                 group.weights,
@@ -234,6 +274,7 @@ class _Visitor:
                 output_spec=self._spec_inside(group.output),
                 tensor=group.output.name,
                 name=PREFIX + group.kernel.name,
+                mixed=self.mixed,
             )
             for call, new in zip((group.kernel, norm), inner, strict=True):
                 if call is not None:
@@ -269,15 +310,14 @@ class _Visitor:
         found = self.range_of.get(value)
         if found is None or self._spec_inside(value) is not None:
             return
-        # TensorFlow's scopes take neither the mark of a call nor that of an output.
-        name = value.name.replace("#", "_call").replace(":", "_output")
-        name = self._unique(_NO_SCOPE.sub(".", name) + "_quant")
+        name = self._unique(_scope(value.name) + "_quant")
         if found not in self.quantizers:
             self.quantizers[found] = Quantize(
                 found.spec,
                 slots=len(found.observed),
                 tensors=tuple(each.name for each in found.observed),
                 name=name,
+                mixed=self.mixed,
             )
         slot = found.observed.index(value) if value in found.observed else None
         unquantized, kwargs = self.current[value], {"slot": slot}

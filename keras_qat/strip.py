@@ -83,7 +83,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             for ours, theirs in zip(
                 graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
             ):
-                ours.assign(theirs)
+                ours.assign(tf.cast(theirs, ours.dtype))
     for layer in graph_lib.layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False

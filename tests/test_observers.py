@@ -13,9 +13,9 @@ from tests.helpers import rng
 pytestmark = pytest.mark.legacy
 
 
-def observed(spec: QuantSpec, batches) -> list[tuple[float, float]]:
+def observed(spec: QuantSpec, batches, **options) -> list[tuple[float, float]]:
     """The range of a quantizer after each batch."""
-    layer = Quantize(spec)
+    layer = Quantize(spec, **options)
     ranges = []
     for batch in batches:
         layer(np.asarray(batch, np.float32), training=True)
@@ -107,3 +107,17 @@ def test_shared_range_holds_all_tensors():
     layer(np.array([-1.0, 1.0], np.float32), training=True, slot=0)
     layer(np.array([0.5, 4.0], np.float32), training=True, slot=1)
     assert layer.quantizer.current_range() == (-1.0, 4.0)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("observer", ["moving_average", "shadowed_moving_average", "last_value"])
+@pytest.mark.parametrize("initial", [None, (0.0, 6.0)])
+def test_models_in_half_precision_pass_over_what_is_not_finite(observer, bad, initial):
+    spec = QuantSpec(ema_decay=0.5, observer=observer, initial_range=initial)
+    good = rng().normal(size=(3, 50)) * [[1], [2], [3]]
+    broken = np.where(np.arange(50) == 7, bad, good[0])
+    first, one, _, *rest = observed(spec, [broken, good[0], broken, *good[1:]], mixed=True)
+    assert [one, *rest] == observed(spec, good, mixed=True) == observed(spec, good)
+    assert first == (initial or (0.0, 0.0))
+    start = QuantSpec(observer=observer, lower_bound=0.0)
+    assert observed(start, [good[0], broken], mixed=True)[1][0] == 0.0

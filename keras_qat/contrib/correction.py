@@ -150,7 +150,7 @@ class CorrectedFold:
             return mean, variance, tf.size(z) / tf.size(mean)
         rows, columns = self.layer.strides
         pixels = tf.reshape(self.inputs[:, ::rows, ::columns], [-1, self.inputs.shape[-1]])
-        pixel_mean, covariance = mean_and_covariance(pixels)
+        pixel_mean, covariance = mean_and_covariance(tf.cast(pixels, tf.float32))
         matrix = self.kernel[0, 0]
         mean = tf.linalg.matvec(matrix, pixel_mean, transpose_a=True)
         variance = tf.reduce_sum(matrix * (covariance @ matrix), 0)
@@ -175,9 +175,10 @@ class CorrectedFold:
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
     def convolve(self, kernel: Any) -> Any:
-        """The layer with another kernel."""
+        """The layer with another kernel, in the precision that it computes in."""
+        kernel = tf.cast(kernel, self.layer.compute_dtype)
         with backend.swapped(self.layer, **{self.weight: kernel}):
-            return self.layer(self.inputs)
+            return tf.cast(self.layer(self.inputs), tf.float32)
 
     def quantize(self, folded: Any) -> Any:
         """The folded kernel, quantized if the plan says so."""

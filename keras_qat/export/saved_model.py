@@ -17,6 +17,7 @@ from keras_qat.export.files import check_writable, replacing
 from keras_qat.exportable import check_exportable
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import swapped
+from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.ops.op import SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
@@ -125,7 +126,7 @@ def _called(node: Node, numbers: list[Any]) -> Any:
             replaced["bias"] = tf.constant((weights.bias * unit).astype(np.float32))
             if hasattr(layer, "use_bias"):
                 replaced["use_bias"] = True
-        with swapped(layer, **replaced):
+        with swapped(layer, **replaced), computing_in_float32(layer):
             return layer.call(x)
     given = iter(numbers)
     args, kwargs = graph_lib.map_values(
@@ -133,7 +134,8 @@ def _called(node: Node, numbers: list[Any]) -> Any:
     )
     if graph_lib.takes_training(layer):
         kwargs = {**kwargs, "training": False}
-    return layer(*args, **kwargs)
+    with computing_in_float32(layer):
+        return layer(*args, **kwargs)
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:

@@ -60,6 +60,11 @@ class Value:
         """Whether it holds real numbers, i.e. can be quantized."""
         return tf.as_dtype(self.dtype).is_floating
 
+    @property
+    def inference_dtype(self) -> str:
+        """Its type at inference: real numbers are in float32, also of models in half precision."""
+        return "float32" if self.is_float else self.dtype
+
     def __repr__(self) -> str:
         return f"<{self.name} {self.shape}>"
 

@@ -1,7 +1,8 @@
-"""Models trained in mixed precision: quantization-aware training computes in float32.
+"""Models in half precision: what their layers compute in, and where float32 takes its place.
 
-float16 has 11 bits for a number, so sums of products of 8-bit codes would not come out as the int8
-kernels compute them, and neither would ranges.
+Keras' policies `mixed_float16` and `mixed_bfloat16` make layers compute in half precision, with
+weights in float32. Layers keep their policies in quantization-aware models. Training follows them;
+inference computes in float32, as files do.
 """
 
 from __future__ import annotations
@@ -13,10 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import check_readable, clone
+from keras_qat.keras2.graph import Graph, clone, layers_in, values_in
 
-__all__ = ["float32_policy", "in_float32"]
+__all__ = [
+    "ScalesLoss",
+    "check_precision",
+    "computing_in_float32",
+    "float32_policy",
+    "in_float32",
+    "is_half",
+    "policy_of",
+]
 
+_POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+"""What layers compute in -> the policy of those that have their weights in float32."""
 
 _POLICY = threading.RLock()
 """Held while the global policy is another one: one thread would restore what another had set."""
@@ -34,23 +45,76 @@ def float32_policy() -> Iterator[None]:
             keras.mixed_precision.set_global_policy(before)
 
 
+def is_half(dtype: str) -> bool:
+    """Whether it is float16 or bfloat16."""
+    return dtype in _POLICIES
+
+
+def policy_of(dtype: str) -> str:
+    """The policy of layers that give such tensors, their weights being in float32."""
+    return _POLICIES.get(dtype, "float32")
+
+
+@contextlib.contextmanager
+def computing_in_float32(layer: Any) -> Iterator[None]:
+    """Runs a block in which a layer, and all inside it, computes in float32 whatever its policy."""
+    half = [each for each in layers_in(layer) if is_half(each.compute_dtype)]
+    before = [each.dtype_policy for each in half]
+    for each in half:
+        each._set_dtype_policy("float32")
+    try:
+        yield
+    finally:
+        for each, policy in zip(half, before, strict=True):
+            each._set_dtype_policy(policy)
+
+
+class ScalesLoss:
+    """A Keras model that has its loss scaled where a layer computes in float16.
+
+    Its own policy is float32, as its inference reads weights in float32. Keras' `compile` looks at
+    the policy of the model alone.
+    """
+
+    @property
+    def dtype_policy(self) -> Any:
+        """The policy that `compile` asks for."""
+        policies = [each.dtype_policy for each in layers_in(self)[1:]]
+        scaled = (each for each in policies if each.name == "mixed_float16")
+        return next(scaled, super().dtype_policy)  # type: ignore[misc]
+
+
+def check_precision(graph: Graph) -> None:
+    """Raises a `ValueError` if a layer computes in float64, or has its weights not in float32."""
+    for call in [*graph.calls, *graph.aside]:
+        wrong = {value.dtype for value in values_in(call.outputs)} & {"float64"}
+        # Normalization has its numbers in what it computes in.
+        if not isinstance(call.layer, keras.layers.Normalization):
+            weights = [each.dtype for each in call.layer.weights if each.dtype.is_floating]
+            wrong |= {each.name for each in weights} - {"float32"}
+        if wrong:
+            raise ValueError(
+                f"'{call.name}' of '{graph.name}' computes, or holds its weights, in "
+                f"{min(wrong)}. Models train in float32, or in half precision with weights in "
+                f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build it anew after "
+                f"keras.backend.set_floatx('float32') and "
+                f"keras.mixed_precision.set_global_policy('float32'), with no other dtype in its "
+                f"layers, and give it the weights: new.set_weights(old.get_weights())."
+            )
+
+
 def in_float32(model: Any) -> Any:
-    """The model itself, or a copy of one in mixed precision that computes in float32.
+    """The model itself, or a copy of one in half precision that computes in float32.
 
     Warns that it made a copy, with the layers' names and weights.
-
-    Raises:
-        ValueError: if it is no model that can be read.
     """
-    check_readable(model)
-    layers = list(model._flatten_layers(include_self=False))
-    mixed = [each.name for each in layers if _is_mixed(each.dtype_policy)]
-    if not mixed:
+    half = [each.name for each in layers_in(model)[1:] if is_half(each.compute_dtype)]
+    if not half:
         return model
     warnings.warn(
-        f"'{model.name}' computes in mixed precision ({len(mixed)} layers, e.g. {mixed[0]}). "
-        f"Quantization-aware training computes in float32: float16 cannot hold sums of 8-bit "
-        f"products. So does the copy; the model itself is not changed.",
+        f"'{model.name}' computes in half precision ({len(half)} layers, e.g. {half[0]}), which "
+        f"cannot hold activations of 16 bits: float16 has 11 bits for a number, bfloat16 8. Its "
+        f"copy trains in float32; the model itself is not changed.",
         stacklevel=3,
     )
     with float32_policy():

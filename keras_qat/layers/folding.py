@@ -49,7 +49,7 @@ def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     """The wrapped layer on `inputs`, with its weights quantized as they are."""
     layer = wrapper.layer
     quantized = {
-        name: quantizer(getattr(layer, name), phase)
+        name: tf.cast(quantizer(getattr(layer, name), phase), layer.compute_dtype)
         for name, quantizer in wrapper.weight_quantizers.items()
     }
     if isinstance(layer, backend.keras.layers.BatchNormalization):

@@ -74,6 +74,12 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
     step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
+
+    It computes in float32; the layers inside it compute as their own policies say.
+
+    Args:
+        mixed: whether the model computes in half precision, where steps with infinity or NaN are
+            skipped: ranges take in nothing of those.
     """
 
     recipe: Any = None
@@ -81,13 +87,21 @@ class ScheduledLayer(backend.keras.layers.Layer):
     assumed: Phase | None = None
     """The phase that calls are known to be in: seen by all threads, as replicas have their own."""
 
+    def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.mixed = mixed
+
     def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
         kwargs.pop("mask", None)  # Keras passes it to whatever takes any argument.
         if _shapes_only.get():
             with tf.init_scope():  # Keras finds out the shapes of custom layers in eager mode.
                 shape = self.compute_output_shape(inputs.shape)
-            return tf.raw_ops.Placeholder(dtype=self.compute_dtype, shape=shape)
+            return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
         return self.compute(inputs, training, **kwargs)
+
+    def output_dtype(self, inputs: Any) -> Any:
+        """The type of what it gives."""
+        return inputs.dtype
 
     def build(self, input_shape: Any) -> None:
         self.step = self._counter("step", 0)
@@ -104,6 +118,9 @@ class ScheduledLayer(backend.keras.layers.Layer):
     def quantizers(self) -> list[Any]:
         """The layer's activation quantizers."""
         return []
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
 
     def _counter(self, name: str, value: int) -> Any:
         return self.add_weight(

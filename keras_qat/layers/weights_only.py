@@ -94,6 +94,7 @@ class QuantizeWeights(ScheduledLayer):
         with contextlib.ExitStack() as stack:
             for path, weight in weights.items():
                 owner, name = self._owner(path)
+                weight = tf.cast(weight, owner.compute_dtype)
                 stack.enter_context(backend.swapped(owner, **{name: weight}))
             yield
 

@@ -104,7 +104,10 @@ class QuantizeWrapper(ScheduledLayer):
             x = self.activation(x)
         if self.output_quantizer is not None:
             x = self.output_quantizer(x, phase, ceiling=self.ceiling)
-        return x
+        return tf.cast(x, self.output_dtype(inputs))
+
+    def output_dtype(self, inputs: Any) -> Any:
+        return self.sublayers[-1].compute_dtype
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.keras2.precision import policy_of
 from keras_qat.lower.parts import Made
 from keras_qat.ops.registry import op_of
 from keras_qat.patterns import is_batch_norm
@@ -111,7 +112,9 @@ class _Visitor:
         order = _order(len(value.shape), to_last)
         suffix = "channels_last" if to_last else "channels_first"
         name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
-        layer = self.made.layer(value, suffix, lambda: _layers.Permute(order, name=name))
+        dtype = policy_of(value.dtype)
+        make = lambda: _layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
+        layer = self.made.layer(value, suffix, make)
         if output is None:
             output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
         self.calls.append(Call(layer, (value,), {}, output, name, call.origin))

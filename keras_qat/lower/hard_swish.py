@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
+from keras_qat.keras2.precision import policy_of
 from keras_qat.operations import number
 
 __all__ = ["recognize_hard_swish"]
@@ -25,7 +26,8 @@ def recognize_hard_swish(graph: Graph) -> Graph:
         members, hidden = {call, *inner}, {each.output for each in inner}
         if x is None or hidden & outputs or any(set(consumers[each]) - members for each in hidden):
             continue
-        replaced[call] = Call(HardSwish(name=call.layer.name), (x,), {}, call.outputs, call.name)
+        layer = HardSwish(name=call.layer.name, dtype=policy_of(call.output.dtype))
+        replaced[call] = Call(layer, (x,), {}, call.outputs, call.name)
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)

@@ -73,9 +73,13 @@ def _split_add_n(call: Call, made: Made) -> list[Call]:
 
 
 def _split_cast(call: Call, made: Made) -> list[Call]:
-    """tf.cast to the type that a tensor has -> a linear activation, which is nothing."""
-    is_same = call.inputs[0].dtype == call.output.dtype
-    return instead(call, made, _layers.Activation, "linear") if is_same else []
+    """tf.cast to the type that a tensor has -> a linear activation, which is nothing.
+
+    So is a cast between float32 and half precision, which files do not have.
+    """
+    x, y = call.inputs[0], call.output
+    is_nothing = x.dtype == y.dtype or (x.is_float and y.is_float)
+    return instead(call, made, _layers.Activation, "linear") if is_nothing else []
 
 
 def _split_squared_difference(call: Call, made: Made) -> list[Call]:

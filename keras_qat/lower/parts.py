@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.graph import Call, Value
+from keras_qat.keras2.graph import Call, Value, clone
+from keras_qat.keras2.precision import policy_of
 
 __all__ = ["Lowering", "Made", "Parts", "instead"]
 
@@ -44,6 +45,8 @@ class Parts:
     def new(self, part: str, make: Any, *args: Any, weights: Any = (), **options: Any) -> Any:
         """A layer named after the call's and the part; the part "" has the name of the layer.
 
+        It computes in the precision of the call's output, unless it is told or is a clone.
+
         Args:
             part: the part.
             make: makes it of `args`, `options` and its name.
@@ -51,6 +54,8 @@ class Parts:
         """
         layer = self.call.layer
         name = f"{layer.name}_{part}" if part else layer.name
+        if make is not clone:
+            options = {"dtype": policy_of(self.call.output.dtype), **options}
         return self.made.layer(layer, part, lambda: make(*args, **options, name=name), weights)
 
     def add(

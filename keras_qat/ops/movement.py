@@ -126,7 +126,8 @@ def _mask(flags: Iterable[bool]) -> int:
 
 
 def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
-    if call.inputs[0].dtype != call.output.dtype:
+    x, y = call.inputs[0], call.output
+    if x.dtype != y.dtype and not (x.is_float and y.is_float):
         return f"makes {call.output.dtype} of {call.inputs[0].dtype}"
     return None
 

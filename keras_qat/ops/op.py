@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.graph import Call, map_values, takes_training
+from keras_qat.keras2.precision import computing_in_float32
 
 if TYPE_CHECKING:
     from keras_qat.tflite.emission import Emission
@@ -112,7 +113,8 @@ class Arguments:
         args, kwargs = map_values(lambda value: next(given), (self.call.args, self.call.kwargs))
         if takes_training(self.call.layer):
             kwargs = {**kwargs, "training": False}
-        return self.call.layer.call(*args, **kwargs)
+        with computing_in_float32(self.call.layer):
+            return self.call.layer.call(*args, **kwargs)
 
 
 Compute = Callable[[Arguments], Any]

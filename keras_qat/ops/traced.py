@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import swapped
 from keras_qat.keras2.graph import Call, takes_training
+from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.ops.conv import (
     CONV,
     DEPTHWISE_CONV,
@@ -86,9 +87,10 @@ def weighted_op_of(layer: Any, weight: str, input_shape: tuple[int | None, ...])
         offsets = replaced[bias] = random(others[bias].shape)
     options = {"training": False} if takes_training(layer) else {}
     try:
-        operations = _operations(layer, x, replaced, options)
-        with swapped(layer, **replaced):
-            expected = layer.call(x, **options)
+        with computing_in_float32(layer):
+            operations = _operations(layer, x, replaced, options)
+            with swapped(layer, **replaced):
+                expected = layer.call(x, **options)
     except (ValueError, TypeError, tf.errors.OpError) as error:
         return f"its call cannot be traced ({str(error).splitlines()[0]})"
     products = [each for each in operations if each.op in CANDIDATES]

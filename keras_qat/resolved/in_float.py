@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_qat import fake_quant
 from keras_qat.keras2.backend import recurrence, swapped, takes_mask
 from keras_qat.keras2.graph import map_values, takes_training
+from keras_qat.keras2.precision import computing_in_float32, is_half
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.resolved.float_forms import FORMS
@@ -35,23 +36,34 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
         A structure of tensors, that of the call's outputs.
     """
     call, given = node.call, iter(numbers)
-    args, kwargs = call.args, call.kwargs
+    args, kwargs = tf.nest.map_structure(_in_full, (call.args, call.kwargs))
     if for_file:
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(given), (args, kwargs))
-    if isinstance(call.layer, QuantizeWrapper):
-        return _folded(call.layer, args[0], for_file)
-    if isinstance(call.layer, QuantizeWeights):
-        if not takes_mask(call.layer.layer):
+    with computing_in_float32(call.layer):
+        return _computed(call.layer, args, kwargs, for_file)
+
+
+def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:
+    if isinstance(layer, QuantizeWrapper):
+        return _folded(layer, args[0], for_file)
+    if isinstance(layer, QuantizeWeights):
+        if not takes_mask(layer.layer):
             kwargs = {name: each for name, each in kwargs.items() if name != "mask"}
-        with call.layer.weights_replaced(_evaluated(lambda: _inner_weights(call.layer), for_file)):
-            return _applied(call.layer.layer, args, kwargs, for_file)
-    return _applied(call.layer, args, kwargs, for_file)
+        with layer.weights_replaced(_evaluated(lambda: _inner_weights(layer), for_file)):
+            return _applied(layer.layer, args, kwargs, for_file)
+    return _applied(layer, args, kwargs, for_file)
 
 
 def _as_array(leaf: Any) -> Any:
     """An argument, a constant tensor as an array: names of tensors count up, and get into files."""
     return leaf.numpy() if isinstance(leaf, tf.__internal__.EagerTensor) else leaf
+
+
+def _in_full(leaf: Any) -> Any:
+    """An argument, a constant in half precision as one in float32."""
+    is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
+    return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
 
 
 def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:

@@ -18,6 +18,7 @@ from keras_qat.branching import cond, straight_through, with_gradient_of
 from keras_qat.keras2 import backend
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Value
+from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers.scheduled import Phase, shapes_are_enough
 from keras_qat.ops.registry import match
 from keras_qat.resolved.graph import ResolvedGraph
@@ -89,7 +90,8 @@ class Inference:
         real = dict(zip(self.read_by_losses, tensors[len(outputs) :], strict=True))
         for call in self.with_losses if adds_losses else []:
             args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
-            found = call.layer(*args, **kwargs)
+            with computing_in_float32(call.layer):
+                found = call.layer(*args, **kwargs)
             if call in self.graph.aside:
                 values = graph_lib.values_in(call.outputs)
                 real.update(zip(values, tf.nest.flatten(found), strict=True))

@@ -129,9 +129,8 @@ class _Resolver:
         """A tensor for a value: what the calls `behind` it, which are taken in, make of it."""
         call = value.producer
         name = as_scope(value.name) if call is None else scope_of(call, value)
-        dtype = "float32" if value.is_float else value.dtype
         label = label_of(behind[-1].output if behind else value)
-        tensor = Tensor(name + suffix, value.shape, dtype, params, label)
+        tensor = Tensor(name + suffix, value.shape, value.inference_dtype, params, label)
         self.values[tensor] = value
         return tensor
 

@@ -164,7 +164,7 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
     for node in nodes:
         with tf.name_scope(f"{SCOPE}/{node.name}/"):
             given = [
-                masks.attached(value, _of_type(numbers[tensor], value.dtype))
+                masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
                 for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
             ]
             results = tf.nest.flatten(compute_in_float(node, given, for_file=True))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
+from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import kernels_of
@@ -143,7 +144,8 @@ def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     if takes_training(layer) and kwargs.get("training") is None:
         kwargs = {**kwargs, "training": False}
-    return layer(*args, **kwargs)
+    with computing_in_float32(layer):
+        return layer(*args, **kwargs)
 
 
 def _in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,8 @@
-"""Models in mixed precision become quantization-aware ones that compute in float32."""
+"""Half precision: what trains in it, what stays in float32, and what the file then gives."""
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 import pytest
@@ -8,17 +10,42 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from keras_qat.quantize import activation_quantizers
+from tests import helpers
+from tests.comparison import assert_identical
+from tests.helpers import rng, train
+from tests.networks.small import residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
+layers = keras.layers
+
+POLICIES = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+PRODUCTS = (
+    *("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul"),
+    *("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput"),
+    "DepthwiseConv2dNativeBackpropFilter",
+)
 
 
-@pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])
+@pytest.fixture(params=POLICIES)
 def policy(request):
-    before = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture
+def float16():
+    keras.mixed_precision.set_global_policy("mixed_float16")
     yield
-    keras.mixed_precision.set_global_policy(before)
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def slow(recipe):
+    return pytest.param(recipe, marks=pytest.mark.slow, id=getattr(recipe, "name", recipe))
+
+
+CONTRIB = keras_qat.recipes.contrib(symmetric=True)
 
 
 def images(count: int = 16) -> np.ndarray:
@@ -28,39 +55,253 @@ def images(count: int = 16) -> np.ndarray:
 def network():
     """Convolutions, operations, a nested model with a layer in a layer, and an LSTM."""
     inputs = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(4, 3, padding="same", use_bias=False)(inputs)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-    x = tf.nn.relu(keras.layers.Conv2D(4, 3, padding="same", activation="swish")(x) + x)
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(inputs)
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = tf.nn.relu(layers.Conv2D(4, 3, padding="same", activation="swish")(x) + x)
     inner = keras.Input((8, 32))
-    step = keras.layers.TimeDistributed(keras.layers.Dense(5))(inner)
-    step = keras.layers.Bidirectional(keras.layers.LSTM(3))(step)
-    x = keras.Model(inner, step, name="inner")(keras.layers.Reshape((8, 32))(x))
-    return keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(x))
+    step = layers.TimeDistributed(layers.Dense(5))(inner)
+    step = layers.Bidirectional(layers.LSTM(3))(step)
+    x = keras.Model(inner, step, name="inner")(layers.Reshape((8, 32))(x))
+    return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-@pytest.mark.usefixtures("policy")
-def test_mixed_precision_trains_in_float32_and_exports(tmp_path):
-    model = network()
-    with pytest.warns(UserWarning, match="computes in mixed precision"):
-        qat = keras_qat.quantize_model(model)
-    assert {layer.compute_dtype for layer in qat._flatten_layers()} == {"float32"}
-    assert model.layers[1].compute_dtype != "float32", "the model itself is not changed"
-    x = images()
-    np.testing.assert_allclose(qat(x), model(x), atol=0.05)
+def gradient_operations(qat, x):
+    """The operations of a training step, by type, with what each computes in."""
 
-    qat.compile("adam", "mse")
-    qat.fit(x, np.ones((len(x), 3)), epochs=2, verbose=0)
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(qat(x, training=True))
+        return tape.gradient(loss, qat.trainable_variables)
+
+    found: dict[str, set[str]] = {}
+    graph = step.get_concrete_function(x).graph.as_graph_def()
+    inside = [node for function in graph.library.function for node in function.node_def]
+    for each in [*graph.node, *inside]:
+        if each.attr["T"].type:
+            found.setdefault(each.op, set()).add(tf.as_dtype(each.attr["T"].type).name)
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_products_are_in_half_precision_and_state_is_in_float32(policy, recipe):
+    qat = keras_qat.quantize_model(residual_net(), recipe)
+    found = gradient_operations(qat, helpers.images(shape=(8, 8, 1)))
+    for each in PRODUCTS:
+        assert found[each] == {POLICIES[policy]}, each
+    assert {each.dtype for each in qat.weights} == {tf.float32, tf.int64}
+    assert qat.output.dtype == tf.float32
+    for layer in qat.layers:
+        assert not hasattr(layer, "layer") or layer.layer.dtype_policy.name == policy
+
+
+def test_float32_models_have_no_casts():
+    found = gradient_operations(
+        keras_qat.quantize_model(residual_net()), helpers.images(shape=(8, 8, 1))
+    )
+    dtypes = {dtype for each in found.values() for dtype in each}
+    assert not dtypes & {"float16", "bfloat16", "float64"}
+    assert "IsFinite" not in found
+
+
+@pytest.mark.parametrize(
+    "recipe", ["int8", *(slow(each) for each in ("int4_weights", "contrib", CONTRIB))]
+)
+def test_file_computes_what_the_model_predicts(policy, recipe, tmp_path):
+    x = helpers.images(shape=(8, 8, 1))
+    model = residual_net()
+    qat = train(keras_qat.quantize_model(model, recipe), x, 2)
+    is_scaled = isinstance(qat.optimizer, keras.mixed_precision.LossScaleOptimizer)
+    assert is_scaled == (policy == "mixed_float16")
     contents = keras_qat.export_tflite(qat)
-    report = keras_qat.verify(qat, contents, x)
-    assert report.max_difference <= 1
+    exact = recipe in ("int8", "int4_weights")
+    assert keras_qat.verify(qat, contents, x).max_difference <= (0 if exact else 2)
+    assert_identical(qat, x, "xnnpack", contents)
+
+    qat.save(tmp_path / "qat.keras")
+    keras.mixed_precision.set_global_policy("float32")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), qat.predict(x, verbose=0))
+    assert keras_qat.export_tflite(loaded) == contents
+    assert loaded.dtype_policy.name == qat.dtype_policy.name
+    policies = [[each.dtype_policy.name for each in m._flatten_layers()] for m in (qat, loaded)]
+    assert policies[0] == policies[1]
+    plain = keras_qat.strip_quantization(qat)
+    assert plain.get_layer("stem").dtype_policy.name == policy
+    for ours, theirs in zip(plain.layers, model.layers, strict=True):
+        assert ours.get_config() == theirs.get_config()
+
+
+@pytest.mark.slow
+def test_layers_in_layers_operations_and_islands_in_float(policy, tmp_path):
+    model, x = network(), images()
+    qat = keras_qat.quantize_model(model)
+    np.testing.assert_allclose(qat(x), model(x), atol=0.05)
+    qat.compile("adam", "mse")
+    qat.fit(x, np.ones((len(x), 3)), verbose=0)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).max_difference <= 1
     qat.save(tmp_path / "qat.keras")
     reloaded = keras.models.load_model(tmp_path / "qat.keras")
     np.testing.assert_array_equal(reloaded.predict(x, verbose=0), qat.predict(x, verbose=0))
-    plain = keras_qat.strip_quantization(qat)
-    keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(plain(x), qat(x), atol=1e-5)
 
 
-def test_float32_models_are_taken_as_they_are(recwarn):
-    keras_qat.quantize_model(network())
-    assert not [each for each in recwarn if "mixed precision" in str(each.message)]
+def test_layers_keep_their_own_policies():
+    inputs = keras.Input((8, 8, 1))
+    x = layers.Conv2D(4, 3, name="full")(inputs)
+    x = layers.Conv2D(4, 3, activation="swish", dtype="mixed_bfloat16", name="half")(x)
+    x = layers.GlobalAveragePooling2D(dtype="mixed_bfloat16")(x)
+    model = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32", name="head")(x))
+    qat = keras_qat.quantize_model(model)
+    computes = {each.name: each.layer.compute_dtype for each in qat.layers if "layer" in vars(each)}
+    assert computes == {
+        "quant_full": "float32",
+        "quant_half": "bfloat16",
+        "quant_head": "float32",
+    }
+    assert qat.get_layer("quant_half_activation_sigmoid").compute_dtype == "bfloat16"
+    x = helpers.images(shape=(8, 8, 1))
+    train(qat, x, 2)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
+
+
+@pytest.mark.usefixtures("policy")
+def test_casts_halves_as_inputs_and_normalization():
+    """Inputs and outputs of quantization-aware models are in float32, as those of files are."""
+    x = helpers.images(shape=(6, 6, 2))
+    normalization = layers.Normalization()
+    normalization.adapt(x * 3 + 120)
+    inputs = keras.Input((6, 6, 2), dtype="float16")
+    y = layers.Conv2D(4, 3)(normalization(inputs))
+    y = tf.cast(tf.nn.relu(tf.cast(y, tf.float32)), y.dtype)
+    y = y + tf.constant([0.5, 1.0, 1.5, 2.0], y.dtype)
+    model = keras.Model(inputs, layers.LayerNormalization()(y))
+    qat = keras_qat.quantize_model(model)
+    assert (qat.input.dtype, qat.output.dtype) == (tf.float32, tf.float32)
+    x = x * 3 + 120
+    qat.compile("sgd", "mse")
+    qat.fit(x, np.zeros((len(x), 4, 4, 4)), verbose=0)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert report.max_difference <= 1
+
+
+@pytest.mark.usefixtures("policy")
+def test_calibration_is_that_of_the_model_in_float32():
+    x = helpers.images(shape=(8, 8, 1))
+    half = keras_qat.quantize_model(residual_net())
+    keras.mixed_precision.set_global_policy("float32")
+    full = keras_qat.quantize_model(residual_net())
+    for each in (half, full):
+        keras_qat.calibrate(each, x, batch_size=16)
+    assert [(q.minimum, q.maximum) for q in activation_quantizers(half)] == [
+        (q.minimum, q.maximum) for q in activation_quantizers(full)
+    ]
+    x[3, 2, 1, 0] = np.inf
+    with pytest.raises(ValueError, match="range with NaN or infinity"):
+        keras_qat.calibrate(half, x)
+
+
+def ranges(qat):
+    """The ranges of activations behind the input."""
+    return [(each.minimum, each.maximum) for each in activation_quantizers(qat)][1:]
+
+
+@pytest.mark.usefixtures("float16")
+def test_ranges_take_in_nothing_of_a_step_that_overflows():
+    """The optimizer passes over the step, too, and halves its scale."""
+    inputs = keras.Input((6, 6, 2))
+    normalized = layers.BatchNormalization()(layers.Conv2D(4, 3)(inputs))
+    outputs = layers.Dense(3, dtype="float32")(layers.Flatten()(normalized))
+    model = keras.Model(inputs, outputs)
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mse")
+    x, y = helpers.images(8, (6, 6, 2)), np.zeros((8, 3))
+    qat.train_on_batch(x, y)
+    kernel = qat.layers[2].layer.kernel
+    kernel.assign(tf.fill(kernel.shape, 6e4))
+    before, weights = ranges(qat), helpers.values(qat.trainable_weights)
+    scale = float(qat.optimizer.loss_scale)
+    qat.train_on_batch(x, y)
+    assert ranges(qat) == before
+    assert float(qat.optimizer.loss_scale) == scale / 2
+    for old, new in zip(weights, qat.trainable_weights, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.usefixtures("float16")
+def test_infinity_is_clipped_and_not_observed():
+    """A convolution that leaves float16 trains on: it gives the end of the range it had."""
+    qat = keras_qat.quantize_model(tiny_net())
+    x, y = helpers.images(8, (6, 6, 2)), np.zeros((8, 3))
+    qat.compile("sgd", "mse")
+    keras_qat.freeze_batch_norm(qat)
+    qat.train_on_batch(x, y)
+    before = {each.name: each.maximum for each in activation_quantizers(qat)}
+    qat.get_layer("quant_conv").layer.kernel.assign_add(tf.fill([3, 3, 2, 4], 6e4))
+    assert np.isfinite(qat.train_on_batch(x, y))
+    after = {each.name: each.maximum for each in activation_quantizers(qat)}
+    assert after["quant_conv/output"] == before["quant_conv/output"]
+    assert np.all(np.isfinite(list(after.values())))
+
+
+def test_activations_of_16_bits_train_in_float32(policy):
+    model = tiny_net()
+    with pytest.warns(UserWarning, match="cannot hold activations of 16 bits"):
+        qat = keras_qat.quantize_model(model, "int16x8")
+    assert {layer.compute_dtype for layer in qat._flatten_layers()} == {"float32"}
+    assert model.layers[1].dtype_policy.name == policy, "the model itself is not changed"
+    x = helpers.images(shape=(6, 6, 2))
+    train(qat, x, 1)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
+
+
+def float64_layers():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float64", name="wrong")])
+
+
+def float64_operation():
+    x = inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(3)(tf.cast(x, "float64", name="wrong")))
+
+
+def half_weights():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float16", name="wrong")])
+
+
+def whole_float64():
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    try:
+        return keras.Sequential([keras.Input((4,)), layers.Dense(3, name="wrong")])
+    finally:
+        keras.backend.set_floatx("float32")
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [float64_layers, float64_operation, half_weights, whole_float64],
+    ids=lambda m: m.__name__,
+)
+@pytest.mark.parametrize("verb", [keras_qat.plan, keras_qat.quantize_model])
+def test_other_types_are_refused_early(make, verb):
+    with pytest.raises(ValueError, match=r"'(wrong|tf\.cast.*)' of .* float(64|16).*set_floatx"):
+        verb(make())
+
+
+def test_inputs_in_float64_are_taken_in_float32():
+    inputs = keras.Input((4,), dtype="float64")
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(3)(inputs)))
+    assert qat.input.dtype == tf.float32
+    x = helpers.images(shape=(4,))
+    train(qat, x.astype("float64"), 1)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
+
+
+def test_nothing_is_said_of_float32_and_half_precision():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_qat.quantize_model(tiny_net())
+        keras_qat.quantize_model(
+            keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="mixed_bfloat16")])
+        )
