@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_qat import specs
 from keras_qat.arithmetic.families import Family, check_family
+from keras_qat.files import whole
 from keras_qat.keras2.backend import (
     KeepsTrainable,
     applications_scope,
@@ -37,6 +38,10 @@ from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import schedule, scheduled_layers
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
+
+
+FILES = (".keras", ".h5", ".hdf5")
+"""Endings of the names of what Keras writes as one file."""
 
 
 @register
@@ -100,6 +105,19 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     def keep_float_config(self, config: dict[str, Any]) -> None:
         """Sets `float_config`, past Keras, which would track every list and dict in it."""
         object.__setattr__(self, "float_config", config)
+
+    def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
+        """As Keras documents it. A file is replaced by a whole one, also if the process is killed.
+
+        Keras writes to the file itself: what was there is lost as soon as it begins.
+        """
+        with whole(filepath, FILES if overwrite else ()) as path:
+            super().save(path, overwrite, *args, **kwargs)
+
+    def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
+        """As Keras documents it; a file is replaced by a whole one, as in `save`."""
+        with whole(filepath, FILES if overwrite else ()) as path:
+            return super().save_weights(path, overwrite, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         reasons = {each.name: why_left_in_float(each) for each in self.layers}

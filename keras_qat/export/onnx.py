@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.export.files import check_writable, replacing
 from keras_qat.export.saved_model import inference_module
 from keras_qat.exportable import check_exportable
+from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import swapped
 from keras_qat.keras2.graph import layers_in
 from keras_qat.resolved.weights import Weights

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.export.files import check_writable, replacing
 from keras_qat.exportable import check_exportable
+from keras_qat.files import check_writable, replacing
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import swapped
 from keras_qat.keras2.precision import computing_in_float32

@@ -6,8 +6,8 @@ import os
 import warnings
 from typing import Any, Literal
 
-from keras_qat.export.files import check_writable, replacing
 from keras_qat.exportable import check_exportable, some
+from keras_qat.files import check_writable, replacing
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of

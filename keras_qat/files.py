@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["check_writable", "replacing"]
+__all__ = ["check_writable", "replacing", "whole"]
 
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
@@ -65,7 +66,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _explained(error, path) from error
     try:
-        new, old = scratch / "new", scratch / "old"
+        (scratch / "new").mkdir()
+        new, old = scratch / "new" / path.name, scratch / "old"  # Keras looks at the whole name.
         yield new
         if path.is_dir() and not path.is_symlink():
             path.rename(old)
@@ -74,6 +76,27 @@ def replacing(path: Path) -> Iterator[Path]:
         raise _explained(error, path) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def whole(path: Any, suffixes: tuple[str, ...]) -> Iterator[Any]:
+    """Gives what to write a file to, so that it is replaced only once the block has succeeded.
+
+    That is `path` itself where nothing else will do: an open file, another machine's, a folder, a
+    device, a name without one of the `suffixes`.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(suffixes):
+        yield path
+        return
+    target = Path(os.path.realpath(path))
+    parent = target.parent
+    if (target.exists() and not target.is_file()) or not (
+        parent.is_dir() and os.access(parent, os.W_OK)
+    ):
+        yield path
+        return
+    with replacing(target) as scratch:
+        yield str(scratch)
 
 
 def _explained(error: Exception, path: Path) -> Exception:
