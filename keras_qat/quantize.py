@@ -182,4 +182,5 @@ def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
         )
     copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
+    copy.safe_mode = model.safe_mode
     return copy

@@ -14,6 +14,8 @@ from keras_qat.files import whole
 from keras_qat.keras2.backend import (
     KeepsTrainable,
     applications_scope,
+    check_modules,
+    in_safe_mode,
     keras,
     register,
     resolve_training,
@@ -51,6 +53,9 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     recipe: Recipe
     float_config: dict[str, Any]
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
+
+    safe_mode: bool = False
+    """Whether no code of its configuration may run: it was loaded, not in safe_mode=False."""
 
     _kernels: Family = "xnnpack"
     _inference: Inference | None = None
@@ -132,12 +137,15 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        if in_safe_mode() is not False:
+            check_modules(config)
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         kernels = config.pop("kernels", "xnnpack")
         with applications_scope(), shapes_only(), float32_policy():
             model = super().from_config(config, custom_objects)
+        model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
         model.keep_float_config(float_config)
         model.output_names = output_names

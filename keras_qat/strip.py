@@ -41,7 +41,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
         A functional Keras model, not compiled.
 
     Raises:
-        ValueError: if the model was not made by `quantize_model`.
+        ValueError: if the model was not made by `quantize_model`, or has a `Lambda` and was loaded
+            in Keras' safe mode.
 
     Example:
         >>> keras_qat.strip_quantization(qat).save("float.keras")
@@ -51,7 +52,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"'{getattr(model, 'name', model)}' was not made by keras_qat.quantize_model: pass "
             f"what that returned, or what keras.models.load_model read of it."
         )
-    with deserialization_scope(graph_lib.layers_in(model)):
+    with deserialization_scope(graph_lib.layers_in(model), safe=model.safe_mode):
         # Some layers of Keras take their entries out of the configuration they are made from.
         plain = keras.Model.from_config(deepcopy(model.float_config))
     _take_weights(plain, model)

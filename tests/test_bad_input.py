@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import threading
@@ -127,24 +126,6 @@ def test_nan_in_predict(two_inputs):
         qat.predict(x, verbose=0)
     x[3, 1] = np.inf
     assert np.all(np.isfinite(qat.predict(x, verbose=0)))
-
-
-def test_damaged_files_are_refused(exported):
-    """Whatever bytes are changed or missing: a `ValueError`, or an answer, and no crash."""
-    numbers = np.random.default_rng(0)
-    for _ in range(60):
-        contents = bytearray(exported.tflite)
-        if numbers.random() < 0.2:
-            contents = contents[: numbers.integers(len(contents))]
-        else:
-            for place in numbers.integers(8, len(contents), numbers.integers(1, 20)):
-                contents[place] ^= 1 << int(numbers.integers(8))
-        for read in (
-            keras_qat.read_metadata,
-            lambda it: keras_qat.verify(exported.model, it, exported.x[:8], per_layer=True),
-        ):
-            with contextlib.suppress(ValueError):
-                read(bytes(contents))
 
 
 def test_devices_are_not_replaced(exported, tmp_path):

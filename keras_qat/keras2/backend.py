@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,7 +18,9 @@ __all__ = [
     "KeepsTrainable",
     "applications_scope",
     "attention_parts",
+    "check_modules",
     "deserialization_scope",
+    "in_safe_mode",
     "is_building",
     "keras",
     "make_training_variables",
@@ -78,13 +81,48 @@ def applications_scope() -> Any:
     return keras.utils.custom_object_scope(found)
 
 
+def _serialization() -> Any:
+    return inspect.getmodule(keras.saving.deserialize_keras_object)
+
+
+def in_safe_mode() -> bool | None:
+    """Whether Keras is loading a file none of whose code may run; None if nobody said."""
+    return _serialization().in_safe_mode()
+
+
+def check_modules(config: Any) -> None:
+    """Raises a `ValueError` if Keras would import a module that a configuration names.
+
+    What was imported already, by a program that trusts it, is fine.
+    """
+    if isinstance(config, dict):
+        name = config.get("module")
+        if isinstance(name, str) and "class_name" in config and not _is_known(name):
+            raise ValueError(
+                f"The model's configuration has the class {config['class_name']!r} of the module "
+                f"{name!r}, which is not imported. If you trust the file, import the module before "
+                f"you load it, or pass safe_mode=False."
+            )
+        config = config.values()
+    elif not isinstance(config, (list, tuple)):
+        return
+    for each in config:
+        check_modules(each)
+
+
+def _is_known(module: str) -> bool:
+    roots = ("keras", "tf_keras", "tensorflow", "builtins")
+    return module in sys.modules or module.split(".")[0] in roots
+
+
 @contextlib.contextmanager
-def deserialization_scope(layers: Iterable[Any]) -> Iterator[None]:
+def deserialization_scope(layers: Iterable[Any], safe: bool | None = None) -> Iterator[None]:
     """A scope in which Keras makes layers of the same classes as `layers` from configurations.
 
     Custom classes need not be registered, nor those of their initializers, regularizers and
     constraints. A `Lambda` of a Python lambda, which Keras makes only
     where that was allowed, is made if `layers` hold one: it was allowed then, or never saved.
+    Otherwise `safe` says whether it is not made; None leaves that to Keras.
     """
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
@@ -100,12 +138,11 @@ def deserialization_scope(layers: Iterable[Any]) -> Iterator[None]:
         isinstance(layer, keras.layers.Lambda) and layer.function.__name__ == "<lambda>"
         for layer in layers
     )
-    module: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
     with contextlib.ExitStack() as scopes:
         scopes.enter_context(applications_scope())
         scopes.enter_context(keras.utils.custom_object_scope(custom))
-        if has_lambda:
-            scopes.enter_context(module.SafeModeScope(False))
+        if has_lambda or safe is not None:
+            scopes.enter_context(_serialization().SafeModeScope(safe and not has_lambda))
         yield
 
 

@@ -134,8 +134,14 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _layer(layer: Any) -> Any:
-    """A layer from its config; a layer or None as it is."""
+    """A layer from its config; a layer or None as it is.
+
+    Raises:
+        ValueError: if it is neither.
+    """
     if isinstance(layer, dict):
         with backend.applications_scope():
-            return backend.keras.layers.deserialize(layer)
+            layer = backend.keras.layers.deserialize(layer)
+    if layer is not None and not isinstance(layer, backend.keras.layers.Layer):
+        raise ValueError(f"A QuantizeWrapper holds layers, not {layer!r}.")
     return layer

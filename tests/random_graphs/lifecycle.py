@@ -11,8 +11,13 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Value
+from keras_qat.layers import Quantize
+from keras_qat.ops.op import SharedRange
 from keras_qat.recipes import Recipe
 from keras_qat.resolved.graph import Constant, ResolvedGraph, Tensor
+from keras_qat.tflite.read import FileGraph
+from keras_qat.verify.tensors import pair
 from tests.comparison import KERNELS
 
 __all__ = ["Refused", "live"]
@@ -88,13 +93,21 @@ def values_of(output: Any) -> np.ndarray:
 def compare(qat: Any, inputs: list[np.ndarray], contents: bytes, options: dict[str, Any]) -> None:
     """Asserts that model, file and simulation agree on every value computed in integers.
 
-    Models of `recipes.contrib` round as in training: of them simulation and file are compared.
+    Models of `recipes.contrib` round as in training: what their page promises is asserted.
     """
+    resolved = keras_qat.resolve(qat, **options)
+    if options:
+        inputs = [on_grid(*each) for each in zip(inputs, resolved.inputs.values(), strict=True)]
     given = inputs if len(inputs) > 1 else inputs[0]
     report = keras_qat.verify(qat, contents, given, per_layer=True)
-    resolved = keras_qat.resolve(qat, **options)
     in_integers = {name for name, each in resolved.outputs.items() if is_exact(resolved, each)}
-    if not options:
+    if options:
+        trained = as_trained(resolved)
+        pairs, _ = pair(resolved, FileGraph(contents))
+        for each, there in zip(report.tensors, pairs, strict=True):
+            if each.fed is not None and there.ours in trained:
+                assert each.fed.max_difference <= 1, f"a layer that is exact in training: {each}"
+    else:
         differing = [
             (each.name, each.fed.identical, each.fed.max_difference, each.kernels)
             for each in report.tensors
@@ -137,3 +150,38 @@ def is_exact(graph: ResolvedGraph, tensor: Tensor) -> bool:
             return False
         wanted += [each for each in node.inputs if not isinstance(each, Constant)]
     return True
+
+
+def on_grid(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """The real values that an input of the file stands for, those next to the given ones."""
+    params = tensor.params
+    return values if params is None else params.dequantize(params.quantize(values))
+
+
+def as_trained(graph: ResolvedGraph) -> set[Tensor]:
+    """Tensors of integer kernels that read nothing but what training had quantized, too.
+
+    Those are inputs, the outputs of quantizers, and what only moves their values; the weights are
+    those of training.
+    """
+    exact, found = set(graph.inputs.values()), set()
+    for node in graph.nodes:
+        tensors = [each for each in node.inputs if isinstance(each, Tensor)]
+        if node.op is None or any(each.params is None for each in tensors):
+            continue
+        is_exact = exact.issuperset(tensors) and not (node.weights and node.weights.rounding)
+        for output in node.outputs:
+            moves = node.op.output == SharedRange() and all(
+                each.params == output.params for each in tensors
+            )
+            if is_exact:
+                found.add(output)
+            if has_quantizer(graph.values.get(output)) or (moves and is_exact):
+                exact.add(output)
+    return found
+
+
+def has_quantizer(value: Value | None) -> bool:
+    """Whether training quantizes a value."""
+    layer = None if value is None or value.producer is None else value.producer.layer
+    return isinstance(layer, Quantize) or getattr(layer, "output_quantizer", None) is not None

@@ -1,0 +1,176 @@
+"""Files that were damaged or made to do harm: refused, or read as far as they are right."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers
+
+
+def damaged(contents: bytes, numbers: np.random.Generator) -> bytes:
+    """A file's contents, cut short or with some bits the other way round."""
+    if numbers.random() < 0.2:
+        return contents[: numbers.integers(len(contents))]
+    changed = bytearray(contents)
+    end = 300 if numbers.random() < 0.5 else len(changed)  # Most is said at the beginning.
+    for place in numbers.integers(0, end, numbers.integers(1, 20)):
+        changed[place] ^= 1 << int(numbers.integers(8))
+    return bytes(changed)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a model in both formats of Keras, and what it computes."""
+    folder = tmp_path_factory.mktemp("saved")
+    model = functional((6,), build=lambda x: layers.Dense(3)(layers.Dense(4, "relu")(x)))
+    x = images(8, (6,))
+    qat = observe(keras_qat.quantize_model(model), x)
+    for ending in (".keras", ".h5"):
+        qat.save(folder / f"model{ending}")
+    return folder, x, qat.predict(x, verbose=0)
+
+
+def _load_damaged(ending, numbers, saved, tmp_path):
+    folder, x, expected = saved
+    contents = (folder / f"model{ending}").read_bytes()
+    path = tmp_path / f"model{ending}"
+    path.write_bytes(damaged(contents, numbers))
+    try:
+        loaded = keras.models.load_model(path)
+    except Exception:  # Keras has as many kinds as there are libraries below it.
+        return
+    found = loaded.predict(x, verbose=0)
+    if ending == ".keras":  # It has check sums, .h5 has none.
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("ending", [".keras", ".h5"])
+def test_damaged_models(ending, saved, tmp_path):
+    """No crash; and what was loaded from a file with check sums is what was saved."""
+    for seed in range(5):
+        _load_damaged(ending, np.random.default_rng(seed), saved, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".keras", ".h5"])
+def test_many_damaged_models(ending, seeds, saved, tmp_path):
+    for seed in range(5, 5 + 2 * seeds):
+        _load_damaged(ending, np.random.default_rng(seed), saved, tmp_path)
+
+
+def _read_damaged(exported, seed):
+    contents = damaged(exported.tflite, np.random.default_rng(seed))
+    for read in (
+        keras_qat.read_metadata,
+        lambda it: keras_qat.verify(exported.model, it, exported.x[:8], per_layer=True),
+    ):
+        with contextlib.suppress(ValueError):
+            read(contents)
+
+
+def test_damaged_tflite_files(exported):
+    """Whatever bytes are changed or missing: a `ValueError`, or an answer, and no crash."""
+    for seed in range(30):
+        _read_damaged(exported, seed)
+
+
+@pytest.mark.slow
+def test_many_damaged_tflite_files(exported, seeds):
+    for seed in range(30, 30 + 5 * seeds):
+        _read_damaged(exported, seed)
+
+
+def _rewritten(path, change):
+    """Changes the configuration in a .keras file."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(parts["config.json"])
+    change(config["config"])
+    parts["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, contents in parts.items():
+            archive.writestr(name, contents)
+
+
+def _harm(path):
+    """A Lambda that makes a file when it is called."""
+    trap = layers.Lambda(lambda x, path=str(path): (open(path, "w").close(), x)[1], name="trap")
+    x = keras.Input((6,))
+    return keras.Model(x, trap(x))
+
+
+HOSTILE = {
+    "layer": lambda config, it: config["layers"][2]["config"].update(layer=it),
+    "activation": lambda config, it: config["layers"][2]["config"].update(activation=it),
+    "batch_norm": lambda config, it: config["layers"][2]["config"].update(batch_norm=it),
+    "weight_spec": lambda config, it: config["layers"][2]["config"].update(weight_spec=it),
+    "whole layer": lambda config, it: config["layers"].__setitem__(2, it),
+    "recipe": lambda config, it: config["recipe"].update(weights=it),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_configurations_run_nothing(kind, saved, tmp_path, monkeypatch):
+    """Neither by importing a module, nor by calling what is in one."""
+    folder, *_ = saved
+    (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'harm')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    trap = _harm(tmp_path / "harm").layers[1]
+    (tmp_path / "harm").unlink()
+    commands = [
+        {"module": module, "class_name": name, "config": config, "registered_name": None}
+        for module, name, config in (
+            ("hostile", "Layer", {}),
+            ("os", "system", {"command": f"touch {tmp_path}/harm"}),
+            ("subprocess", "Popen", {"args": ["touch", f"{tmp_path}/harm"]}),
+            ("builtins", "exec", f"open('{tmp_path}/harm', 'w')"),
+        )
+    ]
+    for command in [*commands, keras.layers.serialize(trap)]:
+        path = tmp_path / "model.keras"
+        path.write_bytes((folder / "model.keras").read_bytes())
+        _rewritten(path, lambda config, command=command: HOSTILE[kind](config, command))
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            keras.models.load_model(path)
+        assert not (tmp_path / "harm").exists()
+
+
+def test_modules_that_a_file_would_import(saved, tmp_path):
+    folder, *_ = saved
+    path = tmp_path / "model.keras"
+    path.write_bytes((folder / "model.keras").read_bytes())
+    strange = {"module": "antigravity", "class_name": "Layer", "config": {}}
+    _rewritten(path, lambda config: config["layers"].append(strange))
+    with pytest.raises(
+        ValueError, match=r"class 'Layer' of the module 'antigravity', which is not"
+    ):
+        keras.models.load_model(path)
+
+
+def test_stripping_runs_nothing_that_loading_did_not(saved, tmp_path):
+    """The float model's configuration is read then, and no layer of it needs to be in the model."""
+    folder, *_ = saved
+    path = tmp_path / "model.keras"
+    path.write_bytes((folder / "model.keras").read_bytes())
+    harm = _harm(tmp_path / "harm").get_config()
+    for layer in harm["layers"]:  # As older versions of Keras wrote it, and did not check.
+        del layer["module"]
+    _rewritten(path, lambda config: config.update(float_config=harm))
+    (tmp_path / "harm").unlink()
+    loaded = keras.models.load_model(path)
+    for model in (loaded, keras_qat.quantize_model(loaded)):
+        with pytest.raises(ValueError, match="safe_mode=False"):
+            keras_qat.strip_quantization(model)
+    assert not (tmp_path / "harm").exists()
+    trusted = keras.models.load_model(path, safe_mode=False)
+    with contextlib.suppress(Exception):  # It is another model.
+        keras_qat.strip_quantization(trusted)
+    assert (tmp_path / "harm").exists()
