@@ -36,8 +36,8 @@ def _row(op: Op) -> str:
     bits = ", ".join("2 to 8" if each == 8 else str(each) for each in op.bits)
     attributes = [f"`{name}`" for name in op.needs]
     attributes += [f"[`{name}`]" for name in op.defaults]
-    doc = f"{op.doc}: " if op.doc else ""
-    cells = (f"`{op.name}`", doc + ", ".join(named), bits, _range(op), ", ".join(attributes))
+    what = ": ".join(each for each in (op.doc, ", ".join(named)) if each)
+    cells = (f"`{op.name}`", what, bits, _range(op), ", ".join(attributes))
     return "| " + " | ".join(cells) + " |"
 
 

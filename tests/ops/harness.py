@@ -71,7 +71,7 @@ def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple
     ]
     model = keras.Model(inputs, example.build(*inputs))
     graph = graph_lib.read(model)
-    (call,) = [each for each in graph.calls if match(each).op is op]
+    (call,) = [each for each in graph.calls if getattr(match(each).op, "name", "") == op.name]
     return make_node(call, bits, numbers, maximum), numbers
 
 

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+import keras_qat
 from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options
@@ -55,6 +56,21 @@ def _softmax(numbers):
         lambda x: keras.activations.softmax(x, axis=axis),
     )
     return Example(build, (shape,))
+
+
+class LayerNorm(_layers.LayerNormalization):
+    """Computed in 16 bits."""
+
+
+keras_qat.register_op(LayerNorm, "layer_norm", attributes=lambda layer: {"epsilon": layer.epsilon})
+
+
+def _layer_norm(numbers):
+    shape = sizes(numbers, 1, 20, numbers.integers(1, 5))
+    noise = keras.initializers.RandomNormal(stddev=10.0 ** numbers.uniform(-2, 1), seed=1)
+    options = {"epsilon": 10.0 ** numbers.uniform(-8, 0), "center": numbers.random() < 0.7}
+    options.update(scale=numbers.random() < 0.7, beta_initializer=noise, gamma_initializer=noise)
+    return Example(LayerNorm(**options), (shape,))
 
 
 def _unit_norm(numbers):
@@ -111,5 +127,6 @@ EXAMPLES = {
     "sqrt": of_any_shape(tf.sqrt),
     "rsqrt": of_any_shape(tf.math.rsqrt),
     "softmax": _softmax,
+    "layer_norm": _layer_norm,
     "unit_norm": _unit_norm,
 }

@@ -1,0 +1,190 @@
+"""LayerNormalization: parts in 16 bits between tensors of 8.
+
+The differences from the mean, their squares, the variance and the normalized values have 16 bits;
+1 / sqrt(variance + epsilon) is looked up in a table. What each part can reach follows from the
+range of the input, so that none needs a range of its own.
+
+No layer is this operator by itself: runtimes that compute in float do so much faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.keras2.graph import Call
+from keras_qat.ops.elementwise import ADD, MULTIPLY, SUBTRACT
+from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.op import Arguments, Attributes, Op
+from keras_qat.ops.pooling import MEAN
+from keras_qat.ops.quantize import REQUANTIZE
+from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.objects import TYPES
+
+__all__ = ["LAYER_NORM"]
+
+MOST = 2.0**15 - 1
+"""The largest quantized value of 16 bits."""
+
+
+Part = tuple[Any, QuantParams]
+"""Quantized values and what they stand for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """The quantization parameters of all parts, and the constants.
+
+    Args:
+        x: of the input in 16 bits, its mean and the differences from it: 1/128 of its 8 bits.
+        squares: of the squared differences, which reach the square of the input's range.
+        variance: a quarter of that is the largest variance of numbers in a range.
+        inverse: of 1 / sqrt(variance + epsilon).
+        normalized: which reach the square root of how many they are.
+        scaled: of what gamma and beta make of them, as far as it does not leave the output's range.
+        table: the inverse of each variance.
+        gamma, beta: as quantized values and their parameters; None for none.
+    """
+
+    x: QuantParams
+    squares: QuantParams
+    variance: QuantParams
+    inverse: QuantParams
+    normalized: QuantParams
+    scaled: QuantParams
+    table: Any
+    gamma: Part | None
+    beta: Part | None
+
+
+def _wide(scale: Any) -> QuantParams:
+    return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
+
+
+def _quantized(weight: Any) -> Part | None:
+    if weight is None:
+        return None
+    values = tf.cast(weight, tf.float64)
+    largest = tf.reduce_max(tf.abs(values))
+    params = _wide(tf.where(largest > 0, largest, tf.ones_like(largest)) / MOST)
+    return round_half_away(values / params.scale), params
+
+
+def _parts(layer: Any, size: int, epsilon: float, x: QuantParams, output: QuantParams) -> _Parts:
+    x, output = x.as_tensors(), output.as_tensors()
+    gamma, beta = (_quantized(getattr(layer, name, None)) for name in ("gamma", "beta"))
+    squares = _wide(tf.clip_by_value((255.0 * x.scale) ** 2 / MOST, 1e-30, 1e30))
+    variance = _wide(squares.scale / 4.0)
+    inverse = _wide(1.0 / tf.sqrt(variance.scale + epsilon) / MOST)
+    variances = tf.range(2.0**15, dtype=tf.float64) * variance.scale
+    table = round_half_away(1.0 / tf.sqrt(variances + max(epsilon, 1e-60)) / inverse.scale)
+    normalized = _wide(tf.constant(float(size) ** 0.5 / MOST, tf.float64))
+    ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
+    reach = tf.maximum(*ends) * output.scale / MOST
+    if beta is not None:
+        reach += beta[1].scale
+    if gamma is not None:  # Below half of it, products would overflow.
+        reach = tf.maximum(reach, 2.0 * normalized.scale * gamma[1].scale)
+    return _Parts(
+        x=_wide(x.scale / 128.0),
+        squares=squares,
+        variance=variance,
+        inverse=inverse,
+        normalized=normalized,
+        scaled=_wide(reach),
+        table=tf.minimum(table, MOST),
+        gamma=gamma,
+        beta=beta,
+    )
+
+
+def _compute(a: Arguments) -> Any:
+    (x,), (params,) = a.q, a.params
+    parts = _parts(a.call.layer, x.shape[-1], a.attributes["epsilon"], params, a.output)
+    wide = tf.cast(x, tf.float64)
+
+    def step(row: Op, output: QuantParams, *inputs: Part, sign: int = 1) -> Part:
+        q, given = map(list, zip(*inputs, strict=True))
+        options = {"axes": (-1,), "keepdims": True, "sign": sign}
+        part = dataclasses.replace(a, q=q, params=given, output=output, attributes=options)
+        return tf.clip_by_value(row.compute(part), -MOST - 1, MOST), output
+
+    source = step(REQUANTIZE, parts.x, (wide, params))
+    difference = step(SUBTRACT, parts.x, source, step(MEAN, parts.x, source), sign=-1)
+    squares = step(MULTIPLY, parts.squares, difference, difference)
+    variance, _ = step(MEAN, parts.variance, squares)
+    inverse = tf.gather(parts.table, tf.cast(variance, tf.int32)), parts.inverse
+    result = step(MULTIPLY, parts.normalized, difference, inverse)
+    if parts.gamma is not None:
+        result = step(MULTIPLY, parts.scaled, result, parts.gamma)
+    if parts.beta is not None:
+        result = step(ADD, parts.scaled, result, parts.beta)
+    # XNNPACK leaves 16 bits to TFLite's kernels, which are the same in all families.
+    exact = dataclasses.replace(a, family="reference", q=[result[0]], params=[result[1]])
+    return tf.cast(REQUANTIZE.compute(exact), x.dtype)
+
+
+def _emit(e: Emission) -> None:
+    (x,), output, shape = e.node.inputs, e.node.output.params, e.shape(e.inputs[0])
+    assert x.params is not None
+    assert output is not None
+    size, epsilon = int(shape[-1] or 0), e.attributes["epsilon"]
+    parts = _parts(e.node.call.layer, size, epsilon, x.params, output)
+
+    def number(params: QuantParams) -> QuantParams:
+        return QuantParams(np.float32(params.scale), 0, 16)
+
+    def tensor(name: str, params: QuantParams, reduced: bool = False) -> int:
+        return e.temporary(name, (*shape[:-1], 1) if reduced else shape, number(params))
+
+    def constant(name: str, values: Any, params: QuantParams) -> int:
+        return e.constant(name, np.asarray(values).astype(np.int16), number(params))
+
+    axis = e.constant("axis", [len(shape) - 1])
+    wide, mean = tensor("wide", parts.x), tensor("mean", parts.x, reduced=True)
+    e.add("QUANTIZE", e.inputs, [wide])
+    e.add("MEAN", [wide, axis], [mean], keepDims=True)
+    difference, squares = tensor("difference", parts.x), tensor("squares", parts.squares)
+    e.add("SUB", [wide, mean], [difference], potScaleInt16=False)
+    e.add("MUL", [difference, difference], [squares])
+    variance = tensor("variance", parts.variance, reduced=True)
+    e.add("MEAN", [squares, axis], [variance], keepDims=True)
+    places = e.temporary("places", e.shape(variance), "int32")
+    e.add("CAST", [variance], [places], inDataType=TYPES["int16"], outDataType=TYPES["int32"])
+    inverse = tensor("inverse", parts.inverse, reduced=True)
+    e.add("GATHER", [constant("table", parts.table, parts.inverse), places], [inverse], axis=0)
+    result = tensor("normalized", parts.normalized)
+    e.add("MUL", [difference, inverse], [result])
+    if parts.gamma is not None:
+        scaled = tensor("scaled", parts.scaled)
+        e.add("MUL", [result, constant("gamma", *parts.gamma)], [scaled])
+        result = scaled
+    if parts.beta is not None:
+        shifted = tensor("shifted", parts.scaled)
+        e.add("ADD", [result, constant("beta", *parts.beta)], [shifted], potScaleInt16=False)
+        result = shifted
+    e.add("QUANTIZE", [result], e.outputs)
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    shape, axes = call.output.shape, tf.nest.flatten([getattr(call.layer, "axis", -1)])
+    if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
+        return "not along the last axis alone"
+    return "of an open size" if shape[-1] is None else of_reals(call)
+
+
+LAYER_NORM = Op(
+    "layer_norm",
+    _compute,
+    _emit,
+    doc="LayerNormalization along the last axis, in parts of 16 bits",
+    needs=("epsilon",),
+    accepts=_accepts,
+    max_axes=5,
+    integers=(),
+    bits=(8,),
+)
