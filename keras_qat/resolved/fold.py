@@ -236,7 +236,9 @@ def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
     minimum, maximum = quantizer.current_range(kernel)
     values = fake_quant.fake_quantize(kernel, minimum, maximum, spec.bits, spec.narrow_range)
     levels = 2**spec.bits - (2 if spec.narrow_range else 1)
-    scale = (float(maximum) - float(minimum)) / levels or 1.0  # Of zeros alone: any.
+    scale = (
+        float(maximum) - float(minimum)
+    ) / levels or LEAST_SCALE  # Of zeros alone: fine for biases.
     q = np.round(values.numpy() / scale)
     reduced = tuple(axis for axis in range(-q.ndim, 0) if axis not in axes)
     highest = np.max(np.abs(q), axis=reduced, keepdims=True)

@@ -288,6 +288,15 @@ def test_weights_of_zeros_in_contrib():
     assert_identical(qat, x, "xnnpack", input_range=(-4.0, 4.0))
 
 
+def test_biases_of_weights_of_zeros_in_contrib():
+    """The file rounded them to what inputs are quantized to."""
+    layer = layers.Dense(3, kernel_initializer="zeros", bias_initializer=small(seed=1))
+    x = 1000 * images(32, (6,))
+    qat = observe(keras_qat.quantize_model(model_of(layer, (6,)), "contrib"), x)
+    contents = keras_qat.export_tflite(qat, input_range=(-4000.0, 4000.0))
+    assert keras_qat.verify(qat, contents, x).identical == 1
+
+
 def test_equal_ranges_of_a_shared_layer_in_16_bits():
     """Model and file made scales of their own, where ranges of different calls were equal."""
     keras.utils.set_random_seed(3)
