@@ -78,8 +78,9 @@ class ScalesLoss:
 
     @property
     def dtype_policy(self) -> Any:
-        """The policy that `compile` asks for."""
-        policies = [each.dtype_policy for each in layers_in(self)[1:]]
+        """The policy that `compile` asks for. Keras' `LossScaleOptimizer` needs variables."""
+        scales = bool(self.trainable_weights)  # type: ignore[attr-defined]
+        policies = [each.dtype_policy for each in layers_in(self)[1:] if scales]
         scaled = (each for each in policies if each.name == "mixed_float16")
         return next(scaled, super().dtype_policy)  # type: ignore[misc]
 

@@ -1,0 +1,144 @@
+"""However a model is trained - compiled, eagerly, by hand, in part - its file computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, rng, train, values
+from tests.networks.small import tiny_net
+
+X = images(shape=(6, 6, 2))
+LABELS = rng().integers(0, 3, len(X))
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def slow(parameter):
+    return pytest.param(parameter, marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["float32", slow("mixed_float16"), slow("mixed_bfloat16")])
+def policy(request):
+    keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture
+def qat(policy):
+    return keras_qat.quantize_model(tiny_net())
+
+
+def assert_file_is_exact(qat) -> None:
+    before = qat.predict(X, verbose=0)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)
+    assert (report.max_difference, report.identical) == (0, 1.0)
+    np.testing.assert_array_equal(qat(X), before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [slow({"jit_compile": True}), {"run_eagerly": True}, {"steps_per_execution": 2}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_compile(qat, options):
+    qat.compile("adam", LOSS, **options)
+    weights = values(qat.trainable_weights)
+    qat.fit(X, LABELS, batch_size=8, verbose=0)
+    for old, new in zip(weights, qat.trainable_weights, strict=True):
+        assert np.any(old != new)
+    assert {int(each.step) for each in qat.layers if hasattr(each, "step")} == {4}
+    losses = qat.evaluate(X, LABELS, verbose=0), float(LOSS(LABELS, qat.predict(X, verbose=0)))
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert_file_is_exact(qat)
+
+
+def loss_scale(policy):
+    optimizer = keras.optimizers.SGD(0.05)
+    return keras.mixed_precision.LossScaleOptimizer(optimizer) if "float16" in policy else optimizer
+
+
+def gradients(qat, optimizer, x, labels):
+    with tf.GradientTape() as tape:
+        loss = LOSS(labels, qat(x, training=True))
+        scale = getattr(optimizer, "get_scaled_loss", lambda loss: loss)
+        loss = scale(loss)
+    found = tape.gradient(loss, qat.trainable_variables)
+    return getattr(optimizer, "get_unscaled_gradients", lambda found: found)(found)
+
+
+@pytest.mark.parametrize("function", [tf.function, lambda function: function])
+def test_loops_with_a_tape(qat, policy, function):
+    optimizer = loss_scale(policy)
+
+    @function
+    def step(x, labels):
+        found = gradients(qat, optimizer, x, labels)
+        optimizer.apply_gradients(zip(found, qat.trainable_variables, strict=True))
+
+    reference = keras_qat.quantize_model(tiny_net())
+    reference.compile(loss_scale(policy), LOSS)
+    for part in np.split(np.arange(len(X)), 4):
+        step(X[part], LABELS[part])
+        reference.train_on_batch(X[part], LABELS[part])
+    tolerance = 1e-5 if policy == "float32" else 2e-2
+    for ours, other in zip(qat.weights, reference.weights, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=tolerance, atol=tolerance)
+    assert_file_is_exact(qat)
+
+
+def test_gradients_of_several_batches_are_accumulated(qat, policy):
+    optimizer, total = loss_scale(policy), None
+    for part in np.split(np.arange(len(X)), 4):
+        found = gradients(qat, optimizer, X[part], LABELS[part])
+        assert all(each.dtype == tf.float32 for each in found)
+        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+    optimizer.apply_gradients(zip(total, qat.trainable_variables, strict=True))
+    quantizer = qat.get_layer("quant_conv").output_quantizer
+    assert int(quantizer.observers[0].batches) == 4, "every batch is observed"
+    assert_file_is_exact(qat)
+
+
+def test_nothing_or_a_part_trains_between_two_fits(qat):
+    train(qat, X, 2)
+    qat.trainable = False
+    weights = values(qat.weights)
+    train(qat, X, 1)
+    names = [each.name for each in qat.weights]
+    changed = {
+        name.split("/")[-1].split(":")[0]
+        for name, old, new in zip(names, weights, qat.weights, strict=True)
+        if np.any(old != new)
+    }
+    state = {"step", "output_batches", "output_min", "output_max"}
+    assert changed <= state, "moving statistics stay, too"
+    assert_file_is_exact(qat)
+
+    qat.trainable = True
+    conv = qat.get_layer("quant_conv")
+    conv.trainable = False
+    weights, logits = values(conv.layer.weights), qat.get_layer("quant_logits").layer
+    before = values(logits.weights)
+    train(qat, X, 1)
+    assert all(np.all(o == n) for o, n in zip(weights, conv.layer.weights, strict=True))
+    assert all(np.any(o != n) for o, n in zip(before, logits.weights, strict=True))
+    assert_file_is_exact(qat)
+
+
+@pytest.mark.parametrize("names", [["conv"], ["bn"], ["conv", "bn", "relu", "flatten", "logits"]])
+def test_layers_that_did_not_train_before(policy, names):
+    model = tiny_net()
+    for name in names:
+        model.get_layer(name).trainable = False
+    qat = keras_qat.quantize_model(model)
+    wrapper, logits = qat.get_layer("quant_conv"), qat.get_layer("quant_logits")
+    inside = {"conv": wrapper.layer, "bn": wrapper.batch_norm, "logits": logits.layer}
+    before = {name: values(layer.weights) for name, layer in inside.items()}
+    train(qat, X, 1)
+    for name, layer in inside.items():
+        same = [np.all(o == n) for o, n in zip(before[name], layer.weights, strict=True)]
+        assert all(same) if name in names else not any(same), name
+    assert_file_is_exact(qat)
