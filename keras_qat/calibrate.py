@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.given import arrays_of
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras, swapped
+from keras_qat.keras2.backend import keras, one_at_a_time, swapped
 from keras_qat.keras2.graph import Call
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import ScheduledLayer
@@ -21,6 +21,7 @@ from keras_qat.schedule import schedule, scheduled_layers
 __all__ = ["calibrate"]
 
 
+@one_at_a_time
 def calibrate(
     model: Any, dataset: Any, steps: int | None = None, batch_size: int | None = None
 ) -> None:

@@ -12,6 +12,7 @@ from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.exportable import check_exportable
 from keras_qat.given import arrays_of
+from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.names import PREFIX
@@ -67,6 +68,7 @@ class Simulation:
     float_layers: tuple[str, ...]
 
 
+@one_at_a_time
 def simulate(
     model: Any,
     x: Any,

@@ -149,6 +149,32 @@ def test_threads_leave_the_policy_as_it_was():
         keras.mixed_precision.set_global_policy("float32")
 
 
+def test_threads_that_export_at_once():
+    """Layers have other weights in between."""
+    x = images(8, (5, 6))
+    models = [
+        observe(keras_qat.quantize_model(functional((5, 6), build=build)), x)
+        for build in (
+            lambda x: layers.Dense(4)(layers.LSTM(4)(layers.Masking()(x))),
+            lambda x: layers.LayerNormalization()(layers.Dense(3, "relu")(x)),
+            lambda x: layers.Bidirectional(layers.GRU(3))(x),
+        )
+    ]
+    alone = [keras_qat.export_tflite(each) for each in models]
+    found = {}
+
+    def work(place):
+        found[place] = keras_qat.export_tflite(models[place % 3])
+        assert keras_qat.verify(models[place % 3], found[place], x).identical == 1
+
+    threads = [threading.Thread(target=work, args=[place]) for place in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == {place: alone[place % 3] for place in range(6)}
+
+
 @pytest.mark.parametrize("name", ["a name", "früh/ä", "层", "a;b", "-x"])
 def test_names_that_are_no_scopes(name, tmp_path):
     """Keras takes them for inputs, though not for layers that compute."""

@@ -12,7 +12,7 @@ import numpy as np
 from keras_qat.export.saved_model import inference_module
 from keras_qat.exportable import check_exportable
 from keras_qat.files import check_writable, replacing
-from keras_qat.keras2.backend import swapped
+from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.keras2.graph import layers_in
 from keras_qat.resolved.weights import Weights
 from keras_qat.version import __version__
@@ -23,6 +23,7 @@ CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
 """Operation whose weights are stored in int8 -> axis of the output channels."""
 
 
+@one_at_a_time
 def export_onnx(
     model: Any,
     path: str | os.PathLike[str] | None = None,

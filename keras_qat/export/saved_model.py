@@ -16,7 +16,7 @@ from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.exportable import check_exportable
 from keras_qat.files import check_writable, replacing
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import swapped
+from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.ops.op import SharedRange
@@ -27,6 +27,7 @@ from keras_qat.resolved.resolve import resolve
 __all__ = ["export_saved_model", "inference_module"]
 
 
+@one_at_a_time
 def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Writes the folded, fake-quantized inference function as a SavedModel.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from keras_qat.exportable import check_exportable, some
 from keras_qat.files import check_writable, replacing
+from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
@@ -20,6 +21,7 @@ __all__ = ["export_tflite"]
 EndType = Literal["int8", "uint8", "int16", "float32"]
 
 
+@one_at_a_time
 def export_tflite(
     model: Any,
     path: str | os.PathLike[str] | None = None,

@@ -6,11 +6,13 @@ With `graph` the module that knows most of Keras' internals; others of this pack
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
@@ -25,6 +27,7 @@ __all__ = [
     "keras",
     "make_training_variables",
     "mask_of",
+    "one_at_a_time",
     "output_shape",
     "recurrence",
     "register",
@@ -256,6 +259,22 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
 
     outputs = tf.nest.map_structure(lambda each: each.type_spec, model.output)
     tf.function(measure).get_concrete_function(targets, outputs, weights)
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+_TURN = threading.RLock()
+
+
+def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Decorator: threads take turns, as layers have other weights in between (see `swapped`)."""
+
+    @functools.wraps(verb)
+    def in_turn(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        with _TURN:
+            return verb(*args, **kwargs)
+
+    return in_turn
 
 
 @contextlib.contextmanager

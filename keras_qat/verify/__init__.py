@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_qat.given import arrays_of
 from keras_qat.interpreter import Kernels, TFLiteModel
+from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.schedule import is_quantized
 from keras_qat.tflite.objects import contents_of
 from keras_qat.verify.layers import compare_layers
@@ -16,6 +17,7 @@ from keras_qat.verify.report import Agreement, OutputReport, Report, TensorRepor
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "verify"]
 
 
+@one_at_a_time
 def verify(
     model: Any,
     tflite: str | os.PathLike[str] | bytes,
