@@ -58,6 +58,7 @@ def _softmax(numbers):
     return Example(build, (shape,))
 
 
+@keras.utils.register_keras_serializable("tests")
 class LayerNorm(_layers.LayerNormalization):
     """Computed in 16 bits."""
 
