@@ -3,6 +3,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 VENV_LEGACY := .venv-2.15
+# What `make test-version` takes; NUMPY may be 'numpy<2'.
+TENSORFLOW ?= 2.19
+NUMPY ?= numpy
+PYTHON_VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV_VERSION = .venv-$(TENSORFLOW)-$(PYTHON_VERSION)
 DATA ?= digits
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -13,13 +18,14 @@ WORKERS := -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-legacy lint format clean
+.PHONY: help demo test test-slow test-legacy test-version lint format clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
 	@echo "make test         run the tests (PYTEST_ARGS='-k verify')"
 	@echo "make test-slow    run the long sweeps: hundreds of random calls of each operator"
 	@echo "make test-legacy  run the short part of them on TensorFlow 2.15"
+	@echo "make test-version run it on another (TENSORFLOW=2.19 PYTHON=python3.12 NUMPY='numpy<2')"
 	@echo "make lint         check style, formatting and types"
 	@echo "make format       put style and formatting right"
 	@echo "make clean        remove the virtual environments and caches"
@@ -36,6 +42,10 @@ test-slow: $(VENV)/.complete
 test-legacy: $(VENV_LEGACY)/.complete
 	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m legacy $(PYTEST_ARGS)
 
+test-version:
+	@test -e $(VENV_VERSION)/.complete || $(MAKE) --no-print-directory $(VENV_VERSION)
+	$(VENV_VERSION)/bin/python -m pytest $(WORKERS) -m legacy $(PYTEST_ARGS)
+
 lint: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check .
 	$(VENV)/bin/python -m ruff format --check .
@@ -46,7 +56,7 @@ format: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV_LEGACY) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 # The stamp is written last and its directory made anew first, so an environment whose
 # installation was cut short is never taken for a good one.
@@ -55,6 +65,13 @@ $(VENV)/.complete: pyproject.toml
 
 $(VENV_LEGACY)/.complete: pyproject.toml
 	$(call make_venv,$(VENV_LEGACY),-e '.[test]' 'tensorflow==2.15.*')
+
+# TensorFlow has the interpreter of 2.15 and 2.16 itself; kernels of 2.17 to 2.19 have faults.
+.venv-%: FORCE
+	$(call make_venv,$@,-e '.[test]' 'tensorflow==$(TENSORFLOW).*' 'tf-keras==$(TENSORFLOW).*' '$(NUMPY)' \
+		$(if $(filter 2.15 2.16,$(TENSORFLOW)),,'ai-edge-litert>=2.0'))
+
+FORCE:
 
 define make_venv
 	@test -n "$(PYTHON)" || { echo "No python3 found: install Python 3.11."; exit 1; }

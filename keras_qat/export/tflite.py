@@ -112,5 +112,5 @@ def _warn_of_rounding(graph: ResolvedGraph) -> None:
             f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
             f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "
             f"most 7 bits for a file that computes what was trained.",
-            stacklevel=3,
+            stacklevel=4,  # It is called in turn.
         )
