@@ -1,4 +1,4 @@
-"""LayerNormalization: parts in 16 bits between tensors of 8.
+"""LayerNormalization, GroupNormalization: parts in 16 bits between tensors of 8.
 
 The differences from the mean, their squares, the variance and the normalized values have 16 bits;
 1 / sqrt(variance + epsilon) is looked up in a table. What each part can reach follows from the
@@ -10,7 +10,8 @@ No layer is this operator by itself: runtimes that compute in float do so much f
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,10 +26,13 @@ from keras_qat.ops.quantize import REQUANTIZE
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
-__all__ = ["LAYER_NORM"]
+__all__ = ["GROUP_NORM", "LAYER_NORM"]
 
 MOST = 2.0**15 - 1
 """The largest quantized value of 16 bits."""
+
+LARGEST = 64.0
+"""Where normalized values end: a single one of 4096 that is not zero comes to that."""
 
 
 Part = tuple[Any, QuantParams]
@@ -44,7 +48,7 @@ class _Parts:
         squares: of the squared differences, which reach the square of the input's range.
         variance: a quarter of that is the largest variance of numbers in a range.
         inverse: of 1 / sqrt(variance + epsilon).
-        normalized: which reach the square root of how many they are.
+        normalized: which reach the square root of how many they are, or `LARGEST`.
         scaled: of what gamma and beta make of them, as far as it does not leave the output's range.
         table: the inverse of each variance.
         gamma, beta: as quantized values and their parameters; None for none.
@@ -65,24 +69,58 @@ def _wide(scale: Any) -> QuantParams:
     return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
 
 
-def _quantized(weight: Any) -> Part | None:
+class _View(NamedTuple):
+    """What is normalized.
+
+    Args:
+        shape: that in which it is computed: numbers that belong together have axes of their own.
+        axes: those.
+        weights: the shape of gamma and beta.
+    """
+
+    shape: tuple[int | None, ...]
+    axes: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @property
+    def reduced(self) -> tuple[int | None, ...]:
+        """The shape with one number for those that belong together."""
+        return tuple(1 if i in self.axes else size for i, size in enumerate(self.shape))
+
+    @property
+    def size(self) -> int:
+        """How many numbers belong together."""
+        return math.prod(self.shape[axis] or 0 for axis in self.axes)
+
+
+def _view(shape: Any, attributes: Attributes) -> _View:
+    batch, *pixels, channels = shape
+    groups = attributes.get("groups")
+    if groups is None:
+        return _View(tuple(shape), (len(shape) - 1,), (channels,))
+    sizes = groups, channels // groups
+    return _View((batch, math.prod(pixels), *sizes), (1, 3), sizes)
+
+
+def _quantized(weight: Any, shape: tuple[int, ...]) -> Part | None:
     if weight is None:
         return None
-    values = tf.cast(weight, tf.float64)
+    values = tf.reshape(tf.cast(weight, tf.float64), shape)
     largest = tf.reduce_max(tf.abs(values))
     params = _wide(tf.where(largest > 0, largest, tf.ones_like(largest)) / MOST)
     return round_half_away(values / params.scale), params
 
 
-def _parts(layer: Any, size: int, epsilon: float, x: QuantParams, output: QuantParams) -> _Parts:
+def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: QuantParams) -> _Parts:
     x, output = x.as_tensors(), output.as_tensors()
-    gamma, beta = (_quantized(getattr(layer, name, None)) for name in ("gamma", "beta"))
+    weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
+    gamma, beta = (_quantized(weight, view.weights) for weight in weights)
     squares = _wide(tf.clip_by_value((255.0 * x.scale) ** 2 / MOST, 1e-30, 1e30))
     variance = _wide(squares.scale / 4.0)
     inverse = _wide(1.0 / tf.sqrt(variance.scale + epsilon) / MOST)
     variances = tf.range(2.0**15, dtype=tf.float64) * variance.scale
     table = round_half_away(1.0 / tf.sqrt(variances + max(epsilon, 1e-60)) / inverse.scale)
-    normalized = _wide(tf.constant(float(size) ** 0.5 / MOST, tf.float64))
+    normalized = _wide(tf.constant(min(view.size**0.5, LARGEST) / MOST, tf.float64))
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     reach = tf.maximum(*ends) * output.scale / MOST
     if beta is not None:
@@ -104,12 +142,15 @@ def _parts(layer: Any, size: int, epsilon: float, x: QuantParams, output: QuantP
 
 def _compute(a: Arguments) -> Any:
     (x,), (params,) = a.q, a.params
-    parts = _parts(a.call.layer, x.shape[-1], a.attributes["epsilon"], params, a.output)
+    view = _view(a.call.inputs[0].shape, a.attributes)
+    parts = _parts(a.call.layer, view, a.attributes["epsilon"], params, a.output)
     wide = tf.cast(x, tf.float64)
+    if view.shape != a.call.inputs[0].shape:
+        wide = tf.reshape(wide, [-1, *view.shape[1:]])
 
     def step(row: Op, output: QuantParams, *inputs: Part, sign: int = 1) -> Part:
         q, given = map(list, zip(*inputs, strict=True))
-        options = {"axes": (-1,), "keepdims": True, "sign": sign}
+        options = {"axes": view.axes, "keepdims": True, "sign": sign}
         part = dataclasses.replace(a, q=q, params=given, output=output, attributes=options)
         return tf.clip_by_value(row.compute(part), -MOST - 1, MOST), output
 
@@ -125,28 +166,31 @@ def _compute(a: Arguments) -> Any:
         result = step(ADD, parts.scaled, result, parts.beta)
     # XNNPACK leaves 16 bits to TFLite's kernels, which are the same in all families.
     exact = dataclasses.replace(a, family="reference", q=[result[0]], params=[result[1]])
-    return tf.cast(REQUANTIZE.compute(exact), x.dtype)
+    return tf.cast(tf.reshape(REQUANTIZE.compute(exact), tf.shape(x)), x.dtype)
 
 
 def _emit(e: Emission) -> None:
-    (x,), output, shape = e.node.inputs, e.node.output.params, e.shape(e.inputs[0])
+    (x,), output = e.node.inputs, e.node.output.params
     assert x.params is not None
     assert output is not None
-    size, epsilon = int(shape[-1] or 0), e.attributes["epsilon"]
-    parts = _parts(e.node.call.layer, size, epsilon, x.params, output)
+    view = _view(e.shape(e.inputs[0]), e.attributes)
+    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], x.params, output)
+    source, (target,) = e.reshaped(e.inputs[0], view.shape, "groups"), e.outputs
+    if view.shape != e.shape(target):
+        target = e.temporary("of_groups", view.shape, target)
 
     def number(params: QuantParams) -> QuantParams:
         return QuantParams(np.float32(params.scale), 0, 16)
 
     def tensor(name: str, params: QuantParams, reduced: bool = False) -> int:
-        return e.temporary(name, (*shape[:-1], 1) if reduced else shape, number(params))
+        return e.temporary(name, view.reduced if reduced else view.shape, number(params))
 
     def constant(name: str, values: Any, params: QuantParams) -> int:
         return e.constant(name, np.asarray(values).astype(np.int16), number(params))
 
-    axis = e.constant("axis", [len(shape) - 1])
+    axis = e.constant("axis", view.axes)
     wide, mean = tensor("wide", parts.x), tensor("mean", parts.x, reduced=True)
-    e.add("QUANTIZE", e.inputs, [wide])
+    e.add("QUANTIZE", [source], [wide])
     e.add("MEAN", [wide, axis], [mean], keepDims=True)
     difference, squares = tensor("difference", parts.x), tensor("squares", parts.squares)
     e.add("SUB", [wide, mean], [difference], potScaleInt16=False)
@@ -167,7 +211,9 @@ def _emit(e: Emission) -> None:
         shifted = tensor("shifted", parts.scaled)
         e.add("ADD", [result, constant("beta", *parts.beta)], [shifted], potScaleInt16=False)
         result = shifted
-    e.add("QUANTIZE", [result], e.outputs)
+    e.add("QUANTIZE", [result], [target])
+    if target not in e.outputs:
+        e.reshape(target, e.outputs[0])
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
@@ -175,6 +221,10 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
         return "not along the last axis alone"
     return "of an open size" if shape[-1] is None else of_reals(call)
+
+
+def _accepts_groups(call: Call, attributes: Attributes) -> str | None:
+    return "of an open size" if None in call.output.shape[1:] else _accepts(call, attributes)
 
 
 LAYER_NORM = Op(
@@ -187,4 +237,12 @@ LAYER_NORM = Op(
     max_axes=5,
     integers=(),
     bits=(8,),
+)
+
+GROUP_NORM = dataclasses.replace(
+    LAYER_NORM,
+    name="group_norm",
+    doc="GroupNormalization of the channels in the last axis, in parts of 16 bits",
+    needs=("epsilon", "groups"),
+    accepts=_accepts_groups,
 )

@@ -15,8 +15,12 @@ layers = keras.layers
 
 @pytest.fixture
 def in_16_bits():
-    read = lambda layer: {"epsilon": layer.epsilon}  # noqa: E731
-    with keras_qat.register_op(layers.LayerNormalization, "layer_norm", attributes=read):
+    epsilon = lambda layer: {"epsilon": layer.epsilon}  # noqa: E731
+    groups = lambda layer: {**epsilon(layer), "groups": layer.groups}  # noqa: E731
+    with (
+        keras_qat.register_op(layers.LayerNormalization, "layer_norm", attributes=epsilon),
+        keras_qat.register_op(layers.GroupNormalization, "group_norm", attributes=groups),
+    ):
         yield
 
 
@@ -56,6 +60,18 @@ def test_a_transformer_block_is_one_chain_of_integers(in_16_bits):
     for kernels in KERNELS:
         simulated = assert_identical(exported.model, exported.x, kernels, exported.contents)
         assert simulated.float_layers == ()
+
+
+@pytest.mark.slow
+def test_groups_in_a_residual_block(in_16_bits):
+    inputs = keras.Input((6, 6, 8))
+    x = layers.GroupNormalization(4)(layers.Conv2D(8, 3, padding="same")(inputs))
+    x = layers.Add()([inputs, layers.ReLU()(x)])
+    model = scramble(keras.Model(inputs, layers.Conv2D(3, 1)(layers.GroupNormalization(-1)(x))))
+    exported = export(model, images(24, (6, 6, 8)), strict=True)
+    assert exported.report.outputs[0].identical == 1.0
+    for kernels in KERNELS:
+        assert_identical(exported.model, exported.x, kernels, exported.contents)
 
 
 @pytest.mark.parametrize("axis", [1, (1, 2)])

@@ -66,12 +66,34 @@ class LayerNorm(_layers.LayerNormalization):
 keras_qat.register_op(LayerNorm, "layer_norm", attributes=lambda layer: {"epsilon": layer.epsilon})
 
 
-def _layer_norm(numbers):
-    shape = sizes(numbers, 1, 20, numbers.integers(1, 5))
+class GroupNorm(_layers.GroupNormalization):
+    """Likewise."""
+
+
+keras_qat.register_op(
+    GroupNorm,
+    "group_norm",
+    attributes=lambda layer: {"epsilon": layer.epsilon, "groups": layer.groups},
+)
+
+
+def _norm_options(numbers):
     noise = keras.initializers.RandomNormal(stddev=10.0 ** numbers.uniform(-2, 1), seed=1)
     options = {"epsilon": 10.0 ** numbers.uniform(-8, 0), "center": numbers.random() < 0.7}
     options.update(scale=numbers.random() < 0.7, beta_initializer=noise, gamma_initializer=noise)
-    return Example(LayerNorm(**options), (shape,))
+    return options
+
+
+def _layer_norm(numbers):
+    shape = sizes(numbers, 1, 20, numbers.integers(1, 5))
+    return Example(LayerNorm(**_norm_options(numbers)), (shape,))
+
+
+def _group_norm(numbers):
+    groups = int(numbers.integers(1, 5))
+    shape = sizes(numbers, 1, 7, numbers.integers(0, 4))
+    shape = (*shape, groups * int(numbers.integers(1, 7)))
+    return Example(GroupNorm(groups, **_norm_options(numbers)), (shape,))
 
 
 def _unit_norm(numbers):
@@ -128,6 +150,7 @@ EXAMPLES = {
     "sqrt": of_any_shape(tf.sqrt),
     "rsqrt": of_any_shape(tf.math.rsqrt),
     "softmax": _softmax,
+    "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "unit_norm": _unit_norm,
 }
