@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_qat import specs
 from keras_qat.quantize import activation_quantizers
-from keras_qat.schedule import is_quantized
+from keras_qat.schedule import check_process, is_quantized
 
 __all__ = ["check_exportable", "some"]
 
@@ -20,6 +20,7 @@ def check_exportable(model: Any) -> None:
             f"'{getattr(model, 'name', model)}' is not quantization-aware. Call "
             f"keras_qat.quantize_model(model) and train it, then export what it returns."
         )
+    check_process(model)
     found = [
         each for each in activation_quantizers(model) if isinstance(each.spec, specs.QuantSpec)
     ]

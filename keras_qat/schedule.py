@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from keras_qat.layers import ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 
 __all__ = [
+    "check_process",
     "freeze_batch_norm",
     "is_quantized",
     "kernels_of",
@@ -28,6 +30,21 @@ def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
 def is_quantized(model: Any) -> bool:
     """Whether a model holds quantize-aware layers."""
     return any(True for _ in scheduled_layers(model))
+
+
+def check_process(model: Any) -> None:
+    """Raises a `RuntimeError` in a fork of the process that a model was made in.
+
+    TensorFlow has threads, which do not come along: it would wait for them without end.
+    """
+    made_in = {layer.made_in for layer in scheduled_layers(model)}
+    if made_in and os.getpid() not in made_in:
+        raise RuntimeError(
+            f"'{model.name}' was made in another process (pid {min(made_in)}), of which this one "
+            f"is a fork. TensorFlow's threads did not come along, so that it would never answer. "
+            f"Load the model from its file in a process of its own "
+            f"(multiprocessing.get_context('spawn')), or do this where the model was made."
+        )
 
 
 def recipe_of(model: Any) -> Any:

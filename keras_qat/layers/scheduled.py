@@ -8,6 +8,7 @@ many steps Keras runs per execution, and a reloaded model goes on where it was.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -84,6 +85,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     recipe: Any = None
     """The recipe of the model that it was made for, so that models of parts of it know theirs."""
+    made_in: int = 0
+    """The process that made its weights."""
     assumed: Phase | None = None
     """The phase that calls are known to be in: seen by all threads, as replicas have their own."""
 
@@ -104,6 +107,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
         return inputs.dtype
 
     def build(self, input_shape: Any) -> None:
+        self.made_in = os.getpid()
         self.step = self._counter("step", 0)
         self.quantize_from = self._counter("quantize_from", 0)
         self.freeze_from = self._counter("freeze_from", NEVER)

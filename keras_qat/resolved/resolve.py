@@ -24,6 +24,7 @@ from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Ten
 from keras_qat.resolved.names import label_of, scope_of
 from keras_qat.resolved.ranges import Ranges
 from keras_qat.resolved.weights import Weights
+from keras_qat.schedule import check_process
 from keras_qat.tflite.names import as_scope
 
 __all__ = ["resolve"]
@@ -56,6 +57,7 @@ def resolve(
     Example:
         >>> print(keras_qat.resolve(qat))
     """
+    check_process(model)
     return _Resolver(graph or graph_lib.read(model), range_of(input_range), in_graph).resolved()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from keras_qat.given import arrays_of
 from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.schedule import is_quantized
+from keras_qat.schedule import check_process, is_quantized
 from keras_qat.tflite.objects import contents_of
 from keras_qat.verify.layers import compare_layers
 from keras_qat.verify.outputs import check_match, compare_outputs
@@ -52,6 +52,7 @@ def verify(
     """
     if not is_quantized(model):
         raise ValueError(f"'{model.name}' is not quantization-aware: verify what was exported.")
+    check_process(model)
     file = TFLiteModel(tflite, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)

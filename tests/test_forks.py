@@ -1,0 +1,44 @@
+"""Processes that are forks of one in which TensorFlow has run."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+import keras_qat
+from tests.helpers import images
+from tests.networks.small import tiny_net
+
+VERBS = {
+    "export": keras_qat.export_tflite,
+    "simulate": lambda qat: keras_qat.simulate(qat, images(2, (6, 6, 2))),
+    "resolve": keras_qat.resolve,
+    "verify": lambda qat: keras_qat.verify(qat, b"", images(2, (6, 6, 2))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_fork_says_that_it_cannot(verb):
+    qat = keras_qat.quantize_model(tiny_net())
+    qat(images(2, (6, 6, 2)), training=True)
+    pid = os.fork()
+    if not pid:
+        try:
+            VERBS[verb](qat)
+        except RuntimeError as error:
+            os._exit(0 if "another process" in str(error) and "spawn" in str(error) else 1)
+        finally:
+            os._exit(2)
+    for _ in range(300):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        pytest.fail("It waits without end.")
+    assert os.waitstatus_to_exitcode(status) == 0
