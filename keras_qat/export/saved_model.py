@@ -77,10 +77,11 @@ def inference_module(model: Any, input_range: tuple[float, float] | None = None)
 
     module = tf.Module()
     # What is not folded has to be saved along. Not the layers: Keras would trace each of them.
+    in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
         for layer in graph_lib.read(model).call_counts()
-        if not isinstance(layer, QuantizeWrapper)
+        if layer in in_float or not isinstance(layer, QuantizeWrapper)
         for weight in layer.weights
     ]
     module.serve = tf.function(serve, input_signature=signature, autograph=False)

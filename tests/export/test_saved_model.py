@@ -107,3 +107,13 @@ def test_existing_saved_model_is_replaced(exported, tmp_path):
     assert not (path / "old").exists()
     assert (path / "saved_model.pb").exists()
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+def test_layers_in_float_whose_inputs_have_no_quantizer(tmp_path):
+    """Their weights are saved along: they are read where the function runs."""
+    qat = keras_qat.quantize_model(scramble(residual_net()), "contrib")
+    observe(qat, x := images(8, (8, 8, 1)))
+    keras_qat.export_saved_model(qat, tmp_path / "model")
+    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    found, expected = serve(image=tf.constant(x))["logits"], qat.predict(x, verbose=0)
+    assert np.abs(found - expected).max() <= np.ptp(expected) / 50
