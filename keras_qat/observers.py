@@ -12,20 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat import fake_quant
+from keras_qat.replicas import mean_over_replicas
 from keras_qat.specs import QuantSpec
 
 __all__ = ["CurrentValue", "LastValue", "MovingAverage", "ShadowedMovingAverage", "make"]
-
-
-def mean_over_replicas(*extremes: Any) -> Any:
-    """What each replica of a `tf.distribute` strategy has seen becomes the mean of all.
-
-    So all quantize to the same range, which is the one that is exported.
-    """
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return extremes
-    return context.all_reduce(tf.distribute.ReduceOp.MEAN, extremes)
 
 
 def if_seen(seen: Any, new: Any, old: Any) -> Any:
@@ -54,7 +44,7 @@ class LastValue:
             initializer=tf.constant_initializer(value),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,  # All have the same.
         )
 
     @property

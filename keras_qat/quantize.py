@@ -18,6 +18,7 @@ from keras_qat.placement import RULES, place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
+from keras_qat.replicas import strategy_scope
 from keras_qat.rewrite import PREFIX, QuantizedModel, rewrite
 from keras_qat.schedule import is_quantized, scheduled_layers
 from keras_qat.scope import Scope
@@ -37,8 +38,8 @@ def quantize_model(
     """Makes a quantization-aware copy of a float model.
 
     The copy has the float model's weights, layer names (with the prefix `quant_`), `trainable`
-    flags, input and output names; compile it anew. A quantizer that has seen no data passes
-    values through, so before training only the weights are quantized.
+    flags, input and output names, and its `tf.distribute` strategy; compile it anew. A quantizer
+    that has seen no data passes values through, so before training only the weights are quantized.
 
     Args:
         model: a built Sequential or functional Keras 2 model. It is not changed. A model that
@@ -82,7 +83,7 @@ def quantize_model(
             + "\n".join(lines)
             + "\nLeave strict=False to let them compute in float."
         )
-    with float32_policy():
+    with float32_policy(), strategy_scope(model):
         qat = rewrite(found)
     qat.kernels = family
     qat.keep_float_config(graph_lib.config_of(model))
@@ -180,7 +181,8 @@ def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
             f"'{model.name}' is already quantized, with recipe '{name}' and other settings. "
             f"Quantize the float model it was made from instead."
         )
-    copy = type(model).from_config(model.get_config())
+    with strategy_scope(model):
+        copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
     copy.safe_mode = model.safe_mode
     return copy

@@ -17,6 +17,7 @@ from keras_qat.keras2.backend import (
     check_modules,
     in_safe_mode,
     keras,
+    left_out,
     register,
     resolve_training,
 )
@@ -35,6 +36,7 @@ from keras_qat.layers.scheduled import NEVER, Phase, shapes_only
 from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
+from keras_qat.replicas import agree, observed_alike
 from keras_qat.resolved.inference import Inference, is_exact
 from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import schedule, scheduled_layers
@@ -78,16 +80,18 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """What training simulates; at inference what the kernels of `kernels` compute."""
-        is_inference = resolve_training(training) is False
+        learns = resolve_training(training)
+        is_inference = learns is False
 
         def simulated(inputs: Any) -> Any:
             with computing_in_float32(self) if is_inference else contextlib.nullcontext():
-                return super(QuantizedModel, self).call(inputs, training=training, mask=mask)
+                outputs = super(QuantizedModel, self).call(inputs, training=training, mask=mask)
+            if not is_inference:
+                agree(self.weights)
+            return outputs
 
         inference = self._exact_inference()
-        if inference is None:
-            return simulated(inputs)
-        return inference(inputs, simulated, resolve_training(training))
+        return simulated(inputs) if inference is None else inference(inputs, simulated, learns)
 
     def _exact_inference(self) -> Inference | None:
         """How it computes in integers; None for the original's models, which simulate."""
@@ -126,8 +130,11 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         reasons = {each.name: why_left_in_float(each) for each in self.layers}
+        config = super().get_config()
+        for each in config["layers"]:
+            each["config"].update(left_out(self.get_layer(each["name"])))
         return {
-            **super().get_config(),
+            **config,
             "recipe": self.recipe.to_config(),
             "float_config": self.float_config,
             "output_names": list(self.output_names),
@@ -143,7 +150,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         kernels = config.pop("kernels", "xnnpack")
-        with applications_scope(), shapes_only(), float32_policy():
+        with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             model = super().from_config(config, custom_objects)
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
@@ -181,8 +188,9 @@ def _clone(layer: Any, **changes: Any) -> Any:
 def rewrite(plan: Plan) -> QuantizedModel:
     """Builds the quantization-aware model of a plan, with the float model's weights."""
     visitor = _Visitor(plan)
-    graph = visitor.visit()
-    with shapes_only():
+    with observed_alike():
+        graph = visitor.visit()
+    with shapes_only(), observed_alike():
         model = rebuild(graph, QuantizedModel)
     model.keep_recipe(plan.recipe)
     model.output_names = graph.output_names
@@ -276,7 +284,7 @@ class _Visitor:
                 layer = inner = _clone(call.layer, name=name)
             if call.layer in self.plan.replaced:
                 new_class = self.plan.replaced[call.layer]
-                layer = inner = new_class.from_config(layer.get_config())
+                layer = inner = new_class.from_config({**layer.get_config(), **left_out(layer)})
             self.layers[call.layer] = layer
             self._start_from(inner, call.layer)
         if call.name in self.plan.left_in_float:

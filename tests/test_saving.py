@@ -13,7 +13,7 @@ import pytest
 import keras_qat
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, rng, scramble, train
-from tests.networks.small import tiny_net
+from tests.networks.small import functional, layers, tiny_net
 
 X = images(64, (6, 6, 2))
 LABELS = rng(5).integers(0, 3, 32)
@@ -110,3 +110,18 @@ def test_clone_model_has_the_same_layers(exported):
     np.testing.assert_array_equal(
         clone.predict(exported.x, verbose=0), exported.model.predict(exported.x, verbose=0)
     )
+
+
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
+    """Keras leaves it out of configurations."""
+
+    def build(x):
+        x = layers.BatchNormalization(synchronized=True)(layers.Conv2D(4, 3)(x))
+        return layers.BatchNormalization(synchronized=True)(layers.Softmax(axis=1)(x))
+
+    qat = keras_qat.quantize_model(functional((6, 6, 2), build=build), recipe)
+    qat.save(tmp_path / "qat.keras")
+    for model in (qat, keras.models.load_model(tmp_path / "qat.keras")):
+        norms = [each for each in model._flatten_layers() if "gamma" in vars(each)]
+        assert [each.synchronized for each in norms] == [True, True]

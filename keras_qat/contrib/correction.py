@@ -11,9 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.branching import cond
 from keras_qat.keras2 import backend
 from keras_qat.layers.bias import scaled
 from keras_qat.layers.scheduled import Phase
+from keras_qat.replicas import moments_of_all
 
 __all__ = ["CorrectedFold"]
 
@@ -99,10 +101,10 @@ def spread(values: Any, y: Any, channel_axis: int) -> Any:
 
 
 class CorrectedFold:
-    """One call of a layer with BatchNormalization: `training` or `inference`.
+    """One call of a layer with BatchNormalization: corrected or not.
 
-    `inference` is also what training computes once the statistics are frozen: there the
-    original's correction cancels out, and one convolution is enough.
+    Training does not correct either once the statistics are frozen: there the original's
+    correction cancels out, and one convolution is enough.
 
     The order of operations is the original's, and values of the moving statistics are those from
     before the step: results agree with recorded runs to float rounding.
@@ -118,28 +120,47 @@ class CorrectedFold:
         self.variance = self.norm.moving_variance.read_value()
         self.gamma = self.norm.gamma if self.norm.scale else tf.ones_like(self.mean)
         self.beta = self.norm.beta if self.norm.center else tf.zeros_like(self.mean)
+        self.synchronized = getattr(self.norm, "synchronized", False)
+        self.moments: Any = None
 
-    def training(self) -> Any:
-        """The result with the batch's statistics; updates the moving ones."""
-        mean, variance, count = self.batch_moments()
+    def __call__(self, learning: Any) -> Any:
+        """The result, corrected to what the batch's statistics give where `learning`.
+
+        What is not corrected is what inference computes, and is exported. No replica may wait for
+        others within a branch: there only the terms are computed that differ.
+        """
+        if learning is not False and self.synchronized:
+            self.moments = self.batch_moments()
+        folded, factor, offset = cond(learning, self.corrected, self.uncorrected)
+        y = self.convolve(self.quantize(folded))
+        if learning is False:
+            return y + spread(offset, y, self.norm.axis[0])
+        return scale_and_shift(y, factor, offset, self.norm.axis[0])
+
+    def corrected(self) -> tuple[Any, Any, Any]:
+        """Kernel, factor and offset with the batch's statistics; updates the moving ones."""
+        mean, variance, count = self.moments or self.batch_moments()
         inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
         correction = moving_inverse / inverse
-        corrected = scaled(self.kernel, self.channel_axes, correction)
-        folded = scaled(corrected, self.channel_axes, self.gamma * inverse)
-        y = self.convolve(self.quantize(folded))
-
+        folded = scaled(self.kernel, self.channel_axes, correction)
+        folded = scaled(folded, self.channel_axes, self.gamma * inverse)
         self.update(mean, variance, count)
-        offset = self.beta - mean * self.gamma * inverse
-        return scale_and_shift(y, 1.0 / correction, offset, self.norm.axis[0])
+        return folded, 1.0 / correction, self.beta - mean * self.gamma * inverse
 
-    def inference(self) -> Any:
-        """The result with the moving statistics, uncorrected: what is exported."""
+    def uncorrected(self) -> tuple[Any, Any, Any]:
+        """The same with the moving statistics."""
         factor = self.gamma * self.inverse(self.variance)
-        y = self.convolve(self.quantize(scaled(self.kernel, self.channel_axes, factor)))
-        return y + spread(self.beta - self.mean * factor, y, self.norm.axis[0])
+        folded = scaled(self.kernel, self.channel_axes, factor)
+        return folded, tf.ones_like(factor), self.beta - self.mean * factor
 
     def batch_moments(self) -> tuple[Any, Any, Any]:
-        """Mean and variance of what the float kernel gives in this batch, and of how many values.
+        """Mean and variance of what the float kernel gives in this batch; of how many values."""
+        mean, variance, size = self.local_moments()
+        found = mean, variance, tf.cast(size, mean.dtype)
+        return moments_of_all(*found) if self.synchronized else found
+
+    def local_moments(self) -> tuple[Any, Any, Any]:
+        """Those of this replica's part of the batch.
 
         Those of a linear map follow from its inputs' mean and covariance. Where a convolution of
         single pixels has several times more outputs than inputs that costs less than its outputs.
@@ -160,7 +181,6 @@ class CorrectedFold:
 
     def update(self, mean: Any, variance: Any, count: Any) -> None:
         """Moves the moving statistics towards the batch's."""
-        count = tf.cast(count, mean.dtype)
         weight = tf.constant(1.0 - self.norm.momentum)
         # Bessel's correction makes it the estimate of the population's variance.
         variance = variance * (count / tf.maximum(count - 1, 1))

@@ -25,6 +25,7 @@ __all__ = [
     "in_safe_mode",
     "is_building",
     "keras",
+    "left_out",
     "make_training_variables",
     "mask_of",
     "one_at_a_time",
@@ -32,6 +33,7 @@ __all__ = [
     "recurrence",
     "register",
     "resolve_training",
+    "serialize",
     "set_mask",
     "steps_per_execution",
     "swapped",
@@ -147,6 +149,19 @@ def deserialization_scope(layers: Iterable[Any], safe: bool | None = None) -> It
         if has_lambda or safe is not None:
             scopes.enter_context(_serialization().SafeModeScope(safe and not has_lambda))
         yield
+
+
+def left_out(layer: Any) -> dict[str, Any]:
+    """What Keras leaves out of a layer's configuration: that BatchNormalization is synchronized."""
+    is_norm = isinstance(layer, keras.layers.BatchNormalization)
+    return {"synchronized": True} if is_norm and getattr(layer, "synchronized", False) else {}
+
+
+def serialize(layer: Any) -> dict[str, Any]:
+    """A layer as Keras serializes it, and what it leaves out."""
+    found = keras.layers.serialize(layer)
+    found["config"].update(left_out(layer))
+    return found
 
 
 def resolve_training(training: Any) -> Any:

@@ -333,7 +333,7 @@ def clone(layer: Any, **changes: Any) -> Any:
     if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
         changes = {"activation": activation, **changes}
     with backend.deserialization_scope(layer._flatten_layers()):
-        return type(layer).from_config({**layer.get_config(), **changes})
+        return type(layer).from_config({**layer.get_config(), **backend.left_out(layer), **changes})
 
 
 def check_readable(model: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.branching import cond
 from keras_qat.contrib.correction import CorrectedFold
 from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase
@@ -40,9 +39,8 @@ def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     """Quantizes the kernel folded with the moving variance: `tf.contrib.quantize`'s form."""
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
-    fold = CorrectedFold(wrapper, inputs, phase)
     learning = wrapper.batch_norm.trainable and is_learning(phase)
-    return cond(learning, fold.training, fold.inference)
+    return CorrectedFold(wrapper, inputs, phase)(learning)
 
 
 def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:

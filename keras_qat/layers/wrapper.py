@@ -118,16 +118,15 @@ class QuantizeWrapper(ScheduledLayer):
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        serialize = backend.keras.layers.serialize
         return {
             **super().get_config(),
-            "layer": serialize(self.layer),
+            "layer": backend.serialize(self.layer),
             "weights": {name: list(axes) for name, axes in self.weight_axes.items()},
             "weight_spec": specs.to_config(self.weight_spec),
-            "batch_norm": self.batch_norm and serialize(self.batch_norm),
+            "batch_norm": self.batch_norm and backend.serialize(self.batch_norm),
             "batch_norm_frozen": self.batch_norm_frozen,
             "fold": self.fold,
-            "activation": self.activation and serialize(self.activation),
+            "activation": self.activation and backend.serialize(self.activation),
             "output_spec": specs.to_config(self.output_spec),
             "tensor": self.tensor,
         }

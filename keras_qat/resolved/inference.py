@@ -51,11 +51,19 @@ class Inference:
         self.read_by_losses = self._read_by_losses()
         self.settled = Settled(model, self.graph, self._tensors)
         self.traced = tf.function(self._infer_settled, autograph=False, reduce_retracing=True)
+        self.traced_whole = tf.function(self._infer, autograph=False, reduce_retracing=True)
 
     def settle(self) -> None:
         """Takes ranges and weights as they are now, for all graphs in a phase that is known."""
         if not tf.distribute.has_strategy():
             self.settled.refresh()
+
+    def _traced(self) -> Callable[..., list[Any]]:
+        """What eager calls run. A worker waits for the others when it makes variables."""
+        if tf.distribute.has_strategy():
+            return self.traced_whole
+        self.settled.refresh()
+        return self.traced
 
     def _check(self, inputs: Sequence[Any]) -> None:
         for name, x in zip(self.model.input_names, inputs, strict=True):
@@ -129,8 +137,7 @@ class Inference:
             return self._if(applies, flat, simulated(x))
         exact: Callable[..., list[Any]] = self._infer
         if tf.executing_eagerly():
-            self.settled.refresh()
-            exact = self.traced
+            exact = self._traced()
         elif is_exact(self.layers[0].assumed) and self.settled.is_ready:
             exact = self._infer_settled
 

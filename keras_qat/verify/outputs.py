@@ -20,12 +20,25 @@ def compare_outputs(
 ) -> list[OutputReport]:
     """Runs both on all examples; one report for each output."""
     codes = file.run(inputs, batch_size)
-    expected = tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=0))
+    expected = _predicted(model, x, batch_size)
     tensors = resolve(model).outputs
     return [
         _compare(name, values, codes[name], file.outputs[name], tensors[name].params)
         for name, values in zip(model.output_names, expected, strict=True)
     ]
+
+
+def _predicted(model: Any, x: Any, batch_size: int) -> list[np.ndarray]:
+    """What `predict` gives. On one worker of several that would wait for the others."""
+    if not isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=0))
+    count = len(tf.nest.flatten(x)[0])
+    batches = [
+        model(tf.nest.map_structure(lambda each: each[slice_], x), training=False)  # noqa: B023
+        for slice_ in (slice(at, at + batch_size) for at in range(0, count, batch_size))
+    ]
+    flat = [tf.nest.flatten(each) for each in batches]
+    return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
 
 
 def check_match(file: TFLiteModel, model: Any) -> None:

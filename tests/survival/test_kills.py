@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import multiprocessing
 import signal
 import time
 import zlib
@@ -17,17 +16,14 @@ import pytest
 import keras_qat
 from tests.helpers import rng
 from tests.networks.small import tiny_net
+from tests.processes import FORKS, fork
 from tests.survival import training
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([training.__name__])
 
 
 def run(folder: Path, way: str, recipe: str, kill_at: float | None = None) -> bool:
     """Trains on; says whether that was killed, at `kill_at`: a step and a fraction of its time."""
     ours, theirs = FORKS.Pipe()
-    process = FORKS.Process(target=training.run, args=(folder, way, recipe, theirs))
-    process.start()
+    process = fork(training.run, folder, way, recipe, theirs)
     theirs.close()
     try:
         while True:

@@ -1,8 +1,4 @@
-"""A short training run that goes on from what an earlier, killed one has left.
-
-The tests' own process has run TensorFlow, so that none can be forked from it. These runs are forks
-of a server that has imported it and no more: `multiprocessing`'s "forkserver".
-"""
+"""A short training run that goes on from what an earlier, killed one has left."""
 
 from __future__ import annotations
 

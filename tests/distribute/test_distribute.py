@@ -1,0 +1,106 @@
+"""Training on several replicas: `tf.distribute` with two devices, and with two workers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import numpy as np
+import pytest
+
+from tests.distribute import programs
+from tests.processes import FORKS, fork, run_all
+
+
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_replicas_agree_with_each_other_and_with_the_file(recipe, tmp_path):
+    assert run_all(fork(programs.mirrored, recipe, tmp_path)) == [0]
+
+
+@pytest.mark.slow
+def test_verbs_under_a_strategy(tmp_path):
+    assert run_all(fork(programs.verbs, tmp_path)) == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_where_branches_decide(recipe):
+    """Replicas cannot wait for each other within a branch."""
+    assert run_all(fork(programs.loops, recipe)) == [0]
+
+
+ROUNDING = 1e-4
+"""What is left of sums in another order, over 12 steps."""
+BOUNDS = {
+    True: {"weights": ROUNDING, "ranges": ROUNDING, "statistics": ROUNDING, "counters": 0},
+    False: {"weights": 0.01, "ranges": 0.2, "statistics": 0.01, "counters": 0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "split"])
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_two_replicas_against_one_device(recipe, alike, record_property):
+    """Of the same batch. Ranges are means of two halves: narrower than that of the whole."""
+    ours, theirs = FORKS.Pipe()
+    process = fork(programs.against_one_device, recipe, alike, theirs)
+    assert run_all(process) == [0]
+    found = ours.recv()
+    record_property("differences", found)
+    assert {kind: found[kind] <= bound for kind, bound in BOUNDS[alike].items()} == dict.fromkeys(
+        BOUNDS[alike], True
+    ), found
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def cluster(recipe, folder, dies=False):
+    """How two workers end."""
+    ports = free_ports(2)
+    workers = [fork(programs.worker, index, ports, recipe, folder, dies) for index in (0, 1)]
+    return run_all(*workers)
+
+
+def ends(folder):
+    return [list(np.load(folder / f"{index}.npz").values()) for index in (0, 1)]
+
+
+def test_a_worker_exports_by_itself(tmp_path):
+    assert cluster("int8", tmp_path) == [0, 0]
+    for one, other in zip(*ends(tmp_path), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_a_killed_worker_comes_back(recipe, tmp_path):
+    """The other one ends with it; both go on from the backup, as if nothing had happened."""
+    left_alone, killed = tmp_path / "left alone", tmp_path / "killed"
+    for each in (left_alone, killed):
+        each.mkdir()
+    assert cluster(recipe, left_alone) == [0, 0]
+    assert cluster(recipe, killed, dies=True) == [programs.UNAVAILABLE, -9]
+    assert cluster(recipe, killed) == [0, 0]
+    for one, other in zip(ends(left_alone), ends(killed), strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_parameter_servers(recipe):
+    first, second, third = (f"localhost:{port}" for port in free_ports(3))
+    jobs = {"worker": [first, second], "ps": [third]}
+    tasks = [(kind, index) for kind, each in jobs.items() for index in range(len(each))]
+    servers = [fork(programs.server, jobs, *task) for task in tasks]
+    try:
+        assert run_all(fork(programs.coordinator, jobs, recipe)) == [0]
+    finally:
+        for each in servers:
+            each.kill()
