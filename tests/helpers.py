@@ -74,4 +74,4 @@ def train(
 
 def values(weights: Iterable[Any]) -> list[np.ndarray]:
     """Weights as arrays."""
-    return [np.array(weight) for weight in weights]
+    return [weight.numpy() for weight in weights]

@@ -98,15 +98,14 @@ def in_safe_mode() -> bool | None:
 def check_modules(config: Any) -> None:
     """Raises a `ValueError` if Keras would import a module that a configuration names.
 
-    What was imported already, by a program that trusts it, is fine.
+    What was registered or imported already, by a program that trusts it, is fine.
     """
     if isinstance(config, dict):
-        name = config.get("module")
-        if isinstance(name, str) and "class_name" in config and not _is_known(name):
+        if "class_name" in config and not _is_known(config):
             raise ValueError(
                 f"The model's configuration has the class {config['class_name']!r} of the module "
-                f"{name!r}, which is not imported. If you trust the file, import the module before "
-                f"you load it, or pass safe_mode=False."
+                f"{config['module']!r}, which is not imported. If you trust the file, import the "
+                f"module before you load it, or pass safe_mode=False."
             )
         config = config.values()
     elif not isinstance(config, (list, tuple)):
@@ -115,9 +114,13 @@ def check_modules(config: Any) -> None:
         check_modules(each)
 
 
-def _is_known(module: str) -> bool:
-    roots = ("keras", "tf_keras", "tensorflow", "builtins")
-    return module in sys.modules or module.split(".")[0] in roots
+def _is_known(config: dict[str, Any]) -> bool:
+    module, name = config.get("module"), config.get("registered_name")
+    if not isinstance(module, str) or module in sys.modules:
+        return True
+    if module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "builtins"):
+        return True
+    return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
 
 
 @contextlib.contextmanager
