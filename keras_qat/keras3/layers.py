@@ -91,6 +91,8 @@ def _config(layer: Any) -> dict[str, Any]:
             words = layer.get_vocabulary(include_special_tokens=False)
             config["vocabulary"] = np.asarray(words).tolist()
             del config["dtype"]
+        if hasattr(layer, "output_padding"):  # Keras 3.8 leaves it out.
+            config["output_padding"] = layer.output_padding
         if name == "Discretization":
             config["bin_boundaries"], config["num_bins"] = layer.bin_boundaries, None
     renamed = RENAMED.get(name, {})
@@ -121,7 +123,7 @@ def _value(layer: Any, key: str, value: Any, convert: Callable[[Any], Any]) -> A
             raise _refusal(layer, f"Keras 2 does not have its activation '{inner.__name__}'")
         return found
     if key == "dtype":
-        return _policy(layer, value)
+        return _policy(layer)
     kind = _PLURAL.get(key.rsplit("_", 1)[-1])
     if kind and isinstance(value, dict):
         return _part(layer, kind, value)
@@ -130,13 +132,12 @@ def _value(layer: Any, key: str, value: Any, convert: Callable[[Any], Any]) -> A
     return value
 
 
-def _policy(layer: Any, value: Any) -> Any:
-    """The name of a dtype policy."""
-    if not isinstance(value, dict):
-        return value
-    if value["class_name"] != "DTypePolicy":
-        raise _refusal(layer, f"its dtype policy is a {value['class_name']}")
-    return value["config"]["name"]
+def _policy(layer: Any) -> str:
+    """The name of a layer's dtype policy."""
+    policy = layer.dtype_policy
+    if getattr(policy, "quantization_mode", None):
+        raise _refusal(layer, f"it is quantized already, by the policy '{policy.name}'")
+    return str(policy.name)
 
 
 def _part(layer: Any, kind: str, value: dict[str, Any]) -> Any:

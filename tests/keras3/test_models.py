@@ -153,6 +153,13 @@ def test_options_that_keras_2_lacks_are_refused(layer, option):
         keras_qat.from_keras_3(model)
 
 
+def test_what_keras_3_quantized_is_refused():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(4, name="dense")])
+    model.quantize("int8")
+    with pytest.raises(ValueError, match=r"'dense' .*quantized already, by the policy"):
+        keras_qat.from_keras_3(model)
+
+
 def test_what_is_no_graph_of_keras_3_is_refused():
     class Own(keras.Model):
         def call(self, inputs):
