@@ -2,6 +2,7 @@
 
     python -m benchmarks.zoo                        all models, some hours on 2 cores
     python -m benchmarks.zoo MobileNetV2 ResNet50   these
+    python -m benchmarks.zoo --wild                 architectures of other packages and by hand
     python -m benchmarks.zoo --resume               those that the output file lacks, or that failed
 
 Each model runs in a process of its own (`benchmarks.zoo_worker`), so one that crashes or runs out
@@ -57,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="models; all by default")
     parser.add_argument("--tfmot", action="store_true", help="run tfmot beside it")
+    parser.add_argument("--wild", action="store_true", help="those of benchmarks.wild instead")
     parser.add_argument("--output", type=Path, default=Path("zoo.json"), help="zoo.json by default")
     parser.add_argument("--resume", action="store_true", help="leave out what is in the output")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
@@ -64,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tfmot and not importlib.util.find_spec("tensorflow_model_optimization"):
         parser.error("--tfmot: pip install tensorflow-model-optimization first")
-    names = model_names()
+    names = model_names(arguments.wild)
     unknown = sorted(set(arguments.names) - set(names))
     if unknown:
         parser.error(f"no models: {', '.join(unknown)}. There are: {', '.join(names)}")
@@ -76,7 +78,7 @@ def main() -> None:
 
     print(header(arguments.tfmot))
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        tasks = [pool.submit(measure, name, arguments.tfmot, arguments.timeout) for name in names]
+        tasks = [pool.submit(measure, name, arguments) for name in names]
         for task in concurrent.futures.as_completed(tasks):
             row = task.result()
             rows[row["name"]] = row
@@ -86,11 +88,11 @@ def main() -> None:
     raise SystemExit(0 if all(is_green(row) for row in rows.values()) else 1)
 
 
-def model_names() -> list[str]:
+def model_names(wild: bool) -> list[str]:
     """The names of all models, found in a process of its own to keep this one small."""
     program = (
-        "import json; from benchmarks import zoo_worker; "
-        "print(json.dumps(list(zoo_worker.constructors())))"
+        "import json; from benchmarks import wild, zoo_worker; "
+        f"print(json.dumps(list({'wild.builders' if wild else 'zoo_worker.constructors'}())))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -103,11 +105,12 @@ def model_names() -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(name: str, tfmot: bool, timeout: float) -> dict[str, Any]:
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The result of one model, that of tfmot inside it."""
-    row = run_worker([name], timeout)
-    if tfmot:
-        row["tfmot"] = run_worker([name, "--tfmot"], timeout)
+    given = [name, "--wild"] if arguments.wild else [name]
+    row = run_worker(given, arguments.timeout)
+    if arguments.tfmot:
+        row["tfmot"] = run_worker([*given, "--tfmot"], arguments.timeout)
     return row
 
 

@@ -1,4 +1,4 @@
-"""One model of `keras.applications`, taken through all the steps.
+"""One model of `keras.applications`, or of `benchmarks.wild`, taken through all the steps.
 
 Runs in a process of its own, so that a crash is a result too. After every step the result so far
 is printed as a line of JSON; the last line counts.
@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from benchmarks.archives import whole_weights
+from benchmarks.wild import builders as wild_builders
 
 CLASSES = 10
 BATCH = 4
@@ -89,64 +91,94 @@ class Result(dict):
             print(json.dumps(self), flush=True)
 
 
-def train_step(model: Any, x: np.ndarray) -> bool:
-    """One step of gradient descent on random labels; whether the loss is finite."""
+def train_step(model: Any, x: Any) -> bool:
+    """One step of gradient descent on random labels, or zeros; whether the loss is finite."""
     from keras_qat.keras2.backend import keras
 
+    if isinstance(model.output, list) or model.output.shape[1:] != (CLASSES,):
+        outputs = [np.asarray(each) for each in tf.nest.flatten(model(x))]
+        targets = [np.zeros_like(each) for each in outputs]
+        model.compile(keras.optimizers.SGD(1e-4), "mse")
+        loss = model.train_on_batch(x, targets if len(targets) > 1 else targets[0])
+        return bool(np.all(np.isfinite(loss)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(1e-4), loss)
     loss = model.train_on_batch(x, np.arange(len(x)) % CLASSES)
     return bool(np.isfinite(loss))
 
 
-def run(name: str) -> None:
+def arrays(model: Any, count: int) -> list[np.ndarray]:
+    """Random inputs for any model: small indices, normally distributed numbers."""
+    numbers, found = np.random.default_rng(1), []
+    for each in model.inputs:
+        sizes = (count, *(64 if size is None else size for size in each.shape[1:]))
+        drawn = (
+            numbers.normal(size=sizes) if each.dtype.is_floating else numbers.integers(0, 9, sizes)
+        )
+        found.append(drawn.astype(each.dtype.name))
+    return found
+
+
+def run(name: str, wild: bool = False) -> None:
     """Quantizes, trains, saves, reloads, exports and verifies a model with keras_qat."""
     import keras_qat
     from keras_qat.keras2.backend import keras
 
     result = Result(name=name)
     with result.step("build"):
-        model = build(name)
+        model = wild_builders()[name]() if wild else build(name)
         result["parameters"] = model.count_params()
-        x = images(model, 4 * BATCH)
+        x: Any = None if wild else images(model, 4 * BATCH)
     with result.step("quantize"):
         result["float_layers"] = keras_qat.plan(model).float_layers
         qat = keras_qat.quantize_model(model)
+        x = arrays(qat, 4 * BATCH) if wild else [x]
+
+    def part(start: int, end: int) -> Any:
+        parts = [each[start:end] for each in x]
+        return parts if len(parts) > 1 else parts[0]
+
     del model
     with result.step("train"):
-        result["trains"] = train_step(qat, x[:BATCH])
+        result["trains"] = train_step(qat, part(0, BATCH))
     with result.step("calibrate"):
         keras_qat.freeze_batch_norm(qat)
-        for start in range(0, len(x), BATCH):
-            qat(x[start : start + BATCH], training=True)
+        for start in range(0, 4 * BATCH, BATCH):
+            qat(part(start, start + BATCH), training=True)
     with result.step("reload"), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         qat.save(path)
-        expected = qat(x[:BATCH], training=False)
+        expected = tf.nest.flatten(qat(part(0, BATCH), training=False))
         with whole_weights():
             reloaded = keras.models.load_model(path)
-        outputs = reloaded(x[:BATCH], training=False)
-        result["reloads"] = np.array_equal(expected, outputs)
+        outputs = tf.nest.flatten(reloaded(part(0, BATCH), training=False))
+        result["reloads"] = all(map(np.array_equal, expected, outputs))
         del reloaded
     with result.step("export"):
         contents = keras_qat.export_tflite(qat)
         result["file_mb"] = round(len(contents) / 1e6, 2)
         result.update(operations(contents))
     with result.step("simulate"):
-        result["simulated"] = simulated(qat, contents, x[:BATCH])
+        result["simulated"] = simulated(qat, contents, [each[:BATCH] for each in x])
     with result.step("verify"):
-        report = keras_qat.verify(qat, contents, x, per_layer=True, batch_size=BATCH)
+        inputs = part(0, 4 * BATCH)
+        report = keras_qat.verify(qat, contents, inputs, per_layer=True, batch_size=BATCH)
         result["identical"] = report.identical
         result["layers"] = layers(report)
 
 
-def simulated(qat: Any, contents: bytes, x: np.ndarray) -> float:
+def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
     """Share of the file's output codes that the integer simulation gives as well."""
     import keras_qat
     from keras_qat.interpreter import TFLiteModel
 
-    ((name, codes),) = TFLiteModel(contents).run({qat.input_names[0]: x}).items()
-    return float(np.mean(keras_qat.simulate(qat, x).outputs[name].codes == codes))
+    found = TFLiteModel(contents).run(dict(zip(qat.input_names, x, strict=True)))
+    outputs = keras_qat.simulate(qat, x if len(x) > 1 else x[0]).outputs
+    shares = [
+        np.mean(getattr(outputs[name], "codes", outputs[name]) == codes)
+        for name, codes in found.items()
+    ]
+    return float(np.mean(shares))
 
 
 def layers(report: Any) -> dict[str, Any]:
@@ -182,14 +214,13 @@ def operations(contents: bytes) -> dict[str, Any]:
     }
 
 
-def run_tfmot(name: str) -> None:
+def run_tfmot(name: str, wild: bool = False) -> None:
     """Quantizes, trains and converts a model with tensorflow_model_optimization."""
-    import tensorflow as tf
     import tensorflow_model_optimization as tfmot
 
     result = Result(name=name)
     with result.step("build"):
-        model = build(name)
+        model = wild_builders()[name]() if wild else build(name)
         x = images(model, BATCH)
     with result.step("quantize"):
         qat = tfmot.quantization.keras.quantize_model(model)
@@ -206,6 +237,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--tfmot", action="store_true")
+    parser.add_argument("--wild", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    (run_tfmot if arguments.tfmot else run)(arguments.name)
+    if arguments.tfmot:
+        run_tfmot(arguments.name, arguments.wild)
+    else:
+        run(arguments.name, arguments.wild)

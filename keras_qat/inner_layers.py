@@ -6,9 +6,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, register
+from keras_qat.keras2.backend import keras, register, resolve_training
 
-__all__ = ["Contract", "FoldSteps", "HardSwish", "Regularize", "Roll", "UnfoldSteps"]
+__all__ = [
+    "Contract",
+    "FoldSteps",
+    "HardSwish",
+    "Regularize",
+    "Roll",
+    "TrainingOnly",
+    "UnfoldSteps",
+    "WeightTensor",
+]
 
 
 @register
@@ -96,6 +105,33 @@ class Roll(keras.layers.Layer):
 
 
 @register
+class TrainingOnly(keras.layers.Layer):
+    """Computes something in training and passes its input on otherwise, as paths are dropped.
+
+    Args:
+        model: what it computes in training, or its configuration.
+    """
+
+    def __init__(self, model: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.model = keras.Model.from_config(model) if isinstance(model, dict) else model
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        training = resolve_training(training)
+        if isinstance(training, bool):
+            return self.model(inputs, training=True) if training else inputs
+        return tf.cond(
+            training, lambda: self.model(inputs, training=True), lambda: tf.identity(inputs)
+        )
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "model": self.model.get_config()}
+
+
+@register
 class UnfoldSteps(keras.layers.Layer):
     """The inverse of `FoldSteps`, for a number of steps that is known."""
 
@@ -125,3 +161,80 @@ class HardSwish(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
+
+
+@register
+class WeightTensor(keras.layers.Layer):
+    """Gives a weight, or what is computed from several, as a tensor that other layers read.
+
+    Args:
+        shapes: of the weights.
+        expression: a model that computes the tensor from the weights, or its configuration; by
+            default the tensor is the only weight.
+        weight_dtype: type of the weights.
+        frozen: places of weights that do not train.
+        regularizers, constraints: those of each weight, as layers take them.
+
+    Shapes: what it reads says only where it is called; the output has no batch.
+    """
+
+    def __init__(
+        self,
+        shapes: list[Any],
+        expression: Any = None,
+        weight_dtype: str = "float32",
+        frozen: Any = (),
+        regularizers: Any = (),
+        constraints: Any = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.shapes = [tuple(shape) for shape in shapes]
+        self.expression = expression
+        if isinstance(expression, dict):
+            self.expression = keras.Model.from_config(expression)
+        self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
+        none = [None] * len(self.shapes)
+        self.regularizers = [keras.regularizers.get(each) for each in regularizers or none]
+        self.constraints = [keras.constraints.get(each) for each in constraints or none]
+
+    def build(self, input_shape: Any) -> None:
+        self.parts = [
+            self.add_weight(
+                name=f"weight_{place}" if place else "weight",
+                shape=shape,
+                dtype=self.weight_dtype,
+                initializer="zeros",
+                regularizer=self.regularizers[place],
+                constraint=self.constraints[place],
+                trainable=place not in self.frozen,
+            )
+            for place, shape in enumerate(self.shapes)
+        ]
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.value()
+
+    def value(self) -> Any:
+        """The tensor."""
+        if self.expression is None:
+            return tf.convert_to_tensor(self.parts[0])
+        return self.expression([tf.convert_to_tensor(each) for each in self.parts])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape(
+            self.shapes[0] if self.expression is None else self.expression.output_shape
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        expression = self.expression and self.expression.get_config()
+        return {
+            **super().get_config(),
+            "shapes": self.shapes,
+            "expression": expression,
+            "weight_dtype": self.weight_dtype,
+            "frozen": self.frozen,
+            "regularizers": [keras.regularizers.serialize(each) for each in self.regularizers],
+            "constraints": [keras.constraints.serialize(each) for each in self.constraints],
+        }

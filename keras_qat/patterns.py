@@ -16,11 +16,15 @@ __all__ = ["Group", "groups", "is_batch_norm"]
 
 @dataclasses.dataclass(eq=False)
 class Group:
-    """Calls that one wrapper stands for: a kernel, its BatchNormalization, its activation."""
+    """Calls that one wrapper stands for: a kernel, its BatchNormalization, its activation.
+
+    `shared` says that the kernel's layer is called elsewhere, too: each call has its own range.
+    """
 
     kernel: Call
     batch_norm: Call | None = None
     activation: Call | None = None
+    shared: bool = False
 
     @property
     def calls(self) -> list[Call]:
@@ -83,10 +87,10 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         alone = affine and ops[call] is AFFINE and call not in folded
         if not (call in norms or alone):
             continue
-        group = Group(call, norms.get(call))
+        group = Group(call, norms.get(call), shared=counts[call.layer] > 1)
         follower = only_consumer(group.output)
         clip = ops.get(follower) if follower is not None else None
-        if clip is not None and clip.clips and counts[call.layer] == 1:
+        if clip is not None and clip.clips and not group.shared:
             group.activation = follower
         found.append(group)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
 from keras_qat.keras2.precision import check_precision, float32_policy, in_float32
+from keras_qat.keras2.readable import as_functional, check_readable, check_training
 from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
-from keras_qat.lower import lower
-from keras_qat.placement import RULES, place
+from keras_qat.placement import lowered, place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
@@ -34,6 +35,7 @@ def quantize_model(
     scope: Scope | None = None,
     strict: bool = False,
     kernels: Family = "xnnpack",
+    inputs: Any = None,
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
 
@@ -42,7 +44,8 @@ def quantize_model(
     that has seen no data passes values through, so before training only the weights are quantized.
 
     Args:
-        model: a built Sequential or functional Keras 2 model. It is not changed. A model that
+        model: a built Sequential or functional Keras 2 model, or a subclassed one whose `call`
+            takes symbolic tensors. It is not changed. A model that
             was quantized with the same recipe gives an equal copy. Of one of Keras 3 it is what
             `from_keras_3` makes of it, with a warning that says so.
         recipe: a recipe or its name.
@@ -53,12 +56,14 @@ def quantize_model(
         kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops) or
             "reference" (TFLite's portable kernels, which microcontrollers have). The model's
             attribute `kernels` changes it at any time; training does not depend on it.
+        inputs: for a subclassed model that was not called yet: what it is to be called on, such as
+            `keras.Input(shape)`, or a structure of them.
 
     Returns:
         The quantization-aware model, not compiled.
 
     Raises:
-        ValueError: if the model cannot be read (subclassed, unbuilt), is quantized with another
+        ValueError: if the model cannot be read, trains in its own way, is quantized with another
             recipe, has tensors without elements or numbers in float64, the scope matches no layer,
             `strict` and a layer stays in float, or there are no such kernels.
 
@@ -70,8 +75,9 @@ def quantize_model(
     recipe, family = get_recipe(recipe), check_family(kernels)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
-    model = as_keras_2(model)
-    graph_lib.check_readable(model)
+    model = as_functional(as_keras_2(model), inputs)
+    check_readable(model)
+    check_training(model)
     if recipe.activations.bits == 16:
         model = in_float32(model)
     model = with_known_input(model)
@@ -86,11 +92,28 @@ def quantize_model(
     with float32_policy(), strategy_scope(model):
         qat = rewrite(found)
     qat.kernels = family
-    qat.keep_float_config(graph_lib.config_of(model))
+    qat.keep_float_model(model)
+    _warn_of_closed(found)
     return qat
 
 
-def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None) -> Plan:
+def _warn_of_closed(found: Plan) -> None:
+    """Names the layers of a user's own that could not be opened."""
+    closed = found.graph.closed
+    lines = [f"  {name}: {closed[name]}" for name in found.float_layers if name in closed]
+    if lines:
+        warnings.warn(
+            "These layers compute in float, as they cannot be opened:\n"
+            + "\n".join(lines)
+            + "\nkeras_qat.register_op says what a layer is, override(layer, open=False) that it "
+            "shall stay closed.",
+            stacklevel=3,
+        )
+
+
+def plan(
+    model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None, inputs: Any = None
+) -> Plan:
     """Says what `quantize_model` would do to each tensor and why, without building anything.
 
     Args and errors: as for `quantize_model`.
@@ -103,11 +126,11 @@ def plan(model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = Non
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.quantizers(model)."
         )
-    recipe, model = get_recipe(recipe), as_keras_2(model)
+    recipe, model = get_recipe(recipe), as_functional(as_keras_2(model), inputs)
     with float32_policy():
         read = graph_lib.read(with_known_input(model))
         check_precision(read)
-        graph = lower(read, activations=RULES[recipe.placement].lowers_activations)
+        graph = lowered(read, recipe)
     return place(graph, recipe, scope)
 
 

@@ -25,12 +25,15 @@ class Override:
         weight_bits: 2 to 8, or None for the recipe's.
         activation_bits: 2 to 8, or None for the recipe's.
         quantize: False to leave the layers in float, True to take back an earlier False.
+        open: whether custom layers are opened: False to compute them in float as a whole, True to
+            open also those that normalize, None for what is usual.
     """
 
     layers: str
     weight_bits: int | None = None
     activation_bits: int | None = None
     quantize: bool | None = None
+    open: bool | None = None
 
     def __post_init__(self) -> None:
         for bits in (self.weight_bits, self.activation_bits):
@@ -84,6 +87,7 @@ class Recipe:
         weight_bits: int | None = None,
         activation_bits: int | None = None,
         quantize: bool | None = None,
+        open: bool | None = None,
     ) -> Recipe:
         """The recipe with other settings for some layers. Later calls win.
 
@@ -93,7 +97,7 @@ class Recipe:
             >>> recipe = keras_qat.recipes.int8().override("Dense", weight_bits=4)
             >>> recipe = recipe.override("head*", quantize=False)
         """
-        more = Override(layers, weight_bits, activation_bits, quantize)
+        more = Override(layers, weight_bits, activation_bits, quantize, open)
         return dataclasses.replace(self, overrides=(*self.overrides, more))
 
     def to_config(self) -> dict[str, Any]:

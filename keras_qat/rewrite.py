@@ -12,16 +12,28 @@ from keras_qat import specs
 from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.files import whole
 from keras_qat.keras2.backend import (
+    Customs,
     KeepsTrainable,
     applications_scope,
     check_modules,
+    customs_of,
     in_safe_mode,
     keras,
     left_out,
     register,
     resolve_training,
 )
-from keras_qat.keras2.graph import Call, Graph, Value, clone, map_values, rebuild, values_in
+from keras_qat.keras2.graph import (
+    Call,
+    Graph,
+    Value,
+    clone,
+    config_of,
+    layers_in,
+    rebuild,
+    values_in,
+)
+from keras_qat.keras2.graph_copy import Between, GraphCopy
 from keras_qat.keras2.phases import PhasedModel
 from keras_qat.keras2.precision import (
     ScalesLoss,
@@ -55,6 +67,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     recipe: Recipe
     float_config: dict[str, Any]
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
+    customs: Customs = Customs({}, False)
+    """Custom classes of that, which are known as long as nothing was saved."""
 
     safe_mode: bool = False
     """Whether no code of its configuration may run: it was loaded, not in safe_mode=False."""
@@ -111,9 +125,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         for layer in scheduled_layers(self):
             layer.recipe = recipe
 
-    def keep_float_config(self, config: dict[str, Any]) -> None:
-        """Sets `float_config`, past Keras, which would track every list and dict in it."""
-        object.__setattr__(self, "float_config", config)
+    def keep_float_model(self, model: Any) -> None:
+        """Sets `float_config` and `customs`, past Keras, which would track what is in them."""
+        object.__setattr__(self, "float_config", config_of(model))
+        object.__setattr__(self, "customs", customs_of(layers_in(model)))
 
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
         """As Keras documents it. A file is replaced by a whole one, also if the process is killed.
@@ -154,7 +169,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             model = super().from_config(config, custom_objects)
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
-        model.keep_float_config(float_config)
+        object.__setattr__(model, "float_config", float_config)
         model.output_names = output_names
         if not isinstance(float_layers, dict):  # The first version's, without reasons.
             float_layers = dict.fromkeys(float_layers, "left in float")
@@ -210,7 +225,6 @@ class _Visitor:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.counts = plan.graph.call_counts()
         self.group_of = {call: group for group in plan.groups for call in group.calls}
         self.range_of = {
             value: each for each in plan.ranges for value in each.observed + each.rounded
@@ -222,55 +236,34 @@ class _Visitor:
         self.names: set[str] = set()
         self.sources: dict[Any, list[Any]] = {}
         """New layer -> the weights that it starts from."""
-        self.calls: list[Call] = []
-        self.current: dict[Value, Value] = {}
-        """Value of the plan -> the value that takes its place."""
 
     def visit(self) -> Graph:
         graph = self.plan.graph
-        inputs = map_values(self._input, graph.inputs)
-        for value in values_in(graph.inputs):
-            self._quantize(value)
-            if is_half(value.dtype):
-                self._convert(value, policy_of(value.dtype))
+        copy = GraphCopy(graph, self._behind)
         for call in graph.calls:
             group = self.group_of.get(call)
             if group is None:
-                self._emit(self._clone(call), call, call)
+                copy.add(self._clone(call), call, call)
             elif call is group.calls[-1]:
-                self._emit(self._wrap(group), group.kernel, call)
+                copy.add(self._wrap(group), group.kernel, call)
         for value in dict.fromkeys(values_in(graph.outputs)):
             if is_half(value.dtype):
-                self._convert(value, "float32")
-        outputs = map_values(self.current.__getitem__, graph.outputs)
-        calls, self.calls = self.calls, []
+                copy.put_behind(value, self._conversion(value, "float32"))
         for call in graph.aside:
-            self._emit(self._clone(call), call, call)
-        return Graph(graph.name, inputs, outputs, graph.output_names, calls, aside=self.calls)
+            copy.add(self._clone(call), call, call)
+        return copy.graph()
 
-    def _copy(self, value: Value) -> Value:
-        self.current[value] = Value(value.name, value.shape, value.dtype)
-        return self.current[value]
+    def _behind(self, value: Value) -> list[Between]:
+        """What comes behind a value: its quantizer, for an input the way to half precision."""
+        found = [self._quantizer(value)]
+        if value.producer is None and is_half(value.dtype):
+            found.append(self._conversion(value, policy_of(value.dtype)))
+        return [each for each in found if each is not None]
 
-    def _input(self, value: Value) -> Value:
-        """An input; in float32, as the file's, for any real numbers."""
-        self._copy(value).dtype = value.inference_dtype
-        return self.current[value]
-
-    def _convert(self, value: Value, policy: str) -> None:
+    def _conversion(self, value: Value, policy: str) -> Between:
         """Converts an input to half precision, or an output to float32, as predictions are."""
         name = self._unique(f"{_scope(value.name)}_{policy}")
-        layer = keras.layers.Activation("linear", dtype=policy, name=name)
-        unconverted = self.current[value]
-        self.calls.append(Call(layer, (unconverted,), {}, self._copy(value), name))
-
-    def _emit(self, layer: Any, reads: Call, writes: Call) -> None:
-        """`layer` on what `reads` reads, in place of what `writes` computes."""
-        args, kwargs = map_values(self.current.__getitem__, (reads.args, reads.kwargs))
-        outputs = map_values(self._copy, writes.outputs)
-        self.calls.append(Call(layer, args, kwargs, outputs, layer.name))
-        for value in values_in(writes.outputs):
-            self._quantize(value)
+        return Between(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
         """A copy of a layer that is not wrapped: one for all of its calls."""
@@ -328,7 +321,7 @@ class _Visitor:
         if found is None or len(found.observed + found.rounded) > 1:
             return None
         group = self.group_of.get(value.producer) if value.producer else None
-        if group is None or self.counts[group.kernel.layer] > 1:
+        if group is None or group.shared:
             return None
         return found.spec
 
@@ -339,11 +332,11 @@ class _Visitor:
         self.names.add(name)
         return name
 
-    def _quantize(self, value: Value) -> None:
-        """Puts a `Quantize` layer behind a value, if it has a range that no wrapper holds."""
+    def _quantizer(self, value: Value) -> Between | None:
+        """The `Quantize` layer behind a value with a range that no wrapper holds."""
         found = self.range_of.get(value)
         if found is None or self._spec_inside(value) is not None:
-            return
+            return None
         name = self._unique(_scope(value.name) + "_quant")
         if found not in self.quantizers:
             self.quantizers[found] = Quantize(
@@ -354,6 +347,4 @@ class _Visitor:
                 mixed=self.mixed,
             )
         slot = found.observed.index(value) if value in found.observed else None
-        unquantized, kwargs = self.current[value], {"slot": slot}
-        outputs = self._copy(value)
-        self.calls.append(Call(self.quantizers[found], (unquantized,), kwargs, outputs, name))
+        return Between(self.quantizers[found], name, {"slot": slot})

@@ -26,7 +26,9 @@ def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
 
     def matches(call: Call) -> bool:
         return any(
-            pattern(call.layer) if callable(pattern) else _matches(call, pattern, pattern in names)
+            any(map(pattern, (call.source, *call.within)))
+            if callable(pattern)
+            else _matches(call, pattern, pattern in names)
             for pattern in patterns
         )
 
@@ -43,7 +45,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
         return name == pattern
     if any(character in pattern for character in "*?["):
         return fnmatch.fnmatchcase(name, pattern)
-    if pattern == type(call.layer).__name__:
+    if pattern in [type(each).__name__ for each in (call.layer, call.source, *call.within)]:
         return True
     rest = name.removeprefix(pattern)
     return name.startswith(pattern) and (not rest or pattern[-1] in "_/.-" or rest[0] in "_/.-")

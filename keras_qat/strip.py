@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from keras_qat.inner_layers import Regularize
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import deserialization_scope, keras
+from keras_qat.keras2.backend import customs_of, deserialization_scope, keras
 from keras_qat.keras2.graph import Call
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import normalization, scaled
 from keras_qat.lower import lower
 from keras_qat.patterns import Group, groups
-from keras_qat.placement import place
+from keras_qat.placement import lowered, place
 from keras_qat.rewrite import PREFIX, QuantizedModel
 
 __all__ = ["strip_quantization"]
@@ -52,7 +52,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"'{getattr(model, 'name', model)}' was not made by keras_qat.quantize_model: pass "
             f"what that returned, or what keras.models.load_model read of it."
         )
-    with deserialization_scope(graph_lib.layers_in(model), safe=model.safe_mode):
+    customs = customs_of(graph_lib.layers_in(model)), model.customs
+    with deserialization_scope(*customs, safe=model.safe_mode):
         # Some layers of Keras take their entries out of the configuration they are made from.
         plain = keras.Model.from_config(deepcopy(model.float_config))
     _take_weights(plain, model)
@@ -62,8 +63,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
 def _take_weights(plain: Any, model: QuantizedModel) -> None:
     """Gives the float layers the weights and flags of those that quantization made of them."""
     read = graph_lib.read(plain)
-    owners = {call.name: call.layer for call in reversed(read.calls + read.aside)}
-    graph = lower(read, activations=model.recipe.placement == "int8")
+    graph = lowered(read, model.recipe)
     kernels = {group.kernel: group for group in place(graph, model.recipe).groups}
     there = {layer.name: layer for layer in model.layers}
     plain.trainable = True
@@ -80,7 +80,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             if source is None or not source.weights or part.layer in done:
                 continue
             done.add(part.layer)
-            owners[part.origin].trainable = trained.trainable and source.trainable
+            part.source.trainable = trained.trainable and source.trainable
             for ours, theirs in zip(
                 graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
             ):

@@ -12,15 +12,17 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
 
 __all__ = [
+    "Customs",
     "KeepsTrainable",
     "applications_scope",
     "attention_parts",
     "check_modules",
+    "customs_of",
     "deserialization_scope",
     "in_safe_mode",
     "is_building",
@@ -123,32 +125,55 @@ def _is_known(config: dict[str, Any]) -> bool:
     return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
 
 
-@contextlib.contextmanager
-def deserialization_scope(layers: Iterable[Any], safe: bool | None = None) -> Iterator[None]:
-    """A scope in which Keras makes layers of the same classes as `layers` from configurations.
+class Customs(NamedTuple):
+    """What Keras cannot make from configurations by itself.
 
-    Custom classes need not be registered, nor those of their initializers, regularizers and
-    constraints. A `Lambda` of a Python lambda, which Keras makes only
-    where that was allowed, is made if `layers` hold one: it was allowed then, or never saved.
-    Otherwise `safe` says whether it is not made; None leaves that to Keras.
+    Args:
+        classes: by their names.
+        has_lambda: whether there is a `Lambda`.
     """
+
+    classes: dict[str, Any]
+    has_lambda: bool
+
+
+def customs_of(layers: Iterable[Any]) -> Customs:
+    """Custom classes of layers and of what they hold, and functions that are activations."""
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
     kinds = (*kinds, keras.constraints.Constraint)
     parts = [each for layer in layers for each in vars(layer).values() if isinstance(each, kinds)]
-    custom = {
+    custom: dict[str, Any] = {
         type(each).__name__: type(each)
         for each in [*layers, *parts]
         if type(each).__module__.split(".")[0] not in own
     }
-    has_lambda = any(
-        isinstance(layer, keras.layers.Lambda) and layer.function.__name__ == "<lambda>"
-        for layer in layers
+    functions = [getattr(layer, "activation", None) for layer in layers]
+    custom |= {
+        each.__name__: each
+        for each in functions
+        if inspect.isfunction(each) and each.__module__.split(".")[0] not in (*own, "tensorflow")
+    }
+    return Customs(
+        custom,
+        any(isinstance(layer, keras.layers.Lambda) for layer in layers),
     )
+
+
+@contextlib.contextmanager
+def deserialization_scope(*customs: Customs, safe: bool | None = None) -> Iterator[None]:
+    """A scope in which Keras makes layers with custom parts from configurations.
+
+    Custom classes need not be registered. A `Lambda`, which Keras makes only where that was
+    allowed, is made if there was one: it was allowed then, or never saved. Otherwise `safe` says
+    whether it is not made; None leaves that to Keras.
+    """
+    has_lambda = any(each.has_lambda for each in customs)
     with contextlib.ExitStack() as scopes:
         scopes.enter_context(applications_scope())
-        scopes.enter_context(keras.utils.custom_object_scope(custom))
+        for each in customs:
+            scopes.enter_context(keras.utils.custom_object_scope(each.classes))
         if has_lambda or safe is not None:
             scopes.enter_context(_serialization().SafeModeScope(safe and not has_lambda))
         yield

@@ -20,22 +20,24 @@ import tensorflow as tf
 
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
+from keras_qat.keras2.readable import check_readable, is_graph_model
 
 __all__ = [
     "Call",
     "Graph",
     "Value",
-    "check_readable",
     "clone",
     "config_of",
     "flat_arrays",
     "flat_inputs",
-    "is_graph_model",
     "layers_in",
     "nested_inputs",
     "nested_outputs",
     "read",
     "rebuild",
+    "rename",
+    "split_aside",
+    "symbolic",
     "weights_in_order",
 ]
 
@@ -80,6 +82,8 @@ class Call:
         outputs: structure of `Value`s.
         name: the layer's name; with the names of the models around it, if it was nested.
         origin: that of the layer in the user's model, for a part that `lower` made of it.
+        source: that layer.
+        within: the layers that were opened around it, the outermost first.
     """
 
     layer: Any
@@ -88,9 +92,12 @@ class Call:
     outputs: Any
     name: str
     origin: str = ""
+    source: Any = None
+    within: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         self.origin = self.origin or self.name
+        self.source = self.layer if self.source is None else self.source
         for value in values_in(self.outputs):
             value.producer = self
 
@@ -121,6 +128,7 @@ class Graph:
         weights: the weights that a layer made by `lower` starts from, where they are not its own.
         aside: further calls, that no output depends on: of what the model adds to its loss and its
             metrics. They stay as they are, and are in no file.
+        closed: names of calls of layers that could not be opened -> why.
     """
 
     name: str
@@ -130,6 +138,7 @@ class Graph:
     calls: list[Call]
     weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     aside: list[Call] = dataclasses.field(default_factory=list)
+    closed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def consumers(self) -> dict[Value, list[Call]]:
         """For each value the calls that read it, those aside too."""
@@ -164,7 +173,8 @@ def read(model: Any) -> Graph:
     """Reads a built Sequential or functional model.
 
     Raises:
-        ValueError: if the model cannot be read; the message says what to do.
+        ValueError: if the model cannot be read, or has tensors without elements, which kernels
+            crash on; the message says what to do.
     """
     check_readable(model)
     tensors: dict[int, Value] = {}
@@ -188,7 +198,7 @@ def read(model: Any) -> Graph:
 
     def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
         keep(model.inputs, inputs)
-        for node in _nodes(model):
+        for node in nodes_of(model):
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
             if isinstance(layer, keras.layers.InputLayer):  # It passes on what it is called on,
@@ -216,11 +226,16 @@ def read(model: Any) -> Graph:
         return tf.nest.map_structure(value_of, nested_outputs(model))
 
     outputs = trace(model, values_in(inputs), "", None)
-    needed, aside = _split(calls, outputs)
+    needed, aside = split_aside(calls, outputs)
+    if empty := [value.name for value in tensors.values() if 0 in value.shape[1:]]:
+        raise ValueError(
+            f"'{model.name}' has tensors without elements, which TFLite cannot compute: "
+            f"{', '.join(dict.fromkeys(empty))}. Take these layers out."
+        )
     return Graph(model.name, inputs, outputs, list(model.output_names), needed, aside=aside)
 
 
-def _split(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
+def split_aside(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
     """The calls that outputs depend on, and the others."""
     read, needed = set(values_in(outputs)), set()
     for call in reversed(calls):
@@ -234,7 +249,7 @@ def config_of(model: Any) -> dict[str, Any]:
     """The configuration of a readable model as a functional one: `keras.Model.from_config`."""
     inputs, outputs = nested_inputs(model), nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
-    for node in _nodes(model):
+    for node in nodes_of(model):
         if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])
     return functional.get_config()
@@ -259,10 +274,7 @@ Apply = Callable[[Call, Any, dict[str, Any]], Any]
 
 def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer) -> Any:
     """Makes a model from a graph, with the layers of its calls or what `apply` calls instead."""
-    inputs = map_values(
-        lambda value: keras.Input(batch_shape=value.shape, dtype=value.dtype, name=value.name),
-        graph.inputs,
-    )
+    inputs = map_values(lambda value: symbolic(value.shape, value.dtype, value.name), graph.inputs)
     tensors = dict(zip(values_in(graph.inputs), tf.nest.flatten(inputs), strict=True))
     _compute(graph.calls, tensors, apply)
     outputs = map_values(tensors.__getitem__, graph.outputs)
@@ -273,6 +285,11 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
         if add:
             add(model, call.layer, tensors[call.inputs[0]])
     return model
+
+
+def symbolic(shape: Any, dtype: Any, name: str | None = None) -> Any:
+    """A symbolic input with all of its axes."""
+    return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
 
 
 def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
@@ -332,46 +349,13 @@ def clone(layer: Any, **changes: Any) -> Any:
     activation = getattr(layer, "activation", None)
     if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
         changes = {"activation": activation, **changes}
-    with backend.deserialization_scope(layer._flatten_layers()):
+    with backend.deserialization_scope(backend.customs_of(layer._flatten_layers())):
         return type(layer).from_config({**layer.get_config(), **backend.left_out(layer), **changes})
 
 
-def check_readable(model: Any) -> None:
-    """Raises the `ValueError` of `read` if a model cannot be read."""
-    roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
-    if "keras" in roots and not isinstance(model, keras.layers.Layer):
-        raise ValueError(
-            f"{type(model).__name__} is of Keras 3, and this works on Keras 2. Of a model, "
-            f"keras_qat.from_keras_3 makes one of Keras 2; or build it with the package tf_keras."
-        )
-    if not isinstance(model, _Model) and hasattr(model, "get_layer"):
-        raise ValueError(
-            f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
-            f"{keras.__name__}: build it with keras_qat.keras."
-        )
-    if not isinstance(model, _Model):
-        raise ValueError(
-            f"Expected a Keras model, got {type(model).__name__}. Pass a tf_keras Sequential or "
-            f"functional model; a single layer goes into keras.Sequential([keras.Input(shape), "
-            f"layer])."
-        )
-    if is_graph_model(model):
-        return
-    if isinstance(model, keras.Sequential):
-        raise ValueError(
-            f"The Sequential model '{model.name}' has no input shape yet. Put keras.Input(shape) "
-            f"first in it, or call model.build((None, ...)) with its input shape."
-        )
-    raise ValueError(
-        f"{type(model).__name__} '{model.name}' is a subclassed model: what its call() does "
-        f"cannot be read as layers. Express it in the functional style, "
-        f"keras.Model(inputs, outputs), or quantize the functional models inside it one by one."
-    )
-
-
-def is_graph_model(layer: Any) -> bool:
-    """Whether a layer is a model that can be read."""
-    return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
+def rename(layer: Any, name: str) -> None:
+    """Gives a layer that is in no model another name."""
+    layer._name = name
 
 
 def class_path(layer: Any) -> str:
@@ -391,7 +375,7 @@ def nested_outputs(model: Any) -> Any:
     return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
 
 
-def _nodes(model: Any) -> list[Any]:
+def nodes_of(model: Any) -> list[Any]:
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import check_readable, clone
+from keras_qat.keras2.graph import clone
+from keras_qat.keras2.readable import check_readable
 
 __all__ = ["with_known_input"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.keras2.graph import check_readable, weights_in_order
+from keras_qat.keras2.graph import weights_in_order
+from keras_qat.keras2.readable import check_readable
 from keras_qat.keras3.backend import check_model, is_model
 from keras_qat.rewrite import QuantizedModel
 from keras_qat.strip import strip_quantization

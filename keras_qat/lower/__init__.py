@@ -8,6 +8,7 @@ After that, patterns have one form to match.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from keras_qat.inner_layers import Contract
@@ -31,6 +32,7 @@ from keras_qat.lower.merges import (
     split_dot,
     split_extremum,
 )
+from keras_qat.lower.opening import open_layers
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
@@ -44,18 +46,17 @@ __all__ = ["lower"]
 _layers = keras.layers
 
 
-def lower(graph: Graph, activations: bool = True) -> Graph:
+def lower(
+    graph: Graph, activations: bool = True, may_open: Callable[[Call], bool | None] | None = None
+) -> Graph:
     """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared.
 
     Args:
         graph: the graph.
         activations: whether activations are brought into the form that the runtimes compute them
             in. `recipes.contrib` leaves them as they are, like the original.
-
-    Raises:
-        ValueError: if there are tensors without elements.
+        may_open: which layers may be opened; none by default.
     """
-    _check_sizes(graph)
     made, table = Made(), LOWERINGS if activations else ALWAYS
 
     def expand(call: Call) -> list[Call]:
@@ -65,9 +66,11 @@ def lower(graph: Graph, activations: bool = True) -> Graph:
         parts = split_activity_regularizer(call, made)
         parts = parts or (lowering(call, made) if lowering else [])
         for part in parts:
-            part.origin = call.origin
+            part.origin, part.source, part.within = call.origin, call.source, call.within
         return [each for part in parts for each in expand(part)] or [call]
 
+    if may_open is not None:
+        graph = open_layers(graph, made, may_open)
     if activations:
         graph = with_channels_last(recognize_hard_swish(graph), made)
     calls = [each for call in graph.calls for each in expand(call)]
@@ -85,16 +88,6 @@ def _drop_unread(graph: Graph) -> Graph:
             calls.append(call)
             read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
-
-
-def _check_sizes(graph: Graph) -> None:
-    """Raises a `ValueError` if there are tensors without elements: kernels crash on them."""
-    empty = [value.name for value in graph.values() if 0 in value.shape[1:]]
-    if empty:
-        raise ValueError(
-            f"'{graph.name}' has tensors without elements, which TFLite cannot compute: "
-            f"{', '.join(empty)}. Take these layers out."
-        )
 
 
 def _drop_identities(graph: Graph) -> Graph:

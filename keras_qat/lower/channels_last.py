@@ -56,22 +56,27 @@ class _Visitor:
         """Values with twins that are there themselves too."""
 
     def visit(self, call: Call) -> None:
+        layer = self.twin_of(call)
+        if layer is not None:
+            self.compute(call, layer)
+            return
+        for value in call.inputs:
+            self.turn_back(value)
+        self.calls.append(call)
+        self.computed.update(values_in(call.outputs))
+
+    def twin_of(self, call: Call) -> Any:
+        """The layer that does on twins what a call does; None for one that needs channels first."""
         layer, rank = call.layer, len(call.output.shape)
         reads_twin = any(value in self.twins for value in call.inputs)
         joins_channels = type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank)
         if _has_channels_first(call) and len(call.inputs) == 1:
-            self.compute(call, self.changed(layer, data_format="channels_last"))
-        elif _is_norm_of_first(call):
-            self.compute(call, self.changed(layer, axis=rank - 1))
-        elif reads_twin and joins_channels:
-            self.compute(call, self.changed(layer, axis=-1))
-        elif reads_twin and self.is_elementwise(call):
-            self.compute(call, layer)
-        else:
-            for value in call.inputs:
-                self.turn_back(value)
-            self.calls.append(call)
-            self.computed.update(values_in(call.outputs))
+            return self.changed(layer, data_format="channels_last")
+        if _is_norm_of_first(call):
+            return self.changed(layer, axis=rank - 1)
+        if reads_twin and joins_channels:
+            return self.changed(layer, axis=-1)
+        return layer if reads_twin and self.is_elementwise(call) else None
 
     def is_elementwise(self, call: Call) -> bool:
         layer = call.layer
@@ -93,13 +98,17 @@ class _Visitor:
         args, kwargs = map_values(self.twins.__getitem__, (call.args, call.kwargs))
         output = call.output
         if len(output.shape) < 3 or type(layer) is _layers.Flatten:
-            self.calls.append(Call(layer, args, kwargs, output, call.name, call.origin))
+            self.calls.append(
+                Call(layer, args, kwargs, output, call.name, call.origin, call.source, call.within)
+            )
             self.computed.add(output)
             return
         shape = _moved(output.shape, _order(len(output.shape), True))
         twin = Value(output.name, shape, output.dtype, masked=output.masked)
         self.twins[output] = twin
-        self.calls.append(Call(layer, args, kwargs, twin, call.name, call.origin))
+        self.calls.append(
+            Call(layer, args, kwargs, twin, call.name, call.origin, call.source, call.within)
+        )
 
     def turn_back(self, value: Value) -> None:
         """Makes a value with channels first from its twin, unless it is there."""
@@ -117,7 +126,9 @@ class _Visitor:
         layer = self.made.layer(value, suffix, make)
         if output is None:
             output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
-        self.calls.append(Call(layer, (value,), {}, output, name, call.origin))
+        self.calls.append(
+            Call(layer, (value,), {}, output, name, call.origin, call.source, call.within)
+        )
         return output
 
 

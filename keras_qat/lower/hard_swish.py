@@ -17,17 +17,19 @@ __all__ = ["recognize_hard_swish"]
 
 def recognize_hard_swish(graph: Graph) -> Graph:
     """`graph` with every x * relu6(x + 3) * 1/6 that is spelled in operations as one layer."""
+    found = {call: _inside(call) for call in graph.calls}
     consumers = graph.consumers()
     outputs = set(values_in(graph.outputs))
     replaced: dict[Call, Call] = {}
     dropped: set[Call] = set()
-    for call in graph.calls:
-        x, inner = _inside(call)
+    for call, (x, inner) in found.items():
         members, hidden = {call, *inner}, {each.output for each in inner}
         if x is None or hidden & outputs or any(set(consumers[each]) - members for each in hidden):
             continue
         layer = HardSwish(name=call.layer.name, dtype=policy_of(call.output.dtype))
-        replaced[call] = Call(layer, (x,), {}, call.outputs, call.name)
+        replaced[call] = Call(
+            layer, (x,), {}, call.outputs, call.name, call.origin, call.source, call.within
+        )
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)

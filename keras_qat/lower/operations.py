@@ -42,13 +42,15 @@ def _split_division(call: Call, made: Made) -> list[Call]:
 
 
 def _split_bias(call: Call, made: Made) -> list[Call]:
-    """tf.nn.bias_add of an array to the last axis -> a sum."""
+    """tf.nn.bias_add to the last axis -> a sum."""
     x, bias, layout = operands(call, "value", "bias", "data_format")
-    bias = array(bias)
+    if not isinstance(bias, Value):
+        bias = array(bias)
+        bias = None if bias is None else bias.astype(np.float32)
     if bias is None or (layout or "").startswith("NC"):
         return []
     parts = Parts(call, made)
-    return parts.end(parts.new("", type(call.layer), tf.math.add), x, bias.astype(np.float32))
+    return parts.end(parts.new("", type(call.layer), tf.math.add), x, bias)
 
 
 def _split_square(call: Call, made: Made) -> list[Call]:
@@ -62,6 +64,19 @@ def _split_power(call: Call, made: Made) -> list[Call]:
     x, exponent = operands(call, "x", "y")
     is_square = isinstance(x, Value) and number(exponent) == 2
     return _split_square(call, made) if is_square else []
+
+
+def _split_getitem(call: Call, made: Made) -> list[Call]:
+    """x[..., a] -> x[:, :, a]: no configuration holds an Ellipsis."""
+    x, key = call.args
+    items = list(key) if isinstance(key, (list, tuple)) else [key]
+    places = [place for place, each in enumerate(items) if each is Ellipsis]
+    if len(places) != 1:
+        return []
+    known = sum(each is not None and each is not Ellipsis for each in items)
+    whole = dict.fromkeys(("start", "stop", "step"))
+    items[places[0] : places[0] + 1] = [whole] * (len(x.shape) - known)
+    return Parts(call, made).end(call.layer, x, tuple(items))
 
 
 def _split_add_n(call: Call, made: Made) -> list[Call]:
@@ -184,6 +199,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
     "nn.bias_add": _split_bias,
+    "__operators__.getitem": _split_getitem,
     "math.add_n": _split_add_n,
     "cast": _split_cast,
     "math.square": _split_square,

@@ -18,6 +18,8 @@ class Made:
 
     def __init__(self) -> None:
         self.weights: dict[Any, list[Any]] = {}
+        self.opened: dict[Any, int] = {}
+        """How often a layer was opened."""
         self._layers: dict[tuple[Any, str], Any] = {}
 
     def layer(self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()) -> Any:
@@ -98,8 +100,11 @@ class Parts:
         return self.end(layers[-1], *args, kwargs=kwargs)
 
     def path(self, layer: Any) -> str:
-        """The name of a call of a layer."""
-        return self.call.name.removesuffix(self.call.layer.name) + layer.name
+        """The name of a call of a layer: its path is that of the call, whatever that is called."""
+        name = self.call.layer.name
+        if layer.name.startswith(name):
+            return self.call.name + layer.name.removeprefix(name)
+        return self.call.name.removesuffix(name) + layer.name
 
     def between(self, layer: Any, shape: Any) -> Value:
         """A tensor inside of what the call did, made by a layer."""

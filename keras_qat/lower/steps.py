@@ -8,6 +8,7 @@ from keras_qat.inner_layers import FoldSteps, UnfoldSteps
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, map_values, values_in
+from keras_qat.keras2.readable import is_graph_model
 from keras_qat.lower.parts import Made, Parts
 from keras_qat.ops.registry import is_listed
 
@@ -25,7 +26,7 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     A layer without a rule, or a number of steps that is not known, is left as it is.
     """
     inner, steps, parts = call.layer.layer, call.inputs[0].shape[1], Parts(call, made)
-    if graph_lib.is_graph_model(inner):
+    if is_graph_model(inner):
         return _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
     layer = parts.new("", graph_lib.clone, inner, trainable=trainable, weights=inner.weights)

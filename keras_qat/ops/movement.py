@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.inner_layers import Regularize
+from keras_qat.inner_layers import Regularize, TrainingOnly
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.ops.by_converter import emit_by_converter
@@ -146,7 +146,7 @@ IDENTITY = move(
         *(_layers.SpatialDropout3D, _layers.GaussianNoise, _layers.GaussianDropout),
         *(_layers.AlphaDropout, _layers.RandomFlip, _layers.RandomRotation, _layers.RandomZoom),
         *(_layers.RandomTranslation, _layers.RandomContrast, _layers.RandomBrightness),
-        *(_layers.RandomHeight, _layers.RandomWidth),
+        *(_layers.RandomHeight, _layers.RandomWidth, TrainingOnly),
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
 )

@@ -16,6 +16,8 @@ __all__ = [
     "Match",
     "Registration",
     "is_listed",
+    "is_registered",
+    "lists",
     "match",
     "op_named",
     "op_of",
@@ -123,6 +125,16 @@ def is_listed(layer: Any) -> bool:
     """Whether a layer is of a class that some row lists, or was registered."""
     activations = type(layer).__name__ == "Activation"
     return activations or type(layer) in _REGISTERED or type(layer) in _BY_KEY
+
+
+def is_registered(layer: Any) -> bool:
+    """Whether a user said what a layer is."""
+    return type(layer) in _REGISTERED
+
+
+def lists(function: Any) -> bool:
+    """Whether some row lists an activation function."""
+    return function in _BY_KEY
 
 
 def weights_listed(layer: Any) -> tuple[str, ...]:

@@ -23,12 +23,14 @@ from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
+from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
 
 __all__ = ["ROWS"]
 
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
+    WEIGHT_TENSOR,
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
     *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),

@@ -6,16 +6,28 @@ from typing import Any
 
 from keras_qat.contrib.placement import ContribPlacement
 from keras_qat.keras2.graph import Graph
+from keras_qat.lower import lower
 from keras_qat.placement.int8 import Int8Placement
-from keras_qat.placement.settings import Settings
+from keras_qat.placement.settings import Settings, may_open
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.scope import Scope
 
-__all__ = ["RULES", "place"]
+__all__ = ["RULES", "lowered", "place"]
 
 RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a placement, as recipes give it -> what carries it out."""
+
+
+def lowered(graph: Graph, recipe: Recipe) -> Graph:
+    """A graph as it was read with its layers split and opened as a recipe has it.
+
+    Raises:
+        ValueError: if an override that says what to open matches no layer.
+    """
+    rules = RULES[recipe.placement]
+    opens = may_open(recipe, graph.calls) if rules.lowers_activations else None
+    return lower(graph, rules.lowers_activations, opens)
 
 
 def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:

@@ -11,6 +11,7 @@ from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.operations import is_operation
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of
+from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
 from keras_qat.ops.weights_only import weights_only
 from keras_qat.patterns import Group
 from keras_qat.placement.settings import Settings
@@ -102,6 +103,8 @@ class Int8Placement:
         if op is not None:
             return f"no int16 kernel for {_label(call.layer)}"
         rule = f"no int8 rule for {_label(call.layer)}"
+        if call.name in self.graph.closed:
+            return f"{rule}, and it cannot be opened: {self.graph.closed[call.name]}"
         if refusal:
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
@@ -202,7 +205,12 @@ class Int8Placement:
             joined.rounded += [value] if spec.rounds else []
             range_of.update({each: joined for each, r in range_of.items() if r in sources})
             range_of[value] = joined
-        return list(dict.fromkeys(range_of.values()))
+        found = list(dict.fromkeys(range_of.values()))
+        for each in found:
+            makers = [value.producer and op_of(value.producer) for value in each.observed]
+            if isinstance(each.spec, QuantSpec) and set(makers) == {WEIGHT_TENSOR}:
+                each.spec = dataclasses.replace(each.spec, observer="last_value")
+        return found
 
 
 def _label(layer: Any) -> str:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from keras_qat.keras2.graph import Call
 from keras_qat.recipes import Recipe
 from keras_qat.scope import Scope, matcher
 from keras_qat.specs import QuantSpec
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "may_open"]
+
+
+def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
+    """What overrides say of opening layers of a model as it was read; None where none does.
+
+    Raises:
+        ValueError: if an override that says so matches no layer.
+    """
+    said = [each for each in recipe.overrides if each.open is not None]
+    matchers = [(each.open, matcher(each.layers, calls)) for each in said]
+
+    def opens(call: Call) -> bool | None:
+        return [None, *(opens for opens, matches in matchers if matches(call))][-1]
+
+    return opens
 
 
 class Settings:

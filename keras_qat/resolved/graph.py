@@ -38,6 +38,11 @@ class Tensor:
     params: QuantParams | None
     label: str = ""
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it stands for real numbers, quantized or not."""
+        return tf.as_dtype(self.dtype).is_floating
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:

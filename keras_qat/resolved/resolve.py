@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import tensorflow as tf
-
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.given import range_of
+from keras_qat.inner_layers import WeightTensor
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
@@ -268,7 +267,7 @@ class _Resolver:
         assert op is not None
         operands = self._operands(call, op)
         quantized = [each.params for each in operands if each.params is not None]
-        tensors = [each for each in operands if isinstance(each, Tensor) and _is_real(each)]
+        tensors = [each for each in operands if isinstance(each, Tensor) and each.is_float]
         bits = {each.bits == 16 for each in quantized}
         in_float = any(each.params is None for each in tensors) and op is not EMBEDDING
         if in_float or len(bits) > 1:
@@ -387,11 +386,9 @@ class _Resolver:
 
 def _read(call: Call) -> list[Value]:
     """What a call computes with. Quantizers of the first version also name other tensors."""
+    if isinstance(call.layer, WeightTensor):
+        return []
     return values_in(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tf.as_dtype(tensor.dtype).is_floating
 
 
 def _inner_call(call: Call) -> Call:

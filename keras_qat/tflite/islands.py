@@ -12,6 +12,7 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.keras2.graph import Value
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.operations import is_operation
 from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float, weight_scales
 from keras_qat.resolved.masks import Masks, read_for_masks
@@ -200,7 +201,8 @@ def _layer_name(node: Node) -> str:
     layer = node.call.layer
     while isinstance(layer, (QuantizeWeights, QuantizeWrapper)):
         layer = layer.layer
-    return f"'{node.call.origin.removeprefix(PREFIX)}' ({type(layer).__name__})"
+    kind = f"tf.{layer.symbol}" if is_operation(layer) else type(layer).__name__
+    return f"'{node.call.origin.removeprefix(PREFIX)}' ({kind})"
 
 
 def _reason(error: Exception) -> str:

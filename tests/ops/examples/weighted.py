@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_qat.inner_layers import WeightTensor
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
 
@@ -111,7 +112,20 @@ def _prelu(numbers):
     return Example(_layers.PReLU(shared_axes=shared or None), (shape,))
 
 
+def _weight(numbers):
+    shape = sizes(numbers, 1, 6, numbers.integers(0, 4))
+
+    def build(x):
+        layer = WeightTensor([shape])
+        y = layer(x)
+        layer.parts[0].assign(numbers.normal(size=shape) * 10.0 ** numbers.uniform(-2, 2))
+        return y
+
+    return Example(build, ((3,),))
+
+
 EXAMPLES = {
+    "weight": _weight,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,
     "transpose_conv": _transpose_conv,

@@ -1,0 +1,160 @@
+"""Opening: custom layers, Lambdas and functions are computed as what they are made of."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images
+from tests.networks.custom import CLOSED, OPENED, DropPath, Net, OwnConv, OwnNorm
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+SHAPE = (8, 8, 4)
+
+
+def model_of(build):
+    x = keras.Input(SHAPE)
+    return with_random_weights(keras.Model(x, build(x)))
+
+
+def with_random_weights(model):
+    numbers = np.random.default_rng(3)
+    for weight in model.trainable_weights:
+        weight.assign(weight + 0.2 * numbers.normal(size=weight.shape))
+    return model
+
+
+def outputs_of(model, data):
+    return [np.asarray(each) for each in tf.nest.flatten(model(data))]
+
+
+def inbound_nodes(model):
+    inside = [each for each in model.submodules if isinstance(each, layers.Layer)]
+    return [len(each.inbound_nodes) for each in inside]
+
+
+def quantized(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return keras_qat.quantize_model(model, strict=True)
+
+
+@pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
+def test_what_is_opened_is_exact(name, tmp_path):
+    """The float model stays as it is, weights go there and back, the file has the model's codes."""
+    data = images(32)
+    if name in OPENED:
+        model = model_of(OPENED[name])
+    else:
+        model = Net()
+        model(data)
+        with_random_weights(model)
+    before, nodes = outputs_of(model, data), inbound_nodes(model)
+    qat = quantized(model)
+    if name in OPENED:
+        assert inbound_nodes(model) == nodes
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    assert len(qat.losses) == len(model.losses)
+    for ours, there in zip(
+        outputs_of(keras_qat.strip_quantization(qat), data), before, strict=True
+    ):
+        np.testing.assert_array_equal(ours, there)
+
+    keras_qat.freeze_batch_norm(qat)
+    qat.compile(keras.optimizers.SGD(1e-3), "mse")
+    targets = [np.zeros_like(each) for each in before]
+    qat.fit(data, targets if len(targets) > 1 else targets[0], batch_size=16, verbose=0)
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, data, per_layer=True)
+    assert report.identical == 1
+    assert not report.differing
+    assert not report.float_operations
+
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == contents
+    for ours, there in zip(
+        outputs_of(keras_qat.strip_quantization(qat), data), outputs_of(qat, data), strict=True
+    ):
+        assert np.abs(ours - there).mean() < 0.02 * np.abs(ours).max()
+
+
+@pytest.mark.parametrize("recipe", ["int16x8", "int4_weights"])
+@pytest.mark.parametrize("name", ["a factor and an offset for each channel", "a block of blocks"])
+def test_other_bits(name, recipe):
+    model, data = model_of(OPENED[name]), images(32)
+    qat = keras_qat.quantize_model(model, recipe, strict=True)
+    keras_qat.calibrate(qat, data)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_is_not_opened_says_why(name):
+    make, reason = CLOSED[name]
+    x = keras.Input(SHAPE)
+    model = keras.Model(x, make()(layers.Conv2D(4, 1)(x)))
+    (found,) = keras_qat.plan(model).float_layers.values()
+    assert "cannot be opened" in found
+    said = f"(?s)compute in float.*{model.layers[-1].name}: .*{reason}"
+    with pytest.warns(UserWarning, match=said):
+        keras_qat.quantize_model(model)
+
+
+def test_overrides_say_what_is_opened():
+    model = model_of(lambda x: OwnNorm()(OwnConv(6)(x)))
+    recipe = keras_qat.recipes.int8().override("OwnConv", open=False)
+    closed = keras_qat.plan(model, recipe.override("own_norm*", open=True))
+    assert list(closed.float_layers) == [model.layers[1].name]
+    x = keras.Input(SHAPE)
+    with keras_qat.register_op(OwnNorm, "move"):
+        assert not keras_qat.plan(keras.Model(x, OwnNorm()(x))).float_layers
+
+
+def test_paths_are_dropped_in_training_only():
+    qat = quantized(model_of(lambda x: DropPath()(x)))
+    data = np.ones((64, *SHAPE), np.float32)
+    kept = np.asarray(qat(data, training=True))[:, 0, 0, 0]
+    assert {round(float(each), 2) for each in kept} == {0.0, 1.25}
+    assert np.ptp(qat(data)) == 0
+
+
+def test_parts_are_overridden_by_their_names():
+    model = model_of(OPENED["a block of blocks"])
+    name = model.layers[-1].name
+    recipe = keras_qat.recipes.int8().override(f"{name}/blocks_1", quantize=False)
+    floats = keras_qat.plan(model, recipe).float_layers
+    assert floats
+    assert all(each.startswith(f"{name}/blocks_1") for each in floats)
+    whole = keras_qat.plan(model, keras_qat.recipes.int8().override("Stage", quantize=False))
+    assert len(whole.float_layers) > len(floats)
+
+
+def test_subclassed_models_are_told_their_inputs():
+    with pytest.raises(ValueError, match=r"inputs=keras.Input"):
+        keras_qat.plan(Net())
+    assert not keras_qat.plan(Net(), inputs=keras.Input(SHAPE)).float_layers
+
+
+def test_subclassed_models_that_cannot_be_opened_say_which_line():
+    class ByValue(keras.Model):
+        def call(self, x):
+            return x if tf.reduce_sum(x) > 0 else -x
+
+    with pytest.raises(ValueError, match=r"in `return x if tf.reduce_sum\(x\) > 0"):
+        keras_qat.quantize_model(ByValue(), inputs=keras.Input(SHAPE))
+
+
+@pytest.mark.parametrize("method", ["train_step", "compile"])
+def test_models_that_train_in_their_own_way_are_refused(method):
+    trainer = type("Distiller", (keras.Model,), {method: lambda self, *args, **kwargs: {}})
+    x = keras.Input((4,))
+    with pytest.raises(ValueError, match=f"(?s)Distiller.*its own {method}.*keras.Model"):
+        keras_qat.quantize_model(trainer(x, layers.Dense(2)(x)))

@@ -1,0 +1,304 @@
+"""Custom layers as people write them, none of them registered with Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+
+layers = keras.layers
+
+__all__ = ["CLOSED", "OPENED"]
+
+
+class ChannelAffine(layers.Layer):
+    """A factor and an offset for each channel."""
+
+    def build(self, input_shape):
+        self.weight = self.add_weight("weight", input_shape[-1:], initializer="ones")
+        self.bias = self.add_weight("bias", input_shape[-1:])
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return inputs * self.weight + self.bias
+
+
+class ZeroInitGain(layers.Layer):
+    def build(self, input_shape):
+        self.gain = self.add_weight("gain", (), initializer="zeros")
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return self.gain * inputs
+
+
+class OwnGelu(layers.Layer):
+    def call(self, inputs):
+        return tf.nn.gelu(inputs)
+
+
+class ReflectionPadding2D(layers.Layer):
+    def call(self, inputs):
+        return tf.pad(inputs, [[0, 0], [1, 1], [2, 2], [0, 0]], mode="REFLECT")
+
+
+class PositionEmbedding(layers.Layer):
+    def build(self, input_shape):
+        self.table = self.add_weight("table", input_shape[1:], initializer="uniform")
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return inputs + tf.expand_dims(self.table, 0)
+
+
+class ClassToken(layers.Layer):
+    """In front of the sequence, for every example the same."""
+
+    def build(self, input_shape):
+        self.token = self.add_weight("token", (1, 1, input_shape[-1]), initializer="uniform")
+        super().build(input_shape)
+
+    def call(self, inputs):
+        token = inputs[:, :1] * 0.0 + self.token
+        return tf.concat([token, inputs], axis=1)
+
+
+class Block(layers.Layer):
+    """A convolution with BatchNormalization and dropout inside, and a way past it."""
+
+    def __init__(self, filters, **kwargs):
+        super().__init__(**kwargs)
+        self.conv = layers.Conv2D(filters, 3, padding="same", use_bias=False)
+        self.norm = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.2)
+
+    def call(self, inputs, training=None):
+        x = self.norm(self.conv(inputs), training=training)
+        return tf.nn.relu(inputs + self.drop(x, training))
+
+
+class Stage(layers.Layer):
+    """Blocks in a list, one of them called twice, and a Lambda."""
+
+    def __init__(self, filters, **kwargs):
+        super().__init__(**kwargs)
+        self.blocks = [Block(filters), Block(filters)]
+        self.half = layers.Lambda(lambda x: x / 2.0)
+
+    def call(self, inputs):
+        x = self.blocks[1](self.blocks[0](inputs))
+        return self.blocks[0](self.half(x))
+
+
+class OwnConv(layers.Layer):
+    """Weights of its own, TensorFlow's operations."""
+
+    def __init__(self, filters, **kwargs):
+        super().__init__(**kwargs)
+        self.filters = filters
+
+    def build(self, input_shape):
+        shape = (3, 3, input_shape[-1], self.filters)
+        self.kernel = self.add_weight("kernel", shape, regularizer=keras.regularizers.l2(0.01))
+        self.bias = self.add_weight("bias", (self.filters,))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.nn.conv2d(inputs, self.kernel, strides=2, padding="SAME") + self.bias
+
+
+class OwnDepthwise(layers.DepthwiseConv2D):
+    """A subclass of a layer of Keras'."""
+
+    def call(self, inputs):
+        return super().call(inputs) * 0.5
+
+
+class OwnDense(layers.Layer):
+    def build(self, input_shape):
+        self.parts = [self.add_weight("kernel", (input_shape[-1], 6)), self.add_weight("b", (6,))]
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.nn.relu(tf.nn.bias_add(tf.matmul(inputs, self.parts[0]), self.parts[1]))
+
+
+class SoftGate(layers.Layer):
+    """Computes with what it makes of its weights."""
+
+    def build(self, input_shape):
+        self.logits = self.add_weight("logits", input_shape[-1:], initializer="uniform")
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return inputs * tf.reshape(tf.nn.softmax(self.logits), [1, 1, 1, -1])
+
+
+class SplitInTwo(layers.Layer):
+    def call(self, inputs):
+        return {"first": inputs[..., :2], "second": tf.nn.relu(inputs[..., 2:])}
+
+
+class DropPath(layers.Layer):
+    def call(self, inputs, training=None):
+        if training:
+            kept = tf.cast(tf.random.uniform([tf.shape(inputs)[0], 1, 1, 1]) > 0.2, inputs.dtype)
+            return inputs * kept / 0.8
+        return inputs
+
+
+class Mixed(layers.Layer):
+    """Several inputs, options and constants."""
+
+    def call(self, a, b, factor=2.0):
+        return tf.maximum(a * factor, b) - tf.constant([0.1, 0.2, 0.3, 0.4])
+
+
+def hard_swish(x):
+    return x * tf.nn.relu6(x + 3.0) / 6.0
+
+
+def hard_sigmoid_torch(x):
+    return tf.nn.relu6(x + 3.0) / 6.0
+
+
+def mish(x):
+    return x * tf.math.tanh(tf.math.softplus(x))
+
+
+def shuffle(x):
+    x = tf.reshape(x, [-1, 8, 8, 2, 2])
+    return tf.reshape(tf.transpose(x, [0, 1, 2, 4, 3]), [-1, 8, 8, 4])
+
+
+def conv(x, **options):
+    return layers.Conv2D(4, 3, padding="same", **options)(x)
+
+
+def twice(x):
+    affine = ChannelAffine()
+    return affine(tf.nn.relu(affine(x)))
+
+
+def two_parts(x):
+    parts = SplitInTwo()(x)
+    return layers.Concatenate()([parts["second"], parts["first"]])
+
+
+OPENED: dict[str, Callable[[Any], Any]] = {
+    "a factor and an offset for each channel": lambda x: ChannelAffine()(conv(x)),
+    "called twice": twice,
+    "a gain": lambda x: layers.Add()([x, ZeroInitGain()(conv(x))]),
+    "an own GELU": lambda x: OwnGelu()(conv(x)),
+    "padding": lambda x: conv(ReflectionPadding2D()(x)),
+    "positions": lambda x: PositionEmbedding()(x),
+    "a class token": lambda x: ClassToken()(layers.Reshape((64, 4))(x)),
+    "a block": lambda x: Block(4)(x),
+    "a block of blocks": lambda x: Stage(4)(x),
+    "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),
+    "a subclass": lambda x: OwnDepthwise(3, padding="same")(x),
+    "a matrix product of one's own": lambda x: OwnDense()(x),
+    "computed from weights": lambda x: SoftGate()(x),
+    "two outputs": two_parts,
+    "paths that are dropped": lambda x: layers.Add()([x, DropPath()(conv(x))]),
+    "two inputs": lambda x: Mixed()(conv(x), x, factor=1.5),
+    "Lambda, scaled": lambda x: layers.Lambda(lambda t: t / 127.5 - 1.0)(x),
+    "Lambda, depth to space": lambda x: layers.Lambda(lambda t: tf.nn.depth_to_space(t, 2))(x),
+    "Lambda, mean and maximum": lambda x: layers.Lambda(
+        lambda t: tf.concat(
+            [
+                tf.reduce_mean(t, axis=-1, keepdims=True),
+                tf.reduce_max(t, axis=-1, keepdims=True),
+            ],
+            axis=-1,
+        )
+    )(conv(x)),
+    "Lambda, a channel shuffle": lambda x: layers.Lambda(shuffle)(x),
+    "Lambda, a slice": lambda x: layers.Lambda(lambda t: t[:, ::2, 1:, :2])(x),
+    "Lambda, a distance": lambda x: layers.Lambda(lambda t: tf.abs(t[0] - t[1]))([x, conv(x)]),
+    "Lambda, a gate": lambda x: layers.Lambda(lambda t: tf.nn.softmax(tf.sigmoid(t * 3.0)) * t)(x),
+    "Lambda, an option": lambda x: layers.Lambda(lambda t, by: t * by, arguments={"by": 3.0})(x),
+    "Activation(function)": lambda x: layers.Activation(hard_swish)(conv(x)),
+    "activation=function": lambda x: conv(x, activation=hard_sigmoid_torch),
+    "mish": lambda x: conv(x, activation=mish),
+}
+"""Name -> what it makes of a tensor of 8 x 8 x 4; all are computed in integers."""
+
+
+class ByValue(layers.Layer):
+    def call(self, inputs):
+        if tf.reduce_max(inputs) > 1:
+            return inputs * 2.0
+        return inputs
+
+
+class InNumpy(layers.Layer):
+    def call(self, inputs):
+        return tf.ensure_shape(tf.numpy_function(np.abs, [inputs], tf.float32), inputs.shape)
+
+
+class Random(layers.Layer):
+    def call(self, inputs):
+        return inputs + tf.random.uniform((4,))
+
+
+class Counting(layers.Layer):
+    calls = 0
+
+    def call(self, inputs):
+        self.calls += 1
+        return inputs * float(self.calls)
+
+
+class OwnNorm(layers.Layer):
+    def call(self, inputs):
+        mean = tf.reduce_mean(inputs, axis=-1, keepdims=True)
+        spread = tf.reduce_mean((inputs - mean) ** 2, axis=-1, keepdims=True)
+        return (inputs - mean) * tf.math.rsqrt(spread + 1e-3)
+
+
+class WithLoss(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(inputs))
+        return inputs * 2.0
+
+
+class NoisyInTraining(layers.Layer):
+    def call(self, inputs, training=None):
+        return inputs * 2.0 if training else inputs * 3.0
+
+
+CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "by value": (ByValue, r"in `if tf.reduce_max\(inputs\) > 1:`"),
+    "numpy": (InNumpy, "InvalidArgument|numpy|KerasTensor|Error"),
+    "random": (Random, "not compute the same each time"),
+    "counting": (Counting, "not compute the same each time"),
+    "normalization": (OwnNorm, r"it normalizes \(tf.math.rsqrt\)"),
+    "a loss": (WithLoss, "it calls add_loss|adds to the loss"),
+    "training": (NoisyInTraining, "computes otherwise in training"),
+}
+"""Name -> a layer that cannot be opened, and what is said of it."""
+
+
+class Net(keras.Model):
+    """A subclassed model, with layers in a list, weights of its own and a part called twice."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.stem = layers.Conv2D(4, 3, padding="same", activation="relu")
+        self.blocks = [Block(4), Block(4)]
+        self.pool, self.head = layers.GlobalAveragePooling2D(), layers.Dense(3, name="logits")
+
+    def build(self, input_shape):
+        self.scale = self.add_weight("scale", (4,), initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs, training=None):
+        x = self.stem(inputs) * self.scale
+        for block in self.blocks:
+            x = block(x, training=training)
+        return self.head(self.pool(self.stem(x)))
