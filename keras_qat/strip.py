@@ -63,9 +63,14 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
 def _take_weights(plain: Any, model: QuantizedModel) -> None:
     """Gives the float layers the weights and flags of those that quantization made of them."""
     read = graph_lib.read(plain)
-    graph = lowered(read, model.recipe)
-    kernels = {group.kernel: group for group in place(graph, model.recipe).groups}
     there = {layer.name: layer for layer in model.layers}
+
+    def is_there(call: Call) -> bool:
+        """Whether the model has a layer as a whole: the first version opened none."""
+        return type(there.get(PREFIX + call.name)) is type(call.layer)
+
+    graph = lowered(read, model.recipe, is_there)
+    kernels = {group.kernel: group for group in place(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
     for call in graph.calls + graph.aside:

@@ -68,6 +68,8 @@ def _split_power(call: Call, made: Made) -> list[Call]:
 
 def _split_getitem(call: Call, made: Made) -> list[Call]:
     """x[..., a] -> x[:, :, a]: no configuration holds an Ellipsis."""
+    if len(call.args) != 2:  # As it was saved: it has none.
+        return []
     x, key = call.args
     items = list(key) if isinstance(key, (list, tuple)) else [key]
     places = [place for place, each in enumerate(items) if each is Ellipsis]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from keras_qat.contrib.placement import ContribPlacement
-from keras_qat.keras2.graph import Graph
+from keras_qat.keras2.graph import Call, Graph
 from keras_qat.lower import lower
 from keras_qat.placement.int8 import Int8Placement
 from keras_qat.placement.settings import Settings, may_open
@@ -19,15 +20,21 @@ RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a placement, as recipes give it -> what carries it out."""
 
 
-def lowered(graph: Graph, recipe: Recipe) -> Graph:
+def lowered(
+    graph: Graph, recipe: Recipe, stays_closed: Callable[[Call], bool] = lambda call: False
+) -> Graph:
     """A graph as it was read with its layers split and opened as a recipe has it.
+
+    `stays_closed` says what is not opened whatever the recipe has.
 
     Raises:
         ValueError: if an override that says what to open matches no layer.
     """
     rules = RULES[recipe.placement]
-    opens = may_open(recipe, graph.calls) if rules.lowers_activations else None
-    return lower(graph, rules.lowers_activations, opens)
+    if not rules.lowers_activations:
+        return lower(graph, False)
+    said = may_open(recipe, graph.calls)
+    return lower(graph, True, lambda call: False if stays_closed(call) else said(call))
 
 
 def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:

@@ -129,6 +129,6 @@ def test_only_layers_without_kernels_stay_in_float():
     calls = [call for call in plan.graph.calls if call.name in plan.float_layers]
     kinds = {type(call.layer).__name__ for call in calls}
     assert kinds == {
-        *("ThresholdedReLU", "ReLU", "Scale", "GroupNormalization"),
+        *("ThresholdedReLU", "ReLU", "GroupNormalization"),
         *("LayerNormalization", "UnitNormalization", "LocallyConnected2D", "TFOpLambda"),
     }

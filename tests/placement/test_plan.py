@@ -110,5 +110,5 @@ def test_reasons_name_what_has_no_rule():
         return layers.GlobalAveragePooling1D()(layers.Activation(tf.sin, name="bent")(x))
 
     reasons = keras_qat.plan(functional((6, 3), build=build)).float_layers
-    assert reasons["bent"] == "no int8 rule for sin with a mask"
+    assert reasons["bent"] == "no int8 rule for sin, and it cannot be opened: it reads a mask"
     assert any("GlobalAveragePooling1D: " in each and "mask" in each for each in reasons.values())
