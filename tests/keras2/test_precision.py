@@ -300,7 +300,7 @@ def test_inputs_in_float64_are_taken_in_float32():
 
 def test_nothing_is_said_of_float32_and_half_precision():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         keras_qat.quantize_model(tiny_net())
         keras_qat.quantize_model(
             keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="mixed_bfloat16")])

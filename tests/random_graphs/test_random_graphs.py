@@ -82,3 +82,19 @@ def test_many_more(folder, seeds):
         try_out(sketch, recipe, folder)
 
     test()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*cannot hold activations of 16 bits")
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_in_half_precision(folder, seeds, policy):
+    @trials(max(1, seeds // 8), derandomize=True, phases=[Phase.generate])
+    @given(SKETCHES, RECIPES)
+    def test(sketch, recipe):
+        keras.mixed_precision.set_global_policy(policy)
+        try:
+            try_out(sketch, recipe, folder)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+
+    test()
