@@ -60,10 +60,10 @@ def test_damaged_models(ending, saved, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [".keras", ".h5"])
-def test_many_damaged_models(ending, seeds, saved, tmp_path):
+def test_many_damaged_models(seeds, saved, tmp_path):
+    """Not of .h5: HDF5's library loops for ever on one of forty, in plain Keras too."""
     for seed in range(5, 5 + 2 * seeds):
-        _load_damaged(ending, np.random.default_rng(seed), saved, tmp_path)
+        _load_damaged(".keras", np.random.default_rng(seed), saved, tmp_path)
 
 
 def _read_damaged(exported, seed):
