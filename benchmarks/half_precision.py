@@ -140,7 +140,7 @@ def main() -> None:
     tf.compat.v2.nn.convolution = with_sums_in_float32(tf.nn.convolution)
     tf.compat.v2.nn.depthwise_conv2d = with_sums_in_float32(tf.nn.depthwise_conv2d)
     data = DATA["fashion-mnist"]().subset(TRAIN, 10_000)
-    print(f"{'':<34}{'accuracy':>10}{'same class':>12}{'same codes':>12}{'mean LSB':>10}")
+    print(f"{'':<36}{'accuracy':>10}{'same class':>12}{'same codes':>12}{'mean LSB':>10}")
     for name in options.networks:
         found: dict[str, list[Any]] = {policy: [] for policy in POLICIES}
         for seed in range(options.seeds):
@@ -158,7 +158,7 @@ def main() -> None:
 def _print(label: str, row: Any) -> None:
     accuracy, classes, codes, distance = row
     print(
-        f"{label:<34}{accuracy:>10.2f}{classes:>12.2f}{codes:>12.2f}{distance:>10.3f}", flush=True
+        f"{label:<36}{accuracy:>10.2f}{classes:>12.2f}{codes:>12.2f}{distance:>10.3f}", flush=True
     )
 
 
