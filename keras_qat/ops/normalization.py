@@ -23,6 +23,7 @@ from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.pooling import MEAN
 from keras_qat.ops.quantize import REQUANTIZE
+from keras_qat.ops.sums import RECENT
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -217,6 +218,8 @@ def _emit(e: Emission) -> None:
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
+    if not RECENT:
+        return "this TensorFlow has no QUANTIZE from int8 to int16"
     shape, axes = call.output.shape, tf.nest.flatten([getattr(call.layer, "axis", -1)])
     if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
         return "not along the last axis alone"

@@ -7,10 +7,12 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from keras_qat.ops.sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export
 from tests.helpers import images, rng, scramble
 
 layers = keras.layers
+pytestmark = pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
 
 
 @pytest.fixture
