@@ -39,7 +39,7 @@ def train_a_step(model: Any, x: Any) -> float:
         outputs = tf.nest.flatten(model(x, training=True))
         loss = tf.add_n([tf.reduce_mean(each**2) for each in outputs])
     gradients = tape.gradient(loss, model.trainable_variables)
-    before = [np.array(each) for each in model.trainable_variables]
+    before = [each.numpy() for each in model.trainable_variables]
     pairs = zip(gradients, model.trainable_variables, strict=True)
     keras.optimizers.SGD(1e-3).apply_gradients([pair for pair in pairs if pair[0] is not None])
     changes = zip(before, model.trainable_variables, strict=True)
