@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from keras_qat.ops.lookup import (
     of_reals,
 )
 from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, SharedRange
+from keras_qat.ops.quantize import requantized
+from keras_qat.tflite.emission import Emission
 
 __all__ = ["ACTIVATIONS"]
 
@@ -161,17 +164,39 @@ def _sigmoid_table() -> np.ndarray:
     return values
 
 
+FARTHEST = 4.0
+"""The largest scale of 16 bits: from 5.3 on, products overflow in TFLite's kernels."""
+
+
 def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any, **how: Any) -> Op:
     """The row of a function with a fixed output range."""
     direct = _directly(function, of_tflite)
 
     def compute(a: Arguments) -> Any:
-        return tf.cast(of_int16(a.q[0], a.params[0]), a.q[0].dtype) if a.wide else direct(a)
+        if not a.wide:
+            return direct(a)
+        (q,), (x,) = a.q, a.params
+        nearer = dataclasses.replace(x, scale=tf.minimum(x.scale, FARTHEST))
+
+        def brought() -> Any:
+            highest = float(nearer.highest)
+            return tf.clip_by_value(requantized(a.family, q, x, nearer), -highest - 1, highest)
+
+        q = tf.cond(x.scale > FARTHEST, brought, lambda: tf.identity(q))
+        return tf.cast(of_int16(q, nearer), q.dtype)
+
+    def emit(e: Emission) -> None:
+        source, params = e.inputs[0], e.node.inputs[0].params
+        if e.wide and params is not None and params.scale > FARTHEST:
+            nearer = dataclasses.replace(params, scale=np.float32(FARTHEST))
+            source = e.temporary("nearer", e.shape(source), nearer)
+            e.add("QUANTIZE", outputs=[source])
+        e.add(code, [source])
 
     return Op(
         name,
         compute,
-        lambda e: e.add(code),
+        emit,
         accepts=of_reals,
         elementwise=True,
         **how,

@@ -17,6 +17,7 @@ from tests.ops.harness import assert_same, node_of, random_inputs
 OPS = (
     *("conv", "depthwise_conv", "transpose_conv", "dense", "affine", "add", "subtract", "multiply"),
     *("matmul", "mean", "relu", "leaky_relu", "prelu", "hard_swish", "softmax"),
+    *("sigmoid", "tanh"),
 )
 
 
@@ -29,11 +30,15 @@ def finer(tensor: Any, factor: float) -> Any:
 
 
 def with_far_scales(node: Node, numbers: np.random.Generator) -> Node:
-    """A node whose output (of softmax, the input) has a far finer scale; weights as folded."""
+    """A node whose output has a far finer scale; weights as folded.
+
+    Of operators whose output has a fixed one it is the input: finer, or far coarser.
+    """
     factor = float(10.0 ** -numbers.integers(2, 7))
     assert node.op is not None
-    if node.op.name == "softmax":
-        tensors = {each: finer(each, 1e-4 * factor) for each in node.inputs}
+    of_input = {"softmax": 1e-4 * factor, "sigmoid": 1 / factor, "tanh": 1 / factor}
+    if node.op.name in of_input:
+        tensors = {each: finer(each, of_input[node.op.name]) for each in node.inputs}
         return dataclasses.replace(node, inputs=tuple(tensors[each] for each in node.inputs))
     node = dataclasses.replace(node, outputs=(finer(node.output, factor),))
     if node.weights is None or not node.op.is_weighted:
