@@ -26,6 +26,14 @@ SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
 """The smallest height and width, where it is not 32."""
 
 
+LARGE = {
+    *("ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge", "InceptionResNetV2", "NASNetLarge"),
+    *("EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "EfficientNetV2M", "EfficientNetV2L"),
+    *("ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2"),
+}
+"""What takes minutes and gigabytes: left out where `--seeds` asks for less than all."""
+
+
 def options(name: str) -> dict[str, Any]:
     size = SIZES.get(name, 32)
     return {"weights": None, "include_top": False, "pooling": "avg", "input_shape": (size, size, 3)}
@@ -82,7 +90,9 @@ def test_small_model_has_the_codes_of_its_twin(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_model_has_the_codes_of_its_twin(name):
+def test_model_has_the_codes_of_its_twin(name, seeds):
+    if name in LARGE and seeds < 200:
+        pytest.skip("large: with --seeds 200")
     compare(lambda apps: getattr(apps, name)(**options(name)))
 
 
