@@ -65,7 +65,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     """A functional model that knows what it was made of: float model and recipe."""
 
     recipe: Recipe
-    float_config: dict[str, Any]
+    float_config: dict[str, Any] | None
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
     customs: Customs = Customs({}, False)
     """Custom classes of that, which are known as long as nothing was saved."""
@@ -127,7 +127,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
 
     def keep_float_model(self, model: Any) -> None:
         """Sets `float_config` and `customs`, past Keras, which would track what is in them."""
-        object.__setattr__(self, "float_config", config_of(model))
+        config = None
+        with contextlib.suppress(TypeError):  # Activations that no configuration can hold.
+            config = config_of(model)
+        object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", customs_of(layers_in(model)))
 
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
@@ -143,6 +146,14 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         with whole(filepath, FILES if overwrite else ()) as path:
             return super().save_weights(path, overwrite, *args, **kwargs)
 
+    def _float_config_to_save(self) -> dict[str, Any] | None:
+        """`float_config`, None if Keras cannot save what is in it."""
+        config = self.float_config
+        with contextlib.suppress(TypeError):
+            keras.saving.serialize_keras_object(config)
+            return config
+        return None
+
     def get_config(self) -> dict[str, Any]:
         reasons = {each.name: why_left_in_float(each) for each in self.layers}
         config = super().get_config()
@@ -151,7 +162,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         return {
             **config,
             "recipe": self.recipe.to_config(),
-            "float_config": self.float_config,
+            "float_config": self._float_config_to_save(),
             "output_names": list(self.output_names),
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "kernels": self._kernels,

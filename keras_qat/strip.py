@@ -52,6 +52,11 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"'{getattr(model, 'name', model)}' was not made by keras_qat.quantize_model: pass "
             f"what that returned, or what keras.models.load_model read of it."
         )
+    if model.float_config is None:
+        raise ValueError(
+            f"'{model.name}' knows no float model: Keras makes no configuration of what is in it, "
+            f"such as an activation that is a functools.partial."
+        )
     customs = customs_of(graph_lib.layers_in(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
         # Some layers of Keras take their entries out of the configuration they are made from.

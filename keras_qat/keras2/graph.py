@@ -346,11 +346,15 @@ def clone(layer: Any, **changes: Any) -> Any:
         return keras.layers.Lambda(
             layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
         )
-    activation = getattr(layer, "activation", None)
-    if getattr(activation, "__name__", "") == "<lambda>":  # Keras does not read it from a config.
-        changes = {"activation": activation, **changes}
+    activation = vars(layer).get("activation")
+    if callable(activation) and not isinstance(activation, keras.layers.Layer):
+        changes = {"activation": activation, **changes}  # Which no config may be able to hold.
+        with backend.swapped(layer, activation=keras.activations.linear):
+            config = layer.get_config()
+    else:
+        config = layer.get_config()
     with backend.deserialization_scope(backend.customs_of(layer._flatten_layers())):
-        return type(layer).from_config({**layer.get_config(), **backend.left_out(layer), **changes})
+        return type(layer).from_config({**config, **backend.left_out(layer), **changes})
 
 
 def rename(layer: Any, name: str) -> None:

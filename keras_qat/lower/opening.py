@@ -6,6 +6,7 @@ functions of a user's own. What cannot be opened stays as it is, and computes in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -76,12 +77,17 @@ def _is_closed(layer: Any) -> bool:
     if is_registered(layer) or is_operation(layer):
         return False
     if type(layer) is _layers.Activation:
-        function = layer.activation
-        is_known = isinstance(function, _layers.Layer) or function in ACTIVATIONS or lists(function)
-        return not is_known
+        return not isinstance(layer.activation, _layers.Layer) and not _is_known(layer.activation)
     if type(layer) is _layers.Lambda:
         return True
     return type(layer).__module__.split(".")[0] not in ("keras", "tf_keras", "keras_qat")
+
+
+def _is_known(function: Any) -> bool:
+    """Whether there is a row or a lowering for an activation function."""
+    with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
+        return function in ACTIVATIONS or lists(function)
+    return False
 
 
 def _unknown_activation(call: Call, made: Made) -> list[Call]:
@@ -91,7 +97,7 @@ def _unknown_activation(call: Call, made: Made) -> list[Call]:
     is_own = is_listed(layer) and not is_registered(layer) and callable(function)
     if not is_own or type(layer) is _layers.Activation or isinstance(function, _layers.Layer):
         return []
-    if function.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow"):
+    if str(function.__module__).split(".")[0] in ("keras", "tf_keras", "tensorflow"):
         return []
     return split_activation(call, made)
 

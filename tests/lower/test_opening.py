@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from tests.helpers import images
-from tests.networks.custom import CLOSED, OPENED, DropPath, Net, OwnConv, OwnNorm
+from tests.networks.custom import CLOSED, OPENED, DropPath, Net, OwnConv, OwnNorm, Steep
 
 layers = keras.layers
 
@@ -158,3 +159,17 @@ def test_models_that_train_in_their_own_way_are_refused(method):
     x = keras.Input((4,))
     with pytest.raises(ValueError, match=f"(?s)Distiller.*its own {method}.*keras.Model"):
         keras_qat.quantize_model(trainer(x, layers.Dense(2)(x)))
+
+
+@pytest.mark.parametrize("activation", [Steep(2.0), partial(tf.nn.leaky_relu, alpha=0.1)])
+def test_activations_that_keras_cannot_save(activation, tmp_path):
+    """They are opened, so the model is saved; the float model could not be."""
+    model, data = model_of(lambda x: layers.Conv2D(4, 3, activation=activation)(x)), images(32)
+    qat = quantized(model)
+    keras_qat.calibrate(qat, data)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+    with pytest.raises(ValueError, match="knows no float model"):
+        keras_qat.strip_quantization(qat)

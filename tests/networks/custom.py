@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -164,6 +165,16 @@ def hard_swish(x):
 
 def hard_sigmoid_torch(x):
     return tf.nn.relu6(x + 3.0) / 6.0
+
+
+@dataclasses.dataclass
+class Steep:
+    """An activation with an option: an object without a hash."""
+
+    by: float
+
+    def __call__(self, x):
+        return tf.nn.relu(x * self.by)
 
 
 def mish(x):
