@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from keras_qat.ops.sums import RECENT
 from tests.helpers import images
 from tests.networks.custom import CLOSED, OPENED, DropPath, Net, OwnConv, OwnNorm, Steep
 
@@ -51,6 +52,8 @@ def quantized(model):
 @pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
 def test_what_is_opened_is_exact(name, tmp_path):
     """The float model stays as it is, weights go there and back, the file has the model's codes."""
+    if name == "Lambda, mean and maximum" and not RECENT:
+        pytest.skip("older kernels round means otherwise whose range is their input's")
     data = images(32)
     if name in OPENED:
         model = model_of(OPENED[name])
