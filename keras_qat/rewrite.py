@@ -148,11 +148,12 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
 
     def _float_config_to_save(self) -> dict[str, Any] | None:
         """`float_config`, None if Keras cannot save what is in it."""
-        config = self.float_config
-        with contextlib.suppress(TypeError):
-            keras.saving.serialize_keras_object(config)
-            return config
-        return None
+        try:
+            with contextlib.suppress(ValueError):  # Keras asks in another way for SavedModels.
+                keras.saving.serialize_keras_object(self.float_config)
+        except TypeError:
+            return None
+        return self.float_config
 
     def get_config(self) -> dict[str, Any]:
         reasons = {each.name: why_left_in_float(each) for each in self.layers}
