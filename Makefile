@@ -40,11 +40,11 @@ test-slow: $(VENV)/.complete
 	$(VENV)/bin/python -m pytest $(WORKERS) -m slow $(PYTEST_ARGS)
 
 test-legacy: $(VENV_LEGACY)/.complete
-	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m legacy $(PYTEST_ARGS)
+	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m 'legacy and not slow' $(PYTEST_ARGS)
 
 test-version:
 	@test -e $(VENV_VERSION)/.complete || $(MAKE) --no-print-directory $(VENV_VERSION)
-	$(VENV_VERSION)/bin/python -m pytest $(WORKERS) -m legacy $(PYTEST_ARGS)
+	$(VENV_VERSION)/bin/python -m pytest $(WORKERS) -m 'legacy and not slow' $(PYTEST_ARGS)
 
 lint: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check .

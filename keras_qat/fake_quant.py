@@ -195,9 +195,10 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
 
     def rounded(given: Any) -> Any:
         x, levels = tf.cast(given, tf.float32), float(2**bits - 1)
-        scale = (maximum - minimum) / levels
+        low, high = (tf.cast(each, tf.float32) for each in (minimum, maximum))
+        scale = (high - low) / levels
         scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
-        zero_point = tf.clip_by_value(tf.round(-minimum / scale), 0.0, levels) - 2 ** (bits - 1)
+        zero_point = tf.clip_by_value(tf.round(-low / scale), 0.0, levels) - 2 ** (bits - 1)
         codes = x / scale + zero_point
         # Halves are off by float rounding: far less than this for any window up to 16x16.
         codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)

@@ -45,7 +45,7 @@ def inbound_nodes(model):
 
 def quantized(model):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         return keras_qat.quantize_model(model, strict=True)
 
 
