@@ -101,6 +101,11 @@ class Call:
         for value in values_in(self.outputs):
             value.producer = self
 
+    def as_part_of(self, call: Call) -> Call:
+        """The call itself, as a part of what another one became."""
+        self.origin, self.source, self.within = call.origin, call.source, call.within
+        return self
+
     @property
     def inputs(self) -> list[Value]:
         """The values it reads, in order."""
@@ -201,10 +206,9 @@ def read(model: Any) -> Graph:
         for node in nodes_of(model):
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
-            if isinstance(layer, keras.layers.InputLayer):  # It passes on what it is called on,
-                keep(
-                    [node.outputs], values_in((args, kwargs))
-                )  # and Keras reads no file with such a call.
+            if isinstance(layer, keras.layers.InputLayer):
+                # It passes on what it is called on, and Keras reads no file with such a call.
+                keep([node.outputs], values_in((args, kwargs)))
                 continue
             if is_graph_model(layer):
                 inner = kwargs.get("training")
@@ -380,6 +384,7 @@ def nested_outputs(model: Any) -> Any:
 
 
 def nodes_of(model: Any) -> list[Any]:
+    """The calls of layers in a model, as Keras notes them, in the order of computation."""
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]

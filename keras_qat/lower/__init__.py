@@ -65,9 +65,7 @@ def lower(
         lowering = table.get(key) or table.get(class_path(layer))
         parts = split_activity_regularizer(call, made)
         parts = parts or (lowering(call, made) if lowering else [])
-        for part in parts:
-            part.origin, part.source, part.within = call.origin, call.source, call.within
-        return [each for part in parts for each in expand(part)] or [call]
+        return [each for part in parts for each in expand(part.as_part_of(call))] or [call]
 
     if may_open is not None:
         graph = open_layers(graph, made, may_open)

@@ -98,17 +98,13 @@ class _Visitor:
         args, kwargs = map_values(self.twins.__getitem__, (call.args, call.kwargs))
         output = call.output
         if len(output.shape) < 3 or type(layer) is _layers.Flatten:
-            self.calls.append(
-                Call(layer, args, kwargs, output, call.name, call.origin, call.source, call.within)
-            )
+            self.calls.append(Call(layer, args, kwargs, output, call.name).as_part_of(call))
             self.computed.add(output)
             return
         shape = _moved(output.shape, _order(len(output.shape), True))
         twin = Value(output.name, shape, output.dtype, masked=output.masked)
         self.twins[output] = twin
-        self.calls.append(
-            Call(layer, args, kwargs, twin, call.name, call.origin, call.source, call.within)
-        )
+        self.calls.append(Call(layer, args, kwargs, twin, call.name).as_part_of(call))
 
     def turn_back(self, value: Value) -> None:
         """Makes a value with channels first from its twin, unless it is there."""
@@ -126,9 +122,7 @@ class _Visitor:
         layer = self.made.layer(value, suffix, make)
         if output is None:
             output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
-        self.calls.append(
-            Call(layer, (value,), {}, output, name, call.origin, call.source, call.within)
-        )
+        self.calls.append(Call(layer, (value,), {}, output, name).as_part_of(call))
         return output
 
 

@@ -27,9 +27,7 @@ def recognize_hard_swish(graph: Graph) -> Graph:
         if x is None or hidden & outputs or any(set(consumers[each]) - members for each in hidden):
             continue
         layer = HardSwish(name=call.layer.name, dtype=policy_of(call.output.dtype))
-        replaced[call] = Call(
-            layer, (x,), {}, call.outputs, call.name, call.origin, call.source, call.within
-        )
+        replaced[call] = Call(layer, (x,), {}, call.outputs, call.name).as_part_of(call)
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)
