@@ -23,7 +23,7 @@ from tests.survival import training
 def run(folder: Path, way: str, recipe: str, kill_at: float | None = None) -> bool:
     """Trains on; says whether that was killed, at `kill_at`: a step and a fraction of its time."""
     ours, theirs = FORKS.Pipe()
-    process = fork(training.run, folder, way, recipe, theirs)
+    process = fork(training.run, folder, way, recipe, kill_at is not None, theirs)
     theirs.close()
     try:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,14 @@ WAYS: dict[str, Callable[..., Start]] = {
 """How to go on; "none" does not."""
 
 
-def run(folder: Path, way: str, recipe: str, told: Any) -> None:
+def run(folder: Path, way: str, recipe: str, doomed: bool, told: Any) -> None:
     """Trains from where `folder` says to the end, and leaves everything in `END`.
 
     Args:
         folder: what runs share.
         way: one of `WAYS`.
         recipe: its name.
+        doomed: whether it waits for its end before the last step.
         told: a connection that is told of every step before it begins, counted from 0.
     """
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -137,7 +139,14 @@ def run(folder: Path, way: str, recipe: str, told: Any) -> None:
     keras.utils.set_random_seed(5)
     start = WAYS[way](folder, lambda: keras_qat.quantize_model(network(), recipe))
     steps = itertools.count(start.done)
-    telling = keras.callbacks.LambdaCallback(on_batch_begin=lambda *_, **__: told.send(next(steps)))
+
+    def tell(*_: Any, **__: Any) -> None:
+        step = next(steps)
+        told.send(step)
+        if doomed and step == TOTAL - 1:
+            signal.pause()
+
+    telling = keras.callbacks.LambdaCallback(on_batch_begin=tell)
     if start.done < TOTAL:
         start.model.fit(
             batches(start.done),
