@@ -244,8 +244,8 @@ EXAMPLES = {
     "reduce_min": _reduction(tf.reduce_min),
     "mean": _reduction(tf.reduce_mean, "Average"),
     "mean_of_one": one_of(
-        _layers.GlobalAveragePooling2D(),
-        _layers.GlobalAveragePooling2D(keepdims=True),
+        lambda x: _layers.GlobalAveragePooling2D()(x),
+        lambda x: _layers.GlobalAveragePooling2D(keepdims=True)(x),
         lambda x: tf.reduce_mean(x, [1, 2]),
         lambda x: tf.reduce_mean(x, 1, keepdims=True),
         shape=(1, 1, 6),
