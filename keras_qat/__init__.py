@@ -11,11 +11,13 @@ from keras_qat.rules import register_op, register_rule
 from keras_qat.schedule import freeze_batch_norm, set_quantization
 from keras_qat.simulate import Simulation, simulate
 from keras_qat.strip import strip_quantization
+from keras_qat.summary import Summary, summary
 from keras_qat.verify import verify
 from keras_qat.version import __version__
 
 __all__ = [
     "Simulation",
+    "Summary",
     "__version__",
     "calibrate",
     "callbacks",
@@ -38,6 +40,7 @@ __all__ = [
     "simulate",
     "specs",
     "strip_quantization",
+    "summary",
     "to_keras_3",
     "verify",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,9 +14,12 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import add_on_images, from_image, image_of, image_output, pair
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import RECENT, weight_constants, weighted
+from keras_qat.ops.sums import RECENT, products_with_weights, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
+
+if TYPE_CHECKING:
+    from keras_qat.resolved.graph import Node
 
 __all__ = [
     "CONV",
@@ -145,6 +148,7 @@ CONV = Op(
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
+    products=products_with_weights,
 )
 
 DEPTHWISE_CONV = dataclasses.replace(
@@ -250,6 +254,14 @@ def _output_shape(e: Emission, x: int, image: int) -> int:
     return sizes
 
 
+def _products_transposed(node: Node) -> int:
+    """Each number of the input meets all weights of its channel."""
+    assert node.weights is not None
+    x: Any = node.inputs[0]
+    q = node.weights.q
+    return int(x.elements * (q.size // q.shape[-1]))
+
+
 TRANSPOSE_CONV = dataclasses.replace(
     CONV,
     name="transpose_conv",
@@ -261,4 +273,5 @@ TRANSPOSE_CONV = dataclasses.replace(
     defaults={**CONV.defaults, "output_padding": None},
     accepts=_accepts_transpose,
     weights={"kernel": (-2,)},
+    products=_products_transposed,
 )

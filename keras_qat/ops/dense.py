@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +22,11 @@ from keras_qat.keras2.graph import Call
 from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
 from keras_qat.ops.images import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import RECENT, weight_constants, weighted
+from keras_qat.ops.sums import RECENT, products_with_weights, weight_constants, weighted
 from keras_qat.tflite.emission import Emission
+
+if TYPE_CHECKING:
+    from keras_qat.resolved.graph import Node
 
 __all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR", "product"]
 
@@ -82,6 +85,7 @@ DENSE = Op(
     weights={"kernel": (-1,)},
     folds_batch_norm=True,
     takes_clip=True,
+    products=products_with_weights,
 )
 
 
@@ -208,6 +212,13 @@ def _emit_einsum(e: Emission) -> None:
     add_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), given["output"])
 
 
+def _products_einsum(node: Node) -> int:
+    """Each output number is a sum over the axes that are summed, wherever the scales are."""
+    assert node.weights is not None
+    summed = node.attributes["weights"][: node.attributes["summed"]]
+    return node.output.elements * math.prod(node.weights.q.shape[axis] for axis in summed)
+
+
 EINSUM_DENSE = Op(
     "einsum_dense",
     _einsum,
@@ -219,6 +230,7 @@ EINSUM_DENSE = Op(
     integers=(),
     weights={"kernel": (-1,)},
     takes_clip=True,
+    products=_products_einsum,
 )
 
 EINSUM_DENSE_HEADS = dataclasses.replace(

@@ -6,7 +6,7 @@ import math
 import re
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -19,6 +19,9 @@ from keras_qat.operations import operands
 from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.tflite.emission import Emission
+
+if TYPE_CHECKING:
+    from keras_qat.resolved.graph import Node
 
 __all__ = ["CONTRACT", "MATMUL"]
 
@@ -60,6 +63,10 @@ def _product(a: Arguments) -> Any:
     return tf.cond(second.zero_point == 0, in_float, in_integers)
 
 
+def _products(node: Node) -> int:
+    return node.output.elements * int(node.attributes["depth"])
+
+
 def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoint: bool) -> None:
     e.add("BATCH_MATMUL", [first, second], [target], adjY=adjoint)
 
@@ -93,6 +100,7 @@ MATMUL = Op(
     accepts=lambda call, attributes: None if len(call.inputs) == 2 else "not of two tensors",
     max_axes=MAX_AXES,
     symmetric=(1,),
+    products=_products,
 )
 
 
@@ -213,4 +221,5 @@ CONTRACT = Op(
     defaults={"depth": None},
     accepts=_accepts_contract,
     symmetric=(1,),
+    products=_products,
 )

@@ -16,6 +16,7 @@ from keras_qat.keras2.graph import Call, map_values, takes_training
 from keras_qat.keras2.precision import computing_in_float32
 
 if TYPE_CHECKING:
+    from keras_qat.resolved.graph import Node
     from keras_qat.tflite.emission import Emission
 
 __all__ = [
@@ -158,6 +159,8 @@ class Op:
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
+        products: of sums of products: how many there are for one example, asked for where all
+            sizes are known.
     """
 
     name: str
@@ -185,6 +188,7 @@ class Op:
     takes_constants: bool = False
     symmetric: tuple[int, ...] = ()
     alias: bool = False
+    products: Callable[[Node], int] = lambda node: 0
 
     @property
     def is_weighted(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,10 @@ from keras_qat.resolved.weights import Weights, reach_of, terms
 from keras_qat.tflite import int4
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["RECENT", "Rounding", "weight_constants", "weighted"]
+if TYPE_CHECKING:
+    from keras_qat.resolved.graph import Node
+
+__all__ = ["RECENT", "Rounding", "products_with_weights", "weight_constants", "weighted"]
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
@@ -41,6 +44,14 @@ EXACT = 2.0**24
 Linear = Callable[[Any, Any], Any]
 """From quantized values and weights of the same dtype to the sums of their products, the output
 channels last."""
+
+
+def products_with_weights(node: Node) -> int:
+    """Each output number is a sum over the weights of its channel."""
+    assert node.op is not None
+    assert node.weights is not None
+    depth = terms(tuple(node.weights.q.shape), node.op.weights[node.weights.name])
+    return node.output.elements * depth
 
 
 def weighted(

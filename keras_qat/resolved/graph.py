@@ -7,6 +7,7 @@ inference read it; none derives any of it again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,21 @@ class Tensor:
     def is_float(self) -> bool:
         """Whether it stands for real numbers, quantized or not."""
         return tf.as_dtype(self.dtype).is_floating
+
+    @property
+    def elements(self) -> int:
+        """How many numbers one example has. Where the batch has a size, all of its examples.
+
+        Raises:
+            ValueError: if a size is known at run time only.
+        """
+        sizes = [
+            1 if place == 0 and size is None else size for place, size in enumerate(self.shape)
+        ]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            raise ValueError(f"The shape of '{self.name}' is not known: {list(self.shape)}.")
+        return math.prod(known)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,133 @@
+"""`summary`: bits, ranges, bytes and work of each operator."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.tflite.objects import OPERATORS, code_of, unpack
+from tests.helpers import rng
+
+layers = keras.layers
+
+WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+
+
+def calibrated(model, recipe="int8"):
+    qat = keras_qat.quantize_model(model, recipe)
+    keras_qat.calibrate(qat, rng(1).uniform(-1, 1, (4, *model.input_shape[1:])).astype(np.float32))
+    return qat
+
+
+def residual():
+    inputs = keras.Input((8, 8, 2), name="image")
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False, name="conv")(inputs)
+    x = layers.ReLU(6.0, name="relu")(layers.BatchNormalization(name="norm")(x))
+    x = layers.Add(name="add")([x, layers.DepthwiseConv2D(3, padding="same", name="deep")(x)])
+    return keras.Model(inputs, layers.Dense(3, name="logits")(layers.Flatten(name="flat")(x)))
+
+
+@pytest.mark.legacy
+def test_sizes_are_those_of_a_plain_computation():
+    found = keras_qat.summary(calibrated(residual()))
+    by_name = {each.name: each for each in found.layers}
+    assert list(by_name) == ["relu", "deep", "add", "flat", "logits"]
+    assert {name: each.multiply_accumulates for name, each in by_name.items()} == {
+        "relu": 64 * 4 * 18,
+        "deep": 64 * 4 * 9,
+        "add": 0,
+        "flat": 0,
+        "logits": 256 * 3,
+    }
+    weights = [72 + 16, 36 + 16, 0, 0, 768 + 12]
+    assert [each.weight_bytes for each in found.layers] == weights
+    assert found.float_weight_bytes == 4 * (72 + 4 + 36 + 4 + 768 + 3)
+    assert [each.activation_bytes for each in found.layers] == [256, 256, 256, 256, 3]
+    # Both that are added, and the sum; in float four times that.
+    assert (found.peak_activation_bytes, found.peak_layer) == (768, "add")
+    assert found.float_peak_activation_bytes == 4 * 768
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_weights_are_those_of_the_file(recipe):
+    qat = calibrated(residual(), recipe)
+    file = unpack(keras_qat.export_tflite(qat))
+    (graph,) = file.subgraphs
+    held = [
+        len(file.buffers[graph.tensors[index].buffer].data)
+        for operator in graph.operators
+        if OPERATORS[code_of(file.operatorCodes[operator.opcodeIndex])] in WEIGHTED
+        for index in operator.inputs[1:]
+    ]
+    assert keras_qat.summary(qat).weight_bytes == sum(held)
+
+
+def test_ranges_are_those_of_the_file():
+    qat = calibrated(residual())
+    interpreter = tf.lite.Interpreter(model_content=keras_qat.export_tflite(qat))
+    (scale, zero_point) = interpreter.get_output_details()[0]["quantization"]
+    logits = keras_qat.summary(qat).layers[-1]
+    assert (logits.scale, logits.zero_point, logits.bits) == (np.float32(scale), zero_point, 8)
+    assert logits.minimum == pytest.approx(scale * (-128 - zero_point), rel=1e-6)
+
+
+def test_before_calibration_there_are_no_ranges():
+    found = keras_qat.summary(keras_qat.quantize_model(residual()))
+    assert {each.scale for each in found.layers} == {None}
+    assert "not set" in str(found)
+
+
+ONES = {
+    "conv": ((6, 5, 3), lambda x: layers.Conv2D(4, (3, 2), strides=2, groups=1)(x)),
+    "groups": ((6, 5, 4), lambda x: layers.Conv2D(6, 3, groups=2)(x)),
+    "sequence": ((9, 3), lambda x: layers.Conv1D(4, 3, dilation_rate=2)(x)),
+    "depthwise": ((6, 5, 3), lambda x: layers.DepthwiseConv2D(3, depth_multiplier=2)(x)),
+    "transposed": ((4, 5, 3), lambda x: layers.Conv2DTranspose(2, 3, strides=2)(x)),
+    "dense": ((4, 5, 3), lambda x: layers.Dense(7)(x)),
+    "heads": ((5, 6), lambda x: layers.EinsumDense("abc,cde->abde", (None, 2, 3))(x)),
+    "per tensor": ((5, 6), lambda x: layers.EinsumDense("abc,dc->abd", (None, 4))(x)),
+    "matmul": ((5, 6), lambda x: tf.matmul(x, x, transpose_b=True)),
+    "dot": ((5, 6), lambda x: layers.Dot(axes=(1, 1))([x, x])),
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_products_are_counted_as_ones_are_added_up(name):
+    """Where all numbers are 1, each product adds 1 to the outputs."""
+    shape, build = ONES[name]
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, build(inputs))
+    model.set_weights(
+        [np.ones(each.shape) if len(each.shape) > 1 else each * 0 for each in model.get_weights()]
+    )
+    total = np.sum(model(np.ones((1, *shape), np.float32)))
+    assert keras_qat.summary(calibrated(model)).multiply_accumulates == total
+
+
+def test_a_shared_layer_is_held_once_and_works_twice():
+    inputs, shared = keras.Input((4,)), layers.Dense(4, name="shared")
+    found = keras_qat.summary(calibrated(keras.Model(inputs, shared(shared(inputs)))))
+    assert [each.weight_bytes for each in found.layers] == [32, 0]
+    assert found.multiply_accumulates == 32
+
+
+def test_what_is_in_float_and_what_is_not_known():
+    inputs = keras.Input((None, None, 3))
+    x = layers.Conv2D(4, 3, name="conv")(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(tf.math.sin(layers.GlobalMaxPooling2D()(x))))
+    found = keras_qat.summary(keras_qat.quantize_model(model))
+    assert found.layers[0].multiply_accumulates is None
+    assert found.peak_activation_bytes is None
+    assert list(found.in_float.values()) == ["no int8 rule for tf.math.sin"]
+    assert "?x?x4" in str(found)
+
+
+def test_as_json():
+    data = json.loads(keras_qat.summary(calibrated(residual())).to_json())
+    assert data["multiply_accumulates"] == 64 * 4 * 27 + 768
+    assert data["layers"][0]["name"] == "relu"
