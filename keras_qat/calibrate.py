@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.given import arrays_of
+from keras_qat.data import batches
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras, one_at_a_time, swapped
+from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.keras2.graph import Call
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import ScheduledLayer
@@ -34,12 +35,13 @@ def calibrate(
 
     Args:
         model: the model.
-        dataset: inputs, as `model.predict` takes them: an array, a list or dict of arrays, a
-            `tf.data.Dataset`, a generator or a `keras.utils.Sequence` of batches. Labels that
-            come along are ignored.
+        dataset: inputs, as `model.predict` or TFLite's converter take them: an array, a list or
+            dict of arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a
+            generator of batches or the function that makes one, a list of images. Labels that come
+            along are ignored.
         steps: how many batches to look at; all by default. A dataset that never ends needs it.
-        batch_size: examples per batch of arrays, 32 by default. The moving average of batches'
-            extremes depends on it: larger batches give wider ranges.
+        batch_size: examples per batch of arrays and single examples, 32 by default. The moving
+            average of batches' extremes depends on it: larger batches give wider ranges.
 
     Raises:
         ValueError: if the model is not quantized, the data is not what it takes or none, or a batch
@@ -56,9 +58,9 @@ def calibrate(
     schedule(model, quantize_from=NEVER, freeze_from=0)
     done = False
     try:
-        if dataset is None or isinstance(dataset, (np.ndarray, tf.Tensor, list, tuple, dict)):
-            arrays_of(model, dataset)
-        _Observing(model).predict(dataset, steps=steps, batch_size=batch_size, verbose=0)
+        observe = _observing(model)
+        for batch in batches(model, dataset, batch_size, steps, finite=True):
+            observe(batch)
         _check_finite(model)
         done = True
     finally:
@@ -68,19 +70,23 @@ def calibrate(
                 weight.assign(value)
 
 
-class _Observing(keras.Model):
-    """Observes in `predict`, which takes every kind of data."""
+def _observing(model: Any) -> Callable[[list[np.ndarray]], None]:
+    """A function that lets the quantizers see a batch; every replica sees all of it."""
+    graph = graph_lib.read(model)
+    strategy = model.distribute_strategy
+    specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in model.inputs]
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.observed = model
-        self.calls = graph_lib.read(model)
+    def step(*inputs: Any) -> None:
+        graph_lib.evaluate(graph, list(inputs), _observe)
 
-    def predict_step(self, data: Any) -> Any:
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        inputs = graph_lib.flat_inputs(self.observed, x)
-        graph_lib.evaluate(self.calls, inputs, _observe)
-        return tf.zeros([tf.shape(inputs[0])[0]])
+    @tf.function(autograph=False, input_signature=specs)
+    def observe(*inputs: Any) -> None:
+        strategy.run(step, inputs)
+
+    def convert(array: np.ndarray, spec: Any) -> Any:
+        return tf.constant(np.asarray(array, spec.dtype.as_numpy_dtype))
+
+    return lambda batch: observe(*map(convert, batch, specs))
 
 
 def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -101,5 +107,6 @@ def _check_finite(model: Any) -> None:
     if broken:
         raise ValueError(
             f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "
-            f"{broken[0]}. Look for NaN or infinity in the inputs and in the weights."
+            f"{broken[0]}. It holds none itself: look for them in the weights, and for numbers "
+            f"in the data that are too large."
         )

@@ -8,18 +8,17 @@ import numpy as np
 
 from keras_qat import specs
 from keras_qat.quantize import activation_quantizers
-from keras_qat.schedule import check_process, is_quantized
+from keras_qat.schedule import check_process, check_quantized
 
 __all__ = ["check_exportable", "some"]
 
 
 def check_exportable(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
-    if not is_quantized(model):
-        raise ValueError(
-            f"'{getattr(model, 'name', model)}' is not quantization-aware. Call "
-            f"keras_qat.quantize_model(model) and train it, then export what it returns."
-        )
+    check_quantized(
+        model,
+        ". Call keras_qat.quantize_model(model) and train it, then export what it returns.",
+    )
     check_process(model)
     found = [
         each for each in activation_quantizers(model) if isinstance(each.spec, specs.QuantSpec)

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.keras2 import graph
+from keras_qat.keras2.readable import check_readable
 from keras_qat.layers import ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 
 __all__ = [
     "check_process",
+    "check_quantized",
     "freeze_batch_norm",
     "is_quantized",
     "kernels_of",
@@ -30,6 +32,13 @@ def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
 def is_quantized(model: Any) -> bool:
     """Whether a model holds quantize-aware layers."""
     return any(True for _ in scheduled_layers(model))
+
+
+def check_quantized(model: Any, instead: str) -> None:
+    """Raises a `ValueError` if a model is not quantization-aware; `instead` says what to do."""
+    if not is_quantized(model):
+        check_readable(model)
+        raise ValueError(f"'{model.name}' is not quantization-aware{instead}")
 
 
 def check_process(model: Any) -> None:
@@ -105,10 +114,7 @@ def schedule(model: Any, **thresholds: int) -> None:
     Raises:
         ValueError: if the model is not quantized.
     """
-    if not is_quantized(model):
-        raise ValueError(
-            f"'{model.name}' is not quantization-aware: call keras_qat.quantize_model(model) first."
-        )
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     calls = graph.read(model).call_counts()
     for layer in scheduled_layers(model):
         # A layer that is called k times per step counts k, so the n-th step begins at this count.

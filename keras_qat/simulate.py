@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.data import arrays_of
 from keras_qat.exportable import check_exportable
-from keras_qat.given import arrays_of
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
@@ -81,7 +81,7 @@ def simulate(
 
     Args:
         model: a trained quantization-aware model.
-        x: inputs, as `model.predict` takes them; real numbers, or quantized values of its type.
+        x: inputs, as `verify` takes them; real numbers, or quantized values of its type.
         kernels: whose rounding: "xnnpack", what phones run, or "reference", TFLite's portable
             kernels, which microcontrollers run.
         input_range: as in `export_tflite`.

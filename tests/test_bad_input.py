@@ -38,7 +38,7 @@ DATA = {
     "NaN": (lambda x: _changed(x, 1, x[1] * np.nan), "'left' .* holds NaN"),
     "words": (lambda x: _changed(x, 0, np.full((16, 6), "a")), "'right' .* no numbers"),
     "nothing": (lambda x: [each[:0] for each in x], "No examples"),
-    "no numbers": (lambda x: None, "has 2 inputs, 1 are given"),
+    "no data": (lambda x: None, "No data is given for '.*': give examples"),
     "other counts": (lambda x: _changed(x, 0, x[0][:3]), "right 3, left 16"),
 }
 

@@ -118,17 +118,28 @@ def test_failed_calibration_leaves_the_model():
     x[5] = np.nan
     batches = tf.data.Dataset.from_tensor_slices(x).batch(4)
     for data, message in (
-        (batches, r"range with NaN or infinity, first image_quant/output"),
+        (batches, r"'image' .* holds NaN, first in example 1 in item 1 of the data"),
         (x, r"Input 'image' .* holds NaN"),
         (images(8, (5, 6, 2)), r"Input 'image' .* shape \(None, 6, 6, 2\), not \(8, 5, 6, 2\)"),
         (x[:0], "No examples"),
         (batches.take(0), "empty"),
-        (None, "Input 'image' .* no numbers"),
+        (None, "No data is given"),
     ):
         with pytest.raises(ValueError, match=message):
             keras_qat.calibrate(qat, data)
     for one, other in zip(qat.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_weights_that_are_no_numbers():
+    qat = keras_qat.quantize_model(scramble(tiny_net()))
+    bias = qat.get_layer("quant_logits").layer.bias
+    bias.assign(bias + np.inf)
+    with pytest.raises(ValueError, match=r"range with NaN or infinity, first .*weights"):
+        keras_qat.calibrate(qat, images(8, (6, 6, 2)))
+    assert not any(
+        each.calibrated for each in keras_qat.quantizers(qat) if each.quantizes[0] == "image"
+    )
 
 
 def test_float_model():

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2 import backend
@@ -28,7 +27,6 @@ __all__ = [
     "Value",
     "clone",
     "config_of",
-    "flat_arrays",
     "flat_inputs",
     "layers_in",
     "nested_inputs",
@@ -336,11 +334,6 @@ def weights_in_order(layer: Any) -> list[Any]:
     own = [[*each._trainable_weights, *each._non_trainable_weights] for each in layers_in(layer)]
     found = {id(weight): weight for weights in own for weight in weights}
     return list(found.values())
-
-
-def flat_arrays(model: Any, x: Any) -> list[np.ndarray]:
-    """Inputs of a functional model, as it takes them, as arrays in its order."""
-    return [np.asarray(each) for each in model._flatten_to_reference_inputs(x)]
 
 
 def clone(layer: Any, **changes: Any) -> Any:

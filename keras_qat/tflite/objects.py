@@ -41,6 +41,11 @@ def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
     Raises:
         ValueError: if it is none.
     """
+    if not isinstance(file, (str, bytes, os.PathLike)):
+        raise ValueError(
+            f"Expected the path or the contents of a TFLite file, got {type(file).__name__}: "
+            f"arguments come in the order model, file, data."
+        )
     contents = file if isinstance(file, bytes) else Path(file).read_bytes()
     if contents[4:8] != b"TFL3":
         name = "The given bytes are" if isinstance(file, bytes) else f"{file} is"

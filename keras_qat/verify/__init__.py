@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from keras_qat.given import arrays_of
+from keras_qat.data import arrays_of
 from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.schedule import check_process, is_quantized
+from keras_qat.schedule import check_process, check_quantized
 from keras_qat.tflite.objects import contents_of
 from keras_qat.verify.layers import compare_layers
 from keras_qat.verify.outputs import check_match, compare_outputs
@@ -32,7 +32,9 @@ def verify(
     Args:
         model: the model the file was exported from.
         tflite: path or contents of the file.
-        x: inputs, as `model.predict` takes them: an array, or a list or dict of arrays.
+        x: inputs, as `model.predict` or TFLite's converter take them: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a generator or a function that makes one. Labels that come
+            along are ignored. They are held in memory.
         per_layer: whether to compare every tensor that both sides have, in a free run and with
             each layer fed what the model computed before it, so that the layer that differs is
             named. Holds the tensors of one batch in memory.
@@ -50,14 +52,13 @@ def verify(
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
     """
-    if not is_quantized(model):
-        raise ValueError(f"'{model.name}' is not quantization-aware: verify what was exported.")
+    check_quantized(model, ": verify what was exported.")
     check_process(model)
     file = TFLiteModel(tflite, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
     examples = len(next(iter(inputs.values())))
-    outputs = tuple(compare_outputs(model, file, x, inputs, batch_size))
+    outputs = tuple(compare_outputs(model, file, inputs, batch_size))
     if not per_layer:
         return Report(examples, kernels, outputs)
     return compare_layers(model, contents_of(tflite), inputs, kernels, batch_size, outputs)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.data import packed
 from keras_qat.interpreter import TFLiteModel, to_values
 from keras_qat.resolved.resolve import resolve
 from keras_qat.verify.report import OutputReport
@@ -16,11 +17,11 @@ __all__ = ["check_match", "compare_outputs"]
 
 
 def compare_outputs(
-    model: Any, file: TFLiteModel, x: Any, inputs: dict[str, np.ndarray], batch_size: int
+    model: Any, file: TFLiteModel, inputs: dict[str, np.ndarray], batch_size: int
 ) -> list[OutputReport]:
     """Runs both on all examples; one report for each output."""
     codes = file.run(inputs, batch_size)
-    expected = _predicted(model, x, batch_size)
+    expected = _predicted(model, packed(model, list(inputs.values())), batch_size)
     tensors = resolve(model).outputs
     return [
         _compare(name, values, codes[name], file.outputs[name], tensors[name].params)

@@ -1,0 +1,287 @@
+"""The reader of data: forms that `predict` and TFLite's converter take, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.data import arrays_of, batches
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers, out_of_order, tiny_net
+
+pytestmark = pytest.mark.legacy
+X = images(10, (6, 6, 2))
+Y = np.arange(10)
+A, B = images(10, (6,), seed=1), images(10, (4,), seed=2)
+
+
+class Batches(keras.utils.Sequence):
+    """Four examples at a time, with labels."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        part = slice(4 * index, 4 * index + 4)
+        return X[part], Y[part]
+
+
+class OnlyNumbered:
+    """What has no iterator, and no end that an IndexError tells."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return X[2 * index : 2 * index + 2]
+
+
+def representative():
+    for each in X:
+        yield [each[np.newaxis]]
+
+
+def dataset(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays[0] if len(arrays) == 1 else arrays)
+
+
+IMAGES = {
+    "array": lambda: X,
+    "tensor": lambda: tf.constant(X),
+    "numbers": lambda: X.tolist(),
+    "double": lambda: X.astype(np.float64),
+    "in a list": lambda: [X],
+    "in a tuple": lambda: (X,),
+    "by name": lambda: {"image": X, "label": Y},
+    "with labels": lambda: (X, Y),
+    "with weights": lambda: (X, Y, Y),
+    "list of images": lambda: list(X),
+    "images with labels": lambda: (list(X), list(Y)),
+    "list of pairs": lambda: list(zip(X, Y, strict=True)),
+    "list of batches": lambda: [X[:4], X[4:8], X[8:]],
+    "list of lists": lambda: [[X[:4]], [X[4:]]],
+    "list of dicts": lambda: [{"image": X[:4]}, {"image": X[4:]}],
+    "dataset": lambda: dataset(X).batch(4),
+    "examples": lambda: dataset(X),
+    "dataset with labels": lambda: dataset(X, Y).batch(4),
+    "examples with labels": lambda: dataset(X, Y),
+    "dataset of dicts": lambda: dataset({"image": X}, Y).batch(4),
+    "sequence": Batches,
+    "numbered": OnlyNumbered,
+    "generator": lambda: (X[at : at + 4] for at in (0, 4, 8)),
+    "generator of labels too": lambda: ((X[at : at + 4], Y[at : at + 4]) for at in (0, 4, 8)),
+    "generator of examples": lambda: iter(X),
+    "representative data": lambda: representative,
+    "representative data made": lambda: representative(),
+    "representative dicts": lambda: lambda: ({"image": each[np.newaxis]} for each in X),
+    "of a signature": lambda: lambda: (("serve", {"image": each[np.newaxis]}) for each in X),
+}
+
+
+@pytest.mark.parametrize("form", IMAGES)
+def test_forms_for_one_input(form):
+    (found,) = arrays_of(tiny_net(), IMAGES[form]())
+    np.testing.assert_array_equal(found.astype(np.float32), X)
+
+
+PAIRS = {
+    "list": lambda: [A, B],
+    "tuple": lambda: (A, B),
+    "numbers": lambda: [A.tolist(), B.tolist()],
+    "dict": lambda: {"left": B, "right": A, "other": Y},
+    "with labels": lambda: ([A, B], Y),
+    "tuple with labels": lambda: ((A, B), Y, Y),
+    "dict with labels": lambda: ({"left": B, "right": A}, Y),
+    "list of examples": lambda: [[a, b] for a, b in zip(A, B, strict=True)],
+    "list of dicts": lambda: [{"left": b, "right": a} for a, b in zip(A, B, strict=True)],
+    "dataset": lambda: dataset(A, B).batch(4),
+    "examples with labels": lambda: dataset((A, B), Y),
+    "dataset of dicts": lambda: dataset({"left": B, "right": A}, Y).batch(4),
+    "representative data": lambda: lambda: ([a[None], b[None]] for a, b in zip(A, B, strict=True)),
+}
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_forms_for_two_inputs(form):
+    right, left = arrays_of(out_of_order(), PAIRS[form]())
+    np.testing.assert_array_equal(right.astype(np.float32), A)
+    np.testing.assert_array_equal(left.astype(np.float32), B)
+
+
+def test_inputs_in_a_dict_of_other_names():
+    """The model's dict has names of its own, the inputs others; both are taken."""
+    inputs = {"b": keras.Input((4,), name="left"), "a": keras.Input((6,), name="right")}
+    joined = layers.Concatenate()([inputs["a"], inputs["b"]])
+    model = keras.Model(inputs, layers.Dense(2)(joined))
+    for given in ({"a": A, "b": B}, {"left": B, "right": A}, [A, B], ({"a": A, "b": B}, Y)):
+        for found, each in zip(arrays_of(model, given), (A, B), strict=True):
+            np.testing.assert_array_equal(found, each)
+
+
+def test_inputs_nested_in_lists():
+    one, two, three = (keras.Input((4,)) for _ in range(3))
+    model = keras.Model([[one, two], three], layers.Add()([one, two, three]))
+    for given in ([[B, 2 * B], 3 * B], ([[B, 2 * B], 3 * B], Y), [B, 2 * B, 3 * B]):
+        for factor, found in enumerate(arrays_of(model, given), start=1):
+            np.testing.assert_array_equal(found, factor * B)
+
+
+def test_a_last_axis_of_size_1():
+    """Keras adds it, and takes it away."""
+    gray, flat = (
+        functional((6, 6, 1), build=layers.Flatten()),
+        functional((6,), build=layers.ReLU()),
+    )
+    for model, given, wanted in (
+        (gray, X[..., 0], X[..., :1]),
+        (gray, list(X[..., 0]), X[..., :1]),
+        (gray, dataset(X[..., 0]).batch(3), X[..., :1]),
+        (gray, dataset(X[..., :1]), X[..., :1]),
+        (flat, A[..., np.newaxis], A),
+    ):
+        (found,) = arrays_of(model, given)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_sizes_of_batches():
+    """Those that the data gives are kept; arrays and single examples are put together."""
+
+    def sizes(data, *args):
+        return [len(batch[0]) for batch in batches(tiny_net(), data, *args)]
+
+    assert sizes(X) == [10]
+    assert sizes(X, 4) == sizes(iter(X), 4) == sizes(dataset(X), 4) == [4, 4, 2]
+    assert sizes(dataset(X).batch(3), 4) == sizes(dataset(X).batch(3)) == [3, 3, 3, 1]
+    assert sizes(dataset(X).batch(3).repeat(), None, 5) == [3, 3, 3, 1, 3]
+    assert sizes(X, 4, 2) == [4, 4]
+
+
+def test_examples_of_different_sizes():
+    model = functional((None, 2), build=layers.Conv1D(3, 1))
+    signals = [np.zeros((3, 2)), np.ones((3, 2)), np.zeros((5, 2))]
+    assert [each.shape for (each,) in batches(model, signals)] == [(2, 3, 2), (1, 5, 2)]
+    with pytest.raises(ValueError, match=r"different sizes, among them \(3, 2\), \(5, 2\)"):
+        arrays_of(model, signals)
+
+
+def test_types_stay():
+    """Integers may be quantized values, or tokens."""
+    (found,) = arrays_of(tiny_net(), X.astype(np.int8))
+    assert found.dtype == np.int8
+    half = dataset(tf.cast(X, tf.bfloat16))
+    (found,) = arrays_of(tiny_net(), half)
+    assert found.dtype == np.float32
+
+
+def with_nan(value=np.nan):
+    x = X.copy()
+    x[7, 2, 3] = value
+    return x
+
+
+REFUSED = {
+    "nothing": (lambda: None, "No data is given for 'tiny'"),
+    "no examples": (lambda: X[:0], "No examples are given for 'tiny'"),
+    "empty list": (list, "No examples are given for 'tiny'"),
+    "no batches": (lambda: dataset(X).batch(4).take(0), "the data is empty"),
+    "used up": (lambda: iter([]), "the data is empty.*make it anew"),
+    "path": (lambda: "x.npy", "'x.npy' is given as data.*numpy.load"),
+    "path object": (lambda: Path("x.npy"), "x.npy.* is given as data"),
+    "contents": (lambda: b"TFL3", "contents of a file .*model, file, data"),
+    "model": (tiny_net, "is given as data for 'tiny'.*order"),
+    "number": (lambda: 3, r"3 is given as data|not \(\)"),
+    "object": (object, "is given as data for 'tiny'. Give an array"),
+    "words": (lambda: np.full((4, 6, 6, 2), "a"), "Input 'image' .* no numbers"),
+    "other shape": (lambda: X[:, 1:], r"'image' .* shape \(None, 6, 6, 2\), not \(10, 5, 6, 2\)"),
+    "one image": (lambda: X[0], r"not \(6, 6, 2\). It is one example: give a batch, x\[np"),
+    "other images": (lambda: [X[0], X[1, 1:]], r"not \(5, 6, 2\) in item 1 of the data"),
+    "other batch": (
+        lambda: (each for each in (X, X[:, 1:])),
+        r"not \(10, 5, 6, 2\) in item 1 of the data",
+    ),
+    "rows of different lengths": (lambda: [[1.0], [1.0, 2.0]], "'image' .* no array of numbers"),
+    "no axis": (lambda: X[..., :0], r"not \(10, 6, 6, 0\)"),
+    "other name": (lambda: {"img": X}, "'tiny' has the inputs 'image'; given: 'img'"),
+    "NaN": (with_nan, "'image' of 'tiny' holds NaN, first in example 7 of the data"),
+    "NaN in a batch": (
+        lambda: dataset(with_nan()).batch(4),
+        "'image' of 'tiny' holds NaN, first in example 3 in item 1 of the data",
+    ),
+    "ragged": (lambda: tf.ragged.constant([[1.0], [1.0, 2.0]]), "Ragged.* no numbers"),
+    "endless": (lambda: dataset(X).repeat(), r"never ends.*dataset\.take"),
+    "function of one argument": (lambda: lambda x: [x], "called without arguments"),
+    "class": (lambda: Batches, "Batches.* is given as data"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message) as info:
+        arrays_of(tiny_net(), make())
+    assert len(str(info.value)) < 400
+
+
+REFUSED_PAIRS = {
+    "one of two": (lambda: A, "has 2 inputs, 1 are given. Give .* for 'right', 'left'"),
+    "one of two in a list": (lambda: [A], "has 2 inputs, 1 are given"),
+    "three": (lambda: [A, B, A], "has 2 inputs, 3 are given"),
+    "swapped": (lambda: [B, A], r"'right' .* shape \(None, 6\), not \(10, 4\)"),
+    "other name": (lambda: {"right": A, "lift": B}, "inputs 'right', 'left'; given: .*'lift'"),
+    "other counts": (lambda: [A[:3], B], "different numbers of examples: right 3, left 10"),
+    "labels for an input": (lambda: (A, Y), r"'left' .* not \(10,\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PAIRS)
+def test_what_is_refused_of_two_inputs(case):
+    make, message = REFUSED_PAIRS[case]
+    with pytest.raises(ValueError, match=message):
+        arrays_of(out_of_order(), make())
+
+
+def test_infinity():
+    """A range cannot take it in; a quantized value at the end of a range stands for it."""
+    infinite = with_nan(-np.inf)
+    with pytest.raises(ValueError, match=r"'image' .* holds infinity, first in example 7"):
+        list(batches(tiny_net(), infinite, finite=True))
+    arrays_of(tiny_net(), infinite)
+
+
+@pytest.fixture(scope="module")
+def two_inputs():
+    qat = observe(keras_qat.quantize_model(out_of_order()), A, B)
+    return qat, keras_qat.export_tflite(qat)
+
+
+@pytest.mark.parametrize("form", ["dict with labels", "representative data"])
+def test_verbs(form, two_inputs):
+    qat, contents = two_inputs
+    assert keras_qat.verify(qat, contents, PAIRS[form]()).identical == 1
+    assert keras_qat.simulate(qat, PAIRS[form]()).tensors["left"].codes.shape == (10, 4)
+    keras_qat.calibrate(keras_qat.quantize_model(out_of_order()), PAIRS[form]())
+
+
+def test_arguments_in_another_order(two_inputs):
+    qat, contents = two_inputs
+    for verb, args, message in (
+        (keras_qat.calibrate, ([A, B], qat), "Expected a Keras model, got list"),
+        (keras_qat.simulate, ([A, B], qat), "Expected a Keras model, got list"),
+        (keras_qat.verify, ([A, B], contents, qat), "Expected a Keras model, got list"),
+        (keras_qat.verify, (contents, qat, [A, B]), "Expected a Keras model, got bytes"),
+        (keras_qat.verify, (qat, [A, B], contents), "path or the contents of a TFLite file, got"),
+        (
+            keras_qat.verify,
+            (qat, A, contents),
+            "path or the contents of a TFLite file, got ndarray",
+        ),
+        (keras_qat.verify, (qat, contents, qat), "is given as data"),
+        (keras_qat.export_tflite, (A, qat), "Expected a Keras model, got ndarray"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            verb(*args)
