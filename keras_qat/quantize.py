@@ -78,9 +78,7 @@ def quantize_model(
     model = as_functional(as_keras_2(model), inputs)
     check_readable(model)
     check_training(model)
-    if recipe.activations.bits == 16:
-        model = in_float32(model)
-    model = with_known_input(model)
+    model = _as_planned(model, recipe)
     found = plan(model, recipe, scope=scope)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
@@ -127,11 +125,20 @@ def plan(
             f"keras_qat.quantizers(model)."
         )
     recipe, model = get_recipe(recipe), as_functional(as_keras_2(model), inputs)
+    model = _as_planned(model, recipe)
     with float32_policy():
-        read = graph_lib.read(with_known_input(model))
+        read = graph_lib.read(model)
         check_precision(read)
         graph = lowered(read, recipe)
     return place(graph, recipe, scope)
+
+
+def _as_planned(model: Any, recipe: Recipe) -> Any:
+    """The model, or the copy of it that is quantized in its place."""
+    check_readable(model)
+    if recipe.activations.bits == 16:
+        model = in_float32(model)
+    return with_known_input(model)
 
 
 @dataclasses.dataclass(frozen=True)

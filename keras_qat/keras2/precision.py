@@ -116,7 +116,7 @@ def in_float32(model: Any) -> Any:
         f"'{model.name}' computes in half precision ({len(half)} layers, e.g. {half[0]}), which "
         f"cannot hold activations of 16 bits: float16 has 11 bits for a number, bfloat16 8. Its "
         f"copy trains in float32; the model itself is not changed.",
-        stacklevel=3,
+        stacklevel=4,
     )
     with float32_policy():
         in_float = lambda layer: clone(layer, **_with_float32(layer.get_config()))  # noqa: E731

@@ -245,6 +245,30 @@ def test_infinity_is_clipped_and_not_observed():
     assert np.all(np.isfinite(list(after.values())))
 
 
+class Scaled(layers.Layer):
+    """A layer of a user's own, which is opened in float32 and not in half precision."""
+
+    def call(self, x):
+        return x * 0.5
+
+
+def network_with_own_layer():
+    keras.backend.clear_session()
+    inputs = keras.Input((6, 6, 2))
+    x = tf.nn.relu(Scaled()(layers.Conv2D(4, 3)(inputs)))
+    return keras.Model(inputs, layers.Dense(3, activation="swish")(x))
+
+
+def test_activations_of_16_bits_are_planned_as_they_are_quantized(policy):
+    model = network_with_own_layer()
+    with pytest.warns(UserWarning, match="cannot hold activations of 16 bits"):
+        planned = keras_qat.plan(model, "int16x8")
+    assert model.layers[1].dtype_policy.name == policy, "the model itself is not changed"
+    keras.mixed_precision.set_global_policy("float32")
+    assert str(planned) == str(keras_qat.plan(network_with_own_layer(), "int16x8"))
+    assert not planned.float_layers
+
+
 def test_activations_of_16_bits_train_in_float32(policy):
     model = tiny_net()
     with pytest.warns(UserWarning, match="cannot hold activations of 16 bits"):
