@@ -8,6 +8,7 @@ from hypothesis import strategies as some
 
 from keras_qat import recipes
 from keras_qat.keras2.backend import keras
+from tests.ops.examples import elementwise, movement, products, weighted
 from tests.random_graphs.lifecycle import Refused, live
 from tests.random_graphs.sketch import STEPS, Sketch, Step, built, random_inputs
 
@@ -66,6 +67,14 @@ def trials(count: int, **options: object) -> settings:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
+
+
+def test_layers_of_examples_are_registered():
+    """Keras loads no other: "'str' object is not callable" is what it says of float models too."""
+    for module in (elementwise, movement, products, weighted):
+        for each in vars(module).values():
+            if isinstance(each, type) and issubclass(each, keras.layers.Layer):
+                assert keras.saving.get_registered_name(each) != each.__name__
 
 
 @trials(6, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.

@@ -66,6 +66,7 @@ class LayerNorm(_layers.LayerNormalization):
 keras_qat.register_op(LayerNorm, "layer_norm", attributes=lambda layer: {"epsilon": layer.epsilon})
 
 
+@keras.utils.register_keras_serializable("tests")
 class GroupNorm(_layers.GroupNormalization):
     """Likewise."""
 
