@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 
-__all__ = ["FORMS"]
+__all__ = ["form_of"]
 
 _layers = keras.layers
 
@@ -89,7 +89,7 @@ def _not_in_tflite(layer: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-FORMS: dict[type, Callable[..., Any]] = {
+_FORMS: dict[type, Callable[..., Any]] = {
     _layers.Activation: _activation,
     _layers.Resizing: _resizing,
     **dict.fromkeys(
@@ -108,3 +108,10 @@ FORMS: dict[type, Callable[..., Any]] = {
     _layers.RandomCrop: _random_crop,
 }
 """Layer class -> its computation in float where TFLite has no kernel for Keras' own."""
+
+
+def form_of(layer: Any) -> Callable[..., Any] | None:
+    """How files compute a layer in float, if not by its `call`, which its class may inherit."""
+    kind: Any = type(layer)
+    bases: list[Any] = [each for each in kind.__mro__ if each in _FORMS]
+    return _FORMS[bases[0]] if bases and kind.call is bases[0].call else None

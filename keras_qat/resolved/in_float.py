@@ -14,7 +14,7 @@ from keras_qat.keras2.graph import map_values, takes_training
 from keras_qat.keras2.precision import computing_in_float32, is_half
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import factor_and_bias, scaled
-from keras_qat.resolved.float_forms import FORMS
+from keras_qat.resolved.float_forms import form_of
 from keras_qat.resolved.graph import Node
 from keras_qat.resolved.recurrent import rnn
 
@@ -74,7 +74,7 @@ def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> A
     if not for_file:
         return layer(*args, **kwargs)
     with recurrence(rnn, layer):
-        form = FORMS.get(type(layer))
+        form = form_of(layer)
         return layer(*args, **kwargs) if form is None else form(layer, *args, **kwargs)
 
 

@@ -319,3 +319,18 @@ def test_an_input_layer_called_as_a_layer(tmp_path):
         return [layers.Dense(3)(x), layers.InputLayer((6,))(inputs=x)]
 
     check(model_of(build, (6,)), reloaded=tmp_path)
+
+
+class OwnNormalization(layers.GroupNormalization):
+    """A class of a user's own, as `register_op` asks for to have it in integers."""
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+@pytest.mark.parametrize("kind", [layers.GroupNormalization, OwnNormalization])
+def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
+    """TFLite made a wrong broadcast of how Keras computes it, and refused images of more axes."""
+    for shape in ((4, 5, 8), (2, 2, 3, 8)):
+        model = model_of(kind(2), shape)
+        qat = observe(keras_qat.quantize_model(model, "int16x8"), inputs_of(model))
+        contents = keras_qat.export_tflite(qat)
+        assert keras_qat.verify(qat, contents, inputs_of(model)).max_difference <= 1
