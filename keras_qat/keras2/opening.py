@@ -255,7 +255,7 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
     Raises:
         CannotOpen, OnlyTrains: if it computes otherwise in training.
     """
-    does_nothing = tested.outputs is tested.model.inputs[0] and not trained.weights
+    does_nothing = _passes_on(tested) and not trained.weights
     otherwise: Exception = CannotOpen("it computes otherwise in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
         otherwise = OnlyTrains(trained.model)
@@ -282,6 +282,12 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
             args = args[: next(place for place, each in enumerate(args) if each is PHASE)]
         one.call_args = args
         one.call_kwargs = {key: None if each is PHASE else each for key, each in kwargs.items()}
+
+
+def _passes_on(trace: _Trace) -> bool:
+    """Whether what was traced gives what it reads, maybe by way of `tf.identity`."""
+    symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
+    return symbols <= {"identity"} and keras.backend.is_keras_tensor(trace.outputs)
 
 
 def _varies_alike(trained: _Trace) -> bool:

@@ -14,6 +14,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.lower.activations import split_swish
 from keras_qat.lower.attention import split_einsum
+from keras_qat.lower.images import split_old_resize, split_patches, split_resize
 from keras_qat.lower.merges import convert_fixed_ranges, convert_second_factor
 from keras_qat.lower.parts import Lowering, Made, Parts, instead
 from keras_qat.operations import array, is_operation, number, operands
@@ -113,7 +114,7 @@ def _split_sum(call: Call, made: Made) -> list[Call]:
     """A sum along axes of known sizes -> mean, Rescaling by their number."""
     x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     if not isinstance(x, Value):
-        return []
+        return _split_list(call, made, _layers.Add)
     axes = [each for each in tf.nest.flatten(axis) if isinstance(each, int)]
     sizes: list[Any] = [x.shape[each] for each in axes]
     if not sizes or None in sizes or x.shape[0] is not None:
@@ -122,6 +123,17 @@ def _split_sum(call: Call, made: Made) -> list[Call]:
     mean = parts.new("mean", type(call.layer), tf.math.reduce_mean)
     middle = parts.add(mean, x, kwargs=options, shape=call.output.shape)
     return parts.end(parts.new("", _layers.Rescaling, float(math.prod(sizes))), middle)
+
+
+def _split_list(call: Call, made: Made, make: Any) -> list[Call]:
+    """A list of tensors reduced along the axis that they are stacked along -> a layer of them."""
+    tensors, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
+    are_several = isinstance(tensors, (list, tuple)) and len(tensors) > 1
+    if not are_several or axis not in (0, [0], (0,)) or keepdims:
+        return []
+    if not all(isinstance(each, Value) and each.is_float for each in tensors):
+        return []
+    return instead(call, made, make, inputs=list(tensors))
 
 
 def _split_clip(call: Call, made: Made) -> list[Call]:
@@ -183,15 +195,56 @@ def _size_of(value: Value) -> Any:
     return BATCH if axis == 0 and shape[0] is None else shape[axis]
 
 
-def _split_resize(call: Call, made: Made) -> list[Call]:
-    """tf.image.resize to a known size -> Resizing, where it can do the same."""
-    names = ("images", "size", "method", "preserve_aspect_ratio", "antialias")
-    _, _, method, *others = operands(call, *names)
-    method, sizes = method or "bilinear", call.output.shape[1:3]
-    is_image = len(call.output.shape) == 4 and None not in sizes
-    if not is_image or any(others) or method not in ("bilinear", "nearest"):
+def _split_normalization(call: Call, made: Made) -> list[Call]:
+    """tf.math.l2_normalize along another axis than the last -> along the last, transposed."""
+    x, axis, epsilon = operands(call, "x", "axis", "epsilon")
+    rank, axes = len(x.shape), tf.nest.flatten([axis])
+    if len(axes) != 1 or not isinstance(axes[0], int) or axes[0] % rank in (0, rank - 1):
         return []
-    return instead(call, made, _layers.Resizing, *sizes, interpolation=method)
+    order = list(range(rank))
+    order[axes[0]], order[-1] = rank - 1, axes[0] % rank
+    shape, operation = [x.shape[each] for each in order], type(call.layer)
+    parts = Parts(call, made)
+    turned = parts.add(parts.new("turned", operation, tf.transpose), x, order, shape=shape)
+    options = {"axis": -1} if epsilon is None else {"axis": -1, "epsilon": epsilon}
+    normalize = parts.new("normalized", operation, tf.math.l2_normalize)
+    normalized = parts.add(normalize, turned, kwargs=options, shape=shape)
+    return parts.end(parts.new("", operation, tf.transpose), normalized, order)
+
+
+def _split_copies(call: Call, made: Made) -> list[Call]:
+    """A tensor for each example of a batch, such as a class token -> zeros of each, and a sum.
+
+    The sizes of all tensors are known then, as runtimes want it.
+    """
+    x, counts, axis = operands(call, "input", "repeats", "axis")
+    if call.layer.symbol != "repeat":
+        x, counts = call.args[0], [*call.args[1:], *call.kwargs.values()][0]
+    rank = len(x.shape) if isinstance(x, Value) else 0
+    count, *others = counts if isinstance(counts, (list, tuple)) else [counts]
+    is_batch = isinstance(count, Value) and _size_of(count) == BATCH
+    if not rank or x.shape[0] != 1 or not is_batch or axis not in (None, 0):
+        return []
+    keeps = x.shape[1:] if call.layer.symbol == "broadcast_to" else [1] * (rank - 1)
+    if call.layer.symbol != "repeat" and list(others) != list(keeps):
+        return []
+    batch = count.producer.inputs[0].producer.inputs[0]
+    if not batch.is_float or not len(batch.shape) > 1:
+        return []
+    parts, operation, ones = Parts(call, made), type(call.layer), [1] * (len(batch.shape) - 1)
+    first = parts.add(
+        parts.new("first", operation, tf.slice),
+        batch,
+        [0] * len(batch.shape),
+        [-1, *ones],
+        shape=(None, *ones),
+    )
+    if len(batch.shape) != rank:
+        shape = (None, *[1] * (rank - 1))
+        reshape = parts.new("reshape", operation, tf.reshape)
+        first = parts.add(reshape, first, [-1, *shape[1:]], shape=shape)
+    zeros = parts.add(parts.new("zeros", _layers.Rescaling, 0.0), first, shape=first.shape)
+    return parts.end(parts.new("", operation, tf.math.add), zeros, x)
 
 
 OPERATIONS: dict[str, Lowering] = {
@@ -210,10 +263,17 @@ OPERATIONS: dict[str, Lowering] = {
     # LeakyReLU with the slope -1, of which runtimes have a kernel everywhere.
     "math.abs": partial(instead, make=_layers.LeakyReLU, alpha=-1.0),
     "math.reduce_sum": _split_sum,
+    "math.reduce_mean": partial(_split_list, make=_layers.Average),
+    "math.reduce_max": partial(_split_list, make=_layers.Maximum),
+    "math.reduce_min": partial(_split_list, make=_layers.Minimum),
     "clip_by_value": _split_clip,
     "roll": _split_roll,
     "reshape": _split_reshape,
-    "image.resize": _split_resize,
+    "image.resize": split_resize,
+    "compat.v1.image.resize_images": split_old_resize,
+    "image.extract_patches": split_patches,
+    "math.l2_normalize": _split_normalization,
+    **dict.fromkeys(("tile", "repeat", "broadcast_to"), _split_copies),
     "einsum": split_einsum,
     "linalg.matmul": convert_second_factor,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

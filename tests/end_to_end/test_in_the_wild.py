@@ -36,10 +36,21 @@ def preprocessed(mode):
     return build
 
 
+def patches_of(**options):
+    return lambda x: tf.image.extract_patches(x, BLOCK, **options)
+
+
+def old_resize(x):
+    return tf.compat.v1.image.resize_images(x, (4, 6), align_corners=True)
+
+
+BLOCK = [1, 2, 2, 1]
 SHAPE = (8, 8, 4)
 FORMS = {
     "a sum of stacked tensors": (lambda x: tf.reduce_sum([x, x * 2.0], axis=0), SHAPE),
     "a mean of stacked tensors": (lambda x: tf.reduce_mean([x, x * 3.0], axis=0), SHAPE),
+    "the largest of a list": (lambda x: tf.reduce_max([x, conv(x)], axis=[0]), SHAPE),
+    "the smallest of a list": (lambda x: tf.reduce_min([x, conv(x)], axis=0), SHAPE),
     "a mean of all of them": (lambda x: tf.reduce_mean([x, x * 3.0], axis=[0, 2]), SHAPE),
     "an initializer of one's own": (
         lambda x: layers.Conv2D(4, 1, bias_initializer=Prior())(x),
@@ -52,9 +63,18 @@ FORMS = {
     "divided by a list": (lambda x: x / [1.0, 2.0, 4.0, 5.0], SHAPE),
     "a bias": (lambda x: tf.nn.bias_add(conv(x), tf.constant([0.5, -0.5, 1.0, 0.0])), SHAPE),
     "outputs that others read": (center_points, SHAPE),
+    "patches": (lambda x: tf.image.extract_patches(x, BLOCK, BLOCK, [1] * 4, "VALID"), SHAPE),
+    "patches that overlap": (patches_of(strides=[1, 1, 2, 1], rates=BLOCK, padding="SAME"), SHAPE),
+    "patches of a part": (patches_of(strides=[1, 3, 3, 1], rates=[1] * 4, padding="VALID"), SHAPE),
+    "norms of columns": (lambda x: tf.math.l2_normalize(conv(x), 1), SHAPE),
+    "norms of columns, epsilon": (
+        lambda x: tf.nn.l2_normalize(conv(x), axis=[-2], epsilon=1e-6),
+        SHAPE,
+    ),
+    "an old resize of a pixel": (old_resize, (1, 1, 4)),
+    "an old resize": (old_resize, (2, 2, 4)),
 }
-IN_FLOAT = {"a sum of stacked tensors", "a mean of stacked tensors", "a mean of all of them"}
-IN_FLOAT |= {"outputs that others read"}
+IN_FLOAT = {"a mean of all of them", "outputs that others read", "an old resize"}
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -68,6 +68,33 @@ class ClassToken(layers.Layer):
         return tf.concat([token, inputs], axis=1)
 
 
+class ManyTokens(layers.Layer):
+    """Several of them, as a copy for each example."""
+
+    def build(self, input_shape):
+        shape = (1, 1, input_shape[-1])
+        self.tokens = [self.add_weight(f"token{i}", shape, initializer="ones") for i in range(3)]
+        super().build(input_shape)
+
+    def call(self, inputs):
+        count, size = tf.shape(inputs)[0], inputs.shape[-1]
+        copies = [
+            tf.tile(self.tokens[0], [count, 1, 1]),
+            tf.repeat(self.tokens[1], count, axis=0),
+            tf.broadcast_to(self.tokens[2], [count, 1, size]),
+        ]
+        return tf.concat([*copies, tf.reshape(inputs, [-1, 64, size])], axis=1)
+
+
+class FixedDropout(layers.Dropout):
+    """As efficientnet has it."""
+
+    def _get_noise_shape(self, inputs):
+        sizes = tf.shape(inputs)
+        given = self.noise_shape or [None] * len(inputs.shape)
+        return tuple(sizes[i] if size is None else size for i, size in enumerate(given))
+
+
 class Block(layers.Layer):
     """A convolution with BatchNormalization and dropout inside, and a way past it."""
 
@@ -208,6 +235,8 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "padding": lambda x: conv(ReflectionPadding2D()(x)),
     "positions": lambda x: PositionEmbedding()(x),
     "a class token": lambda x: ClassToken()(layers.Reshape((64, 4))(x)),
+    "a copy for each example": lambda x: ManyTokens()(conv(x)),
+    "a dropout": lambda x: FixedDropout(0.2, noise_shape=(None, 1, 1, None))(conv(x)),
     "a block": lambda x: Block(4)(x),
     "a block of blocks": lambda x: Stage(4)(x),
     "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),

@@ -107,6 +107,7 @@ ARGUMENTS: dict[str, Any] = {
     "tf.nn.space_to_depth": (2,),
     "tf.pad": ([[0, 0], [1, 1], [1, 1], [0, 0]],),
     "tf.image.resize": ((9, 9),),
+    "tf.image.extract_patches": ([1, 2, 2, 1], [1, 2, 2, 1], [1] * 4, "VALID"),
     "tf.cast": ("int32",),
     "tf.reverse": ([1],),
 }
