@@ -48,11 +48,12 @@ def split_patches(call: Call, made: Made) -> list[Call]:
         return []
     sizes, strides, rates = options
     parts = Parts(call, made)
-    if sizes == strides == [sizes[0]] * 2 and not any(each % sizes[0] for each in shape):
+    are_blocks = sizes == strides == [sizes[0]] * 2 and rates == [1, 1] and sizes[0] > 1
+    if are_blocks and not any(each % sizes[0] for each in shape):
         return parts.end(parts.new("", type(call.layer), tf.nn.space_to_depth), x, sizes[0])
     if math.prod(sizes) > MOST_CROPS:
         return []
-    counts = call.output.shape[1:3]
+    counts = [each or 0 for each in call.output.shape[1:3]]
     spans = [stride * (count - 1) + 1 for stride, count in zip(strides, counts, strict=True)]
     reach = [span + rate * (size - 1) for span, size, rate in zip(spans, sizes, rates, strict=True)]
     more = [max(0, end - size) for end, size in zip(reach, shape, strict=True)]

@@ -66,6 +66,7 @@ FORMS = {
     "patches": (lambda x: tf.image.extract_patches(x, BLOCK, BLOCK, [1] * 4, "VALID"), SHAPE),
     "patches that overlap": (patches_of(strides=[1, 1, 2, 1], rates=BLOCK, padding="SAME"), SHAPE),
     "patches of a part": (patches_of(strides=[1, 3, 3, 1], rates=[1] * 4, padding="VALID"), SHAPE),
+    "patches with holes": (patches_of(strides=BLOCK, rates=BLOCK, padding="SAME"), SHAPE),
     "norms of columns": (lambda x: tf.math.l2_normalize(conv(x), 1), SHAPE),
     "norms of columns, epsilon": (
         lambda x: tf.nn.l2_normalize(conv(x), axis=[-2], epsilon=1e-6),
