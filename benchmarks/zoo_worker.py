@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import inspect
 import json
 import resource
@@ -29,6 +30,11 @@ CLASSES = 10
 BATCH = 4
 SIZES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 """Smallest input, where it is not 64."""
+NORMALIZING = (
+    ("LayerNormalization", "layer_norm", ("epsilon",)),
+    ("GroupNormalization", "group_norm", ("epsilon", "groups")),
+)
+"""Layers, operators for them, and the attributes that those need."""
 
 
 def constructors() -> dict[str, Any]:
@@ -91,6 +97,27 @@ class Result(dict):
             print(json.dumps(self), flush=True)
 
 
+def normalize_in_integers(model: Any, float_layers: dict[str, str]) -> int:
+    """Makes LayerNormalization and GroupNormalization integer operators, which is to be asked for.
+
+    Returns:
+        How many layers of a model that takes out of `float_layers`.
+    """
+    import keras_qat
+    from keras_qat.keras2.backend import keras
+
+    def attributes(names: tuple[str, ...], layer: Any) -> dict[str, Any]:
+        return {name: getattr(layer, name) for name in names}
+
+    for layer, row, options in NORMALIZING:
+        given = functools.partial(attributes, options)
+        keras_qat.register_op(getattr(keras.layers, layer), row, attributes=given)
+    before, left = len(float_layers), keras_qat.plan(model).float_layers
+    float_layers.clear()
+    float_layers.update(left)
+    return before - len(left)
+
+
 def train_step(model: Any, x: Any) -> bool:
     """One step of gradient descent on random labels, or zeros; whether the loss is finite."""
     from keras_qat.keras2.backend import keras
@@ -124,15 +151,17 @@ def run(name: str, wild: bool = False) -> None:
     import keras_qat
     from keras_qat.keras2.backend import keras
 
-    result = Result(name=name)
+    result, count = Result(name=name), 2 * BATCH if wild else 4 * BATCH
     with result.step("build"):
         model = wild_builders()[name]() if wild else build(name)
         result["parameters"] = model.count_params()
-        x: Any = None if wild else images(model, 4 * BATCH)
+        x: Any = None if wild else images(model, count)
     with result.step("quantize"):
         result["float_layers"] = keras_qat.plan(model).float_layers
+        if wild:
+            result["normalizing"] = normalize_in_integers(model, result["float_layers"])
         qat = keras_qat.quantize_model(model)
-        x = arrays(qat, 4 * BATCH) if wild else [x]
+        x = arrays(qat, count) if wild else [x]
 
     def part(start: int, end: int) -> Any:
         parts = [each[start:end] for each in x]
@@ -143,7 +172,7 @@ def run(name: str, wild: bool = False) -> None:
         result["trains"] = train_step(qat, part(0, BATCH))
     with result.step("calibrate"):
         keras_qat.freeze_batch_norm(qat)
-        for start in range(0, 4 * BATCH, BATCH):
+        for start in range(0, count, BATCH):
             qat(part(start, start + BATCH), training=True)
     with result.step("reload"), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -161,7 +190,7 @@ def run(name: str, wild: bool = False) -> None:
     with result.step("simulate"):
         result["simulated"] = simulated(qat, contents, [each[:BATCH] for each in x])
     with result.step("verify"):
-        inputs = part(0, 4 * BATCH)
+        inputs = part(0, count)
         report = keras_qat.verify(qat, contents, inputs, per_layer=True, batch_size=BATCH)
         result["identical"] = report.identical
         result["layers"] = layers(report)
@@ -184,6 +213,8 @@ def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
 def layers(report: Any) -> dict[str, Any]:
     """How the layers agree, each fed what the model computed before it."""
     fed = [(each.fed, each) for each in report.tensors if each.fed is not None]
+    if not fed:
+        return {"compared": 0, "agree": 0, "identical": 1.0, "largest": 0}
     return {
         "compared": len(fed),
         "agree": sum(each.agrees for _, each in fed),

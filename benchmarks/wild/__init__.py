@@ -3,7 +3,7 @@
 pip install --no-deps keras-cv-attention-models==1.4.3 segmentation-models==1.0.1 \
         keras-unet-collection==0.1.13 efficientnet keras-applications image-classifiers
 pip install scikit-image
-python -m benchmarks.zoo --wild
+python -m benchmarks.wild
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SIZE = 64
 ATTENTION_MODELS = {
     "mobilenetv3_family": (
         *("MobileNetV3Small100", "MobileNetV3Large100", "MobileNetV3Small075", "FBNetV3B"),
-        *("LCNet050"),
+        "LCNet050",
     ),
     "efficientnet": ("EfficientNetV1B0", "EfficientNetV2B0", "EfficientNetEdgeTPUSmall"),
-    "resnet_family": ("ResNet50D", "ResNeXt50", "ResNetQ", "RegNetY040", "RegNetZB16"),
+    "resnet_family": ("ResNet50D", "ResNeXt50", "ResNet51Q", "RegNetY040", "RegNetZB16"),
     "resnest": ("ResNest50",),
     "convnext": ("ConvNeXtTiny", "ConvNeXtV2Atto"),
     "coatnet": ("CoAtNet0",),
@@ -70,6 +70,8 @@ def _attention_model(module: str, name: str) -> Any:
 
     found = importlib.import_module(f"keras_cv_attention_models.{module}")
     options = {} if name.startswith(WHOLE) else {"num_classes": 10, "classifier_activation": None}
+    if name.startswith("VOLO"):
+        del options["classifier_activation"]  # It has none.
     return getattr(found, name)(input_shape=(SIZE, SIZE, 3), pretrained=None, **options)
 
 
@@ -104,8 +106,10 @@ def _unet(name: str, options: dict[str, Any]) -> Any:
     from keras_unet_collection import models
 
     filters = options.get("filter_num_down", [16, 32, 64])
-    if name == "u2net_2d":
-        return models.u2net_2d((SIZE, SIZE, 3), n_labels=2, filter_num_down=filters)
+    if name in ("u2net_2d", "unet_3plus_2d"):
+        return getattr(models, name)(
+            **{**options, "input_size": (SIZE, SIZE, 3), "filter_num_down": filters}
+        )
     return getattr(models, name)((SIZE, SIZE, 3), filters, **options)
 
 
