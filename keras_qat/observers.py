@@ -48,6 +48,11 @@ class LastValue:
         )
 
     @property
+    def counter(self) -> Any:
+        """The variable that counts the batches seen; None if nothing does."""
+        return None
+
+    @property
     def ignores_minimum(self) -> bool:
         """Whether the range is known to begin at zero, so that no minimum is looked for."""
         return self.spec.lower_bound == 0.0 and not self.spec.symmetric
@@ -110,6 +115,10 @@ class MovingAverage(LastValue):
         super().__init__(spec, host, name)
         self.batches = self._variable(host, f"{name}_batches", 0.0)
 
+    @property
+    def counter(self) -> Any:
+        return self.batches
+
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
         decay = tf.constant(self.spec.ema_decay, tf.float32)
@@ -150,6 +159,10 @@ class ShadowedMovingAverage(LastValue):
             )
             for end in ("min", "max")
         }
+
+    @property
+    def counter(self) -> Any:
+        return self.shadows["max"][1]
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)

@@ -15,6 +15,7 @@ from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.keras2.graph import layers_in
 from keras_qat.resolved.weights import Weights
+from keras_qat.untrained import warn_if_untrained
 from keras_qat.version import __version__
 
 __all__ = ["export_onnx"]
@@ -63,6 +64,7 @@ def export_onnx(
             "Exporting to ONNX needs the packages onnx and tf2onnx: pip install 'keras-qat[onnx]'"
         ) from error
     check_exportable(model)
+    warn_if_untrained(model)
     if model.recipe.activations.bits == 16:
         raise ValueError("16-bit activations cannot be exported to ONNX: tf2onnx knows 8 bits.")
     target = None if path is None else check_writable(path)

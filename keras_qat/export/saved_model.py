@@ -23,6 +23,7 @@ from keras_qat.ops.op import SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.resolve import resolve
+from keras_qat.untrained import warn_if_untrained
 
 __all__ = ["export_saved_model", "inference_module"]
 
@@ -48,6 +49,7 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         >>> tf.saved_model.load("model").signatures["serving_default"](image=x)
     """
     check_exportable(model)
+    warn_if_untrained(model)
     path = check_writable(path, directory=True)
     module = inference_module(model)
     with replacing(path) as scratch:

@@ -13,7 +13,9 @@ from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
 from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.metadata import fingerprint
 from keras_qat.tflite.write import write_graph
+from keras_qat.untrained import warn_if_untrained
 from keras_qat.version import __version__
 
 __all__ = ["export_tflite"]
@@ -71,6 +73,7 @@ def export_tflite(
     if wide and pack_int4:
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
     check_exportable(model)
+    warn_if_untrained(model)
     target = None if path is None else check_writable(path)
     graph = resolve(model, input_range=input_range)
     _warn_of_rounding(graph)
@@ -81,7 +84,11 @@ def export_tflite(
             f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
         )
-    about = {"version": __version__, "recipe": None if recipe is None else recipe.to_config()}
+    about = {
+        "version": __version__,
+        "recipe": None if recipe is None else recipe.to_config(),
+        "fingerprint": fingerprint(model),
+    }
     contents = builder.finish(inputs, outputs, keras_qat=about)
     if target is not None:
         with replacing(target) as scratch:

@@ -95,6 +95,14 @@ class ActivationQuantizer:
             return True
         return maximum > minimum
 
+    @property
+    def has_only_begun(self) -> bool:
+        """Whether its range is still the one that the recipe begins with."""
+        if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
+            return False
+        counters = [observer.counter for observer in self.observers]
+        return all(each is not None and each.numpy() == 0 for each in counters)
+
     def is_calibrated(self) -> Any:
         """Whether it has a range."""
         return self.has_range(*self.observe(None, training=False))

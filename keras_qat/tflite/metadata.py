@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
 from typing import Any
 
+import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.keras2 import graph as graph_lib
 from keras_qat.tflite.objects import contents_of
 
-__all__ = ["read_metadata"]
+__all__ = ["fingerprint", "read_metadata"]
+
+
+def fingerprint(model: Any) -> dict[str, str]:
+    """What tells whether a file is of a model as it is now: digests of its weights and ranges.
+
+    They do not depend on names, on the order of the weights, or on counters of training steps.
+
+    Returns:
+        `weights`, a digest of the numbers, and `shapes`, one of their shapes alone.
+    """
+    arrays = [
+        np.asarray(weight.value())
+        for weight in graph_lib.weights_in_order(model)
+        if weight.dtype.is_floating
+    ]
+    shapes = [repr(array.shape).encode() for array in arrays]
+    numbers = [
+        _digest(shape, np.ascontiguousarray(array))
+        for shape, array in zip(shapes, arrays, strict=True)
+    ]
+    return {
+        "weights": _digest(*sorted(numbers)).hex(),
+        "shapes": _digest(*sorted(shapes)).hex(),
+    }
+
+
+def _digest(*parts: Any) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part)
+    return found.digest()
 
 
 def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
@@ -21,8 +55,9 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         tflite: path or contents of the file.
 
     Returns:
-        A dict with `version`, that of keras_qat, and `recipe`, the recipe as JSON data:
-        `Recipe.from_config` makes a recipe of it.
+        A dict with `version`, that of keras_qat, `recipe`, the recipe as JSON data, of which
+        `Recipe.from_config` makes a recipe, and `fingerprint`, by which `verify` tells whether
+        the file is of a model as it is now.
 
     Raises:
         ValueError: if it is no TFLite file, a damaged one, or not one that `export_tflite` wrote.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import warnings
 from typing import Any
 
 from keras_qat.data import arrays_of
@@ -10,6 +12,8 @@ from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.schedule import check_process, check_quantized
 from keras_qat.tflite.objects import contents_of
+from keras_qat.untrained import untrained
+from keras_qat.verify.doubts import doubts
 from keras_qat.verify.layers import compare_layers
 from keras_qat.verify.outputs import check_match, compare_outputs
 from keras_qat.verify.report import Agreement, OutputReport, Report, TensorReport
@@ -43,7 +47,9 @@ def verify(
         batch_size: how many examples to run at a time.
 
     Returns:
-        A report that prints as a table, and draws itself with `plot`.
+        A report that prints as a table, and draws itself with `plot`. Its `notes` say, as warnings
+        do, what makes them differ before any rounding does: a model in which quantization has not
+        begun, a file of other weights or of another model, inputs beyond the ranges.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or not one of this model, or
@@ -57,8 +63,12 @@ def verify(
     file = TFLiteModel(tflite, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
+    notes = (*untrained(model), *doubts(model, file, contents_of(tflite), inputs))
+    for note in notes:
+        warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
     outputs = tuple(compare_outputs(model, file, inputs, batch_size))
     if not per_layer:
-        return Report(examples, kernels, outputs)
-    return compare_layers(model, contents_of(tflite), inputs, kernels, batch_size, outputs)
+        return Report(examples, kernels, outputs, notes=notes)
+    report = compare_layers(model, contents_of(tflite), inputs, kernels, batch_size, outputs)
+    return dataclasses.replace(report, notes=notes)

@@ -110,6 +110,7 @@ class Report:
             together with the next, or the same tensor is another layer's. If there are many, the
             file is of another model.
         float_operations: layer -> what the file computes there in float.
+        notes: why model and file may differ whatever the arithmetic is, a sentence each.
     """
 
     examples: int
@@ -118,6 +119,7 @@ class Report:
     tensors: tuple[TensorReport, ...] = ()
     merged: tuple[str, ...] = ()
     float_operations: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def identical(self) -> float:
@@ -185,7 +187,8 @@ class Report:
                 f"{each.name} ({_kernels(each)})" for each in self.unexplained
             ],
         }
-        return [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
+        found = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
+        return [*self.notes, *found]
 
     def table(self, width: int = 80) -> str:
         """The report as text of at least 80 columns: more are given to the layers' names."""
@@ -207,6 +210,8 @@ class Report:
                 lines += _wrapped(f"Merged into others in the file: {_some(self.merged)}.", width)
             for sentence in self.findings() or ["Every layer computes what was trained."]:
                 lines += _wrapped(sentence, width)
+        else:
+            lines += [line for note in self.notes for line in _wrapped(note, width)]
         return "\n".join(lines)
 
     def _tensor_lines(self, width: int) -> Iterable[str]:

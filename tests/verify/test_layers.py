@@ -185,7 +185,8 @@ def test_notices_other_ranges(exported):
         if weight.name.split("/")[-1].startswith("output_max:")
     ]
     maximum.assign(1.5 * maximum)
-    report = keras_qat.verify(other, exported.tflite, exported.x, per_layer=True)
+    with pytest.warns(UserWarning, match="other weights or ranges"):
+        report = keras_qat.verify(other, exported.tflite, exported.x, per_layer=True)
     assert [each.name for each in report.other_ranges] == ["project"]
     assert any("ranges" in each and "project" in each for each in report.findings())
     found = row(report, "project")
@@ -203,7 +204,10 @@ def test_notices_a_file_of_another_model_with_the_same_ends(exported):
         ]
     )
     file = keras_qat.export_tflite(observe(keras_qat.quantize_model(model), exported.x))
-    with pytest.raises(ValueError, match=r"another model: it computes quant_another_conv"):
+    with (
+        pytest.warns(UserWarning, match="another model than 'residual'"),
+        pytest.raises(ValueError, match=r"another model: it computes quant_another_conv"),
+    ):
         keras_qat.verify(exported.model, file, exported.x, per_layer=True)
 
 

@@ -1,0 +1,179 @@
+"""Files of models in which quantization never began, and files of another model: they are told."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.callbacks import QuantDelay
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe, scramble, train
+from tests.networks.small import residual_net, tiny_net
+
+X = images(64, (6, 6, 2))
+
+
+def quantized(recipe="int8"):
+    return keras_qat.quantize_model(scramble(tiny_net()), recipe)
+
+
+def test_delay_that_training_did_not_reach(tmp_path):
+    qat = train(quantized(), X, steps=4, callbacks=[QuantDelay(6)])
+    message = r"'tiny' .* begins at training step 6, and 4 are done.*set_quantization"
+    for export in (keras_qat.export_tflite, keras_qat.export_saved_model):
+        with pytest.warns(UserWarning, match=message):
+            export(qat, tmp_path / export.__name__)
+    with pytest.warns(UserWarning, match=message):
+        report = keras_qat.verify(qat, tmp_path / "export_tflite", X)
+    assert report.identical < 0.6
+    (note,) = report.notes
+    assert note in report.findings()
+    assert "4 are done" in str(report)
+    assert report.to_dict()["notes"] == (note,)
+    train(qat, X, steps=2, callbacks=[QuantDelay(6)])
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)  # A warning would be an error.
+    assert report.identical == 1
+    assert not report.notes
+
+
+def test_delay_of_a_layer_that_is_called_twice_is_told_in_training_steps():
+    shared = keras.layers.Dense(4, name="shared")
+    x = keras.Input((4,))
+    model = keras.Model(x, keras.layers.Dense(3)(shared(keras.layers.ReLU()(shared(x)))))
+    qat = keras_qat.quantize_model(model)
+    train(qat, images(16, (4,)), steps=3, callbacks=[QuantDelay(7)])
+    with pytest.warns(UserWarning, match="step 7, and 3 are done"):
+        keras_qat.export_tflite(qat)
+
+
+def test_quantization_that_was_switched_off():
+    qat = train(quantized(), X)
+    keras_qat.set_quantization(qat, False)
+    with pytest.warns(UserWarning, match=r"switched off.*set_quantization"):
+        contents = keras_qat.export_tflite(qat)
+    keras_qat.set_quantization(qat)
+    assert keras_qat.export_tflite(qat) == contents
+
+
+def test_restored_weights_from_before_quantization():
+    qat = train(quantized(), X, steps=4, callbacks=[QuantDelay(6)])
+    best = qat.get_weights()
+    train(qat, X, steps=4, callbacks=[QuantDelay(6)])
+    qat.set_weights(best)
+    with pytest.warns(UserWarning, match="4 are done"):
+        keras_qat.export_tflite(qat)
+
+
+def test_calibration_is_enough():
+    qat = quantized()
+    keras_qat.calibrate(qat, X)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)
+    assert not report.notes
+
+
+def test_ranges_that_a_recipe_begins_with():
+    qat = quantized("contrib")
+    with pytest.warns(UserWarning, match=r"2 quantizers .* no data .*0 to 6.*calibrate"):
+        keras_qat.export_tflite(qat, input_range=(-3, 3))
+    keras_qat.calibrate(qat, X)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The weights of")
+        keras_qat.export_tflite(qat, input_range=(-3, 3))
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_file_is_older_than_the_model(per_layer):
+    qat = train(quantized(), X)
+    contents = keras_qat.export_tflite(qat)
+    before = qat.get_weights()
+    train(qat, X, rate=0.5)
+    message = r"other weights or ranges.*Export it again"
+    with pytest.warns(UserWarning, match=message):
+        report = keras_qat.verify(qat, contents, X, per_layer=per_layer)
+    assert message.split(".")[0] in report.findings()[0]
+    qat.set_weights(before)
+    assert not keras_qat.verify(qat, contents, X, per_layer=per_layer).notes
+
+
+def test_file_of_another_model():
+    qat, other = train(quantized(), X), keras_qat.quantize_model(_wider())
+    contents = keras_qat.export_tflite(observe(other, X))
+    with pytest.warns(UserWarning, match="another model"):
+        report = keras_qat.verify(qat, contents, X)
+    assert "another model" in report.notes[0]
+
+
+def _wider():
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2), name="image"),
+            keras.layers.Conv2D(5, 3, name="conv"),
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(3, name="logits"),
+        ]
+    )
+    return scramble(model)
+
+
+@pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5"])
+def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
+    qat = train(quantized(), X)
+    contents = keras_qat.export_tflite(qat)
+    path = tmp_path / f"model{ending}"
+    if ending == ".weights.h5":
+        qat.save_weights(path)
+        again = keras_qat.quantize_model(tiny_net())
+        again.load_weights(path)
+    else:
+        qat.save(path)
+        again = keras.models.load_model(path)
+    again.trainable = False
+    assert not keras_qat.verify(again, contents, X).notes
+    assert keras_qat.export_tflite(again) == contents
+
+
+def test_evaluating_a_model_changes_nothing():
+    qat = train(keras_qat.quantize_model(residual_net()), images(32, (8, 8, 1)))
+    contents = keras_qat.export_tflite(qat)
+    x = images(8, (8, 8, 1))
+    qat.predict(x, verbose=0)
+    qat(x, training=False)
+    keras_qat.freeze_batch_norm(qat)
+    assert not keras_qat.verify(qat, contents, x).notes
+
+
+def test_file_without_a_fingerprint():
+    """Those of earlier versions, and what other programs have written."""
+    qat = train(quantized(), X)
+    contents = keras_qat.export_tflite(qat).replace(b'"fingerprint"', b'"fingerprinT"')
+    train(qat, X)
+    assert not keras_qat.verify(qat, contents, X).notes
+
+
+def test_inputs_of_another_scale():
+    qat = train(quantized(), X)
+    contents = keras_qat.export_tflite(qat)
+    with pytest.warns(UserWarning, match=r"99% of the numbers .* 'image' lie beyond its range"):
+        report = keras_qat.verify(qat, contents, 255 * X)
+    assert "'image'" in report.notes[0]
+    assert not keras_qat.verify(qat, contents, np.float32(1.2) * X).notes
+
+
+def test_part_of_a_model():
+    qat = train(quantized(), X, callbacks=[QuantDelay(99)])
+    part = keras.Model(qat.input, qat.get_layer("quant_conv").output)
+    with pytest.warns(UserWarning, match="step 99, and 4 are done"):
+        contents = keras_qat.export_tflite(part)
+    assert tf.lite.Interpreter(model_content=contents)
+
+
+def test_recipe_with_a_delay():
+    qat = keras_qat.quantize_model(tiny_net(), recipes.contrib(4, quant_delay=50))
+    train(qat, X)
+    with pytest.warns(UserWarning, match="step 50, and 4 are done"):
+        keras_qat.export_tflite(qat)
