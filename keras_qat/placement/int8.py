@@ -209,7 +209,7 @@ class Int8Placement:
         for each in found:
             makers = [value.producer and op_of(value.producer) for value in each.observed]
             if isinstance(each.spec, QuantSpec) and set(makers) == {WEIGHT_TENSOR}:
-                each.spec = dataclasses.replace(each.spec, observer="last_value")
+                each.spec = dataclasses.replace(each.spec, ema_decay=0.0)  # As they are.
         return found
 
 

@@ -13,7 +13,16 @@ import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.sums import RECENT
 from tests.helpers import images
-from tests.networks.custom import CLOSED, OPENED, DropPath, Net, OwnConv, OwnNorm, Steep
+from tests.networks.custom import (
+    CLOSED,
+    OPENED,
+    ChannelAffine,
+    DropPath,
+    Net,
+    OwnConv,
+    OwnNorm,
+    Steep,
+)
 
 layers = keras.layers
 
@@ -110,6 +119,14 @@ def test_what_is_not_opened_says_why(name):
     said = f"(?s)compute in float.*{model.layers[-1].name}: .*{reason}"
     with pytest.warns(UserWarning, match=said):
         keras_qat.quantize_model(model)
+
+
+def test_weights_that_are_zero_have_a_range():
+    """As biases are that the loss does not depend on."""
+    x = keras.Input(SHAPE)
+    qat = quantized(keras.Model(x, ChannelAffine()(x)))
+    keras_qat.calibrate(qat, images(32))
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), images(32)).identical == 1
 
 
 def test_overrides_say_what_is_opened():

@@ -236,7 +236,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "positions": lambda x: PositionEmbedding()(x),
     "a class token": lambda x: ClassToken()(layers.Reshape((64, 4))(x)),
     "a copy for each example": lambda x: ManyTokens()(conv(x)),
-    "a dropout": lambda x: FixedDropout(0.2, noise_shape=(None, 1, 1, None))(conv(x)),
+    "a dropout": lambda x: FixedDropout(0.01, noise_shape=(None, 1, 1, 1))(conv(x)),
     "a block": lambda x: Block(4)(x),
     "a block of blocks": lambda x: Stage(4)(x),
     "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),
