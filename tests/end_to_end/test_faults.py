@@ -145,6 +145,31 @@ def test_sizes_far_from_one(what, size):
     check(model, x)
 
 
+SAYING_NOTHING = {"zeros": 0.0, "denormal": 1e-40}
+
+
+@pytest.mark.parametrize("kind", [*SAYING_NOTHING, "constant"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4_weights", "int16x8"))],
+)
+def test_inputs_that_say_nothing(kind, recipe):
+    model = model_of(lambda x: layers.BatchNormalization()(layers.Conv2D(4, 3)(x)))
+    x = np.ones_like(inputs_of(model)) * np.float32(SAYING_NOTHING.get(kind, 3.0))
+    check(model, x, recipe)
+
+
+def test_batches_of_one_example():
+    model = model_of(lambda x: layers.BatchNormalization()(layers.Dense(3)(x)), (6,))
+    x = images(5, (6,))
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mse")
+    qat.fit(x, x[:, :3], batch_size=1, verbose=0)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x[:1], batch_size=1).identical == 1
+    assert_identical(qat, x[:1], "xnnpack", contents)
+
+
 def test_tensors_without_elements():
     """TFLite's converter ended the process."""
     model = model_of(lambda x: layers.Concatenate()([layers.Dense(0)(x), x]), (6,))
@@ -157,8 +182,14 @@ def test_gelu_in_16_bits():
     check(model_of(lambda x: layers.Activation("gelu")(layers.Dense(4)(x)), (6,)), recipe="int16x8")
 
 
-def test_a_clip_in_16_bits():
-    check(model_of(lambda x: tf.clip_by_value(x, -1.0, 1.0), (6,)), recipe="int16x8")
+@pytest.mark.parametrize(
+    "build",
+    [lambda x: tf.clip_by_value(x, -1.0, 1.0), lambda x: x * tf.nn.relu6(x + 3) / 6],
+    ids=["clip", "hard_swish"],
+)
+def test_whole_models_of_16_bits(build):
+    """The model's clip was not the file's."""
+    check(model_of(build, (6,)), images(512, (6,)), recipe="int16x8")
 
 
 def test_a_table_in_16_bits():
