@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.data import batches
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import one_at_a_time, swapped
+from keras_qat.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.keras2.graph import Call
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import ScheduledLayer
@@ -79,9 +79,7 @@ def _observing(model: Any) -> Callable[[list[np.ndarray]], None]:
     def step(*inputs: Any) -> None:
         graph_lib.evaluate(graph, list(inputs), _observe)
 
-    @tf.function(autograph=False, input_signature=specs)
-    def observe(*inputs: Any) -> None:
-        strategy.run(step, inputs)
+    observe = traced(lambda *inputs: strategy.run(step, inputs), input_signature=specs)
 
     def convert(array: np.ndarray, spec: Any) -> Any:
         return tf.constant(np.asarray(array, spec.dtype.as_numpy_dtype))

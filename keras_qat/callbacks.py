@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.keras2.backend import keras
+from keras_qat.keras2.readable import is_graph_model
 from keras_qat.schedule import schedule
 
 __all__ = ["FreezeBatchNorm", "QuantDelay"]
@@ -18,14 +19,22 @@ __all__ = ["FreezeBatchNorm", "QuantDelay"]
 class _Threshold(keras.callbacks.Callback):
     threshold: str
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, model: Any = None) -> None:
         super().__init__()
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise ValueError(f"steps={steps!r}: give a whole number of training steps, 0 or more.")
-        self.steps = steps
+        self.steps, self.within = steps, model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        schedule(self.model, **{self.threshold: self.steps})
+        model = self.model if self.within is None else self.within
+        if isinstance(model, keras.Model) and not is_graph_model(model):
+            name = type(self).__name__
+            raise ValueError(
+                f"{type(model).__name__} '{model.name}' trains other models, and {name} does not "
+                f"know which of them it is for. Say so: {name}({self.steps}, model=qat), with the "
+                f"model that quantize_model returned."
+            )
+        schedule(model, **{self.threshold: self.steps})
 
 
 class QuantDelay(_Threshold):
@@ -36,9 +45,12 @@ class QuantDelay(_Threshold):
 
     Args:
         steps: the first step that is quantized, in training steps (batches). 0 and 1 mean all.
+        model: the quantization-aware model, where another one that calls it is trained: one with a
+            `train_step` of its own, for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
+        ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
+            trains others and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.QuantDelay(2_000)])
@@ -57,9 +69,10 @@ class FreezeBatchNorm(_Threshold):
 
     Args:
         steps: the first step that is frozen, in training steps (batches), counted from 1.
+        model: as for `QuantDelay`.
 
     Raises:
-        ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
+        ValueError: as for `QuantDelay`.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])

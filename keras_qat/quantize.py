@@ -22,7 +22,7 @@ from keras_qat.recipes import get as get_recipe
 from keras_qat.replicas import strategy_scope
 from keras_qat.rewrite import PREFIX, QuantizedModel, rewrite
 from keras_qat.schedule import is_quantized, scheduled_layers
-from keras_qat.scope import Scope
+from keras_qat.scope import Scope, check_scope
 from keras_qat.specs import FixedSpec, QuantSpec
 
 __all__ = ["Quantizer", "activation_quantizers", "plan", "quantize_model", "quantizers"]
@@ -64,8 +64,8 @@ def quantize_model(
 
     Raises:
         ValueError: if the model cannot be read, trains in its own way, is quantized with another
-            recipe, has tensors without elements or numbers in float64, the scope matches no layer,
-            `strict` and a layer stays in float, or there are no such kernels.
+            recipe, has tensors without elements or numbers in float64, an entry of the scope
+            matches no layer, `strict` and a layer stays in float, or there are no such kernels.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -130,6 +130,7 @@ def plan(
         read = graph_lib.read(model)
         check_precision(read)
         graph = lowered(read, recipe)
+    check_scope(scope, [*read.calls, *read.aside, *graph.calls], model.input_names)
     return place(graph, recipe, scope)
 
 

@@ -36,6 +36,12 @@ class Override:
     open: bool | None = None
 
     def __post_init__(self) -> None:
+        settings = (self.weight_bits, self.activation_bits, self.quantize, self.open)
+        if all(each is None for each in settings):
+            raise ValueError(
+                f"override({self.layers!r}) changes nothing. Say what differs for these layers: "
+                f"weight_bits=, activation_bits=, quantize=False or open=False."
+            )
         for bits in (self.weight_bits, self.activation_bits):
             if bits is not None:
                 specs.check_bits(bits)

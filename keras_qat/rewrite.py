@@ -30,6 +30,7 @@ from keras_qat.keras2.graph import (
     clone,
     config_of,
     layers_in,
+    name_outputs,
     rebuild,
     values_in,
 )
@@ -182,7 +183,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
-        model.output_names = output_names
+        name_outputs(model, output_names)
         if not isinstance(float_layers, dict):  # The first version's, without reasons.
             float_layers = dict.fromkeys(float_layers, "left in float")
         for name, reason in float_layers.items():
@@ -220,7 +221,7 @@ def rewrite(plan: Plan) -> QuantizedModel:
     with shapes_only(), observed_alike():
         model = rebuild(graph, QuantizedModel)
     model.keep_recipe(plan.recipe)
-    model.output_names = graph.output_names
+    name_outputs(model, graph.output_names)
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(tf.cast(old, new.dtype))

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_qat.keras2.graph import Call
 
-__all__ = ["Scope", "matcher"]
+__all__ = ["Scope", "check_scope", "matcher"]
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
 """A layer's name; if no layer has it, the beginning of names, up to a `_`, `/`, `.` or `-`; a
 pattern with `*`; a class name; a list of those; or a function that takes a layer."""
+
+
+def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:
+    """Raises a `ValueError` if an entry of a list matches no layer: it may be mistyped.
+
+    Args:
+        scope: what a user gave.
+        calls: those of the model as it was read, where each layer is still there.
+        inputs: names of the model's inputs, which may stand in a list of all layers' names.
+    """
+    if scope is None or isinstance(scope, str) or callable(scope):
+        return
+    names, known = {call.origin for call in calls}, set(inputs)
+    missing = [
+        pattern
+        for pattern in scope
+        if isinstance(pattern, str)
+        and pattern not in known
+        and not any(_matches(call, pattern, pattern in names) for call in calls)
+    ]
+    if missing:
+        raise ValueError(_no_match(missing, calls))
+
+
+def _no_match(patterns: Any, calls: list[Call]) -> str:
+    """Says which layers there are, first those that may have been meant."""
+    shown = list(dict.fromkeys(call.origin for call in calls))
+    words = [*shown, *dict.fromkeys(type(call.source).__name__ for call in calls)]
+    near = [
+        found
+        for pattern in patterns
+        if isinstance(pattern, str)
+        for found in difflib.get_close_matches(pattern, words, n=1)
+    ]
+    given = ", ".join(repr(each) for each in patterns) or "An empty scope"
+    meant = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+    listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
+    return f"{given} matches no layer.{meant} The layers are: {listed}"
 
 
 def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
@@ -33,9 +72,7 @@ def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
         )
 
     if not any(matches(call) for call in calls):
-        shown = list(dict.fromkeys(call.origin for call in calls))
-        listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
-        raise ValueError(f"{scope!r} matches no layer. The layers are: {listed}")
+        raise ValueError(_no_match(patterns, calls))
     return matches
 
 

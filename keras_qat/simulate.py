@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,19 @@ class Codes:
     def values(self) -> np.ndarray:
         """The real values, float32."""
         return self.params.dequantize(self.codes)
+
+
+class _ByName(dict[str, Any]):
+    """Tensors by name; says which there are if one is asked for that is not."""
+
+    def __missing__(self, name: Any) -> Any:
+        near = difflib.get_close_matches(str(name), self, n=3)
+        shown = near or list(self)[:8]
+        more = ", ..." if len(self) > len(shown) else ""
+        raise KeyError(
+            f"There is no tensor {name!r} here. {'Near it' if near else 'There'} are: "
+            f"{', '.join(shown)}{more}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +129,8 @@ def simulate(
     in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
     return Simulation(
         kernels,
-        {name: _joined(parts, graph.outputs[name]) for name, parts in outputs.items()},
-        {label: _joined(parts, labels[label]) for label, parts in inside.items()},
+        _ByName({name: _joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
+        _ByName({label: _joined(parts, labels[label]) for label, parts in inside.items()}),
         tuple(dict.fromkeys(in_float)),
     )
 

@@ -1,6 +1,7 @@
 """Saving and loading in every format; loading happens in a fresh process.
 
-That process imports keras_qat and loads the file: no scope, no custom objects.
+That process imports keras_qat and loads the file: no scope, no custom objects. For a `.keras` file
+it does not even import keras_qat.
 """
 
 from __future__ import annotations
@@ -25,11 +26,21 @@ def ranges(model):
     ])
 """
 
+IMPORTS = {
+    "keras_qat": "from keras_qat import keras",
+    "keras": "import tf_keras as keras"
+    if keras.__name__ == "tf_keras"
+    else "from tensorflow import keras",
+}
+
 IN_FRESH_PROCESS = """
-import keras_qat
-from keras_qat.keras2.backend import keras
-{ranges}
+import sys
+{imports}
+assert ("keras_qat" in sys.modules) == ("keras_qat" in {imports!r})
 model = keras.models.load_model({path!r})
+import keras_qat
+assert type(model) is sys.modules["keras_qat.rewrite"].QuantizedModel
+{ranges}
 outputs, before = model.predict(arrays["x"], verbose=0), ranges(model)
 frozen = [layer.trainable for layer in model.layers]
 model.fit(arrays["x"][:32], arrays["labels"], batch_size=8, shuffle=False, verbose=0)
@@ -57,7 +68,9 @@ def test_fresh_process_goes_on_where_training_was(kind, tmp_path, fresh_process)
     qat = trained()
     path = str(tmp_path / kind)
     qat.save(path)
-    found = fresh_process(IN_FRESH_PROCESS.format(ranges=RANGES, path=path), x=X, labels=LABELS)
+    imports = IMPORTS["keras" if kind == "qat.keras" else "keras_qat"]
+    program = IN_FRESH_PROCESS.format(ranges=RANGES, path=path, imports=imports)
+    found = fresh_process(program, x=X, labels=LABELS)
     outputs, before = qat.predict(X, verbose=0).ravel(), ranges(qat)
     flags = [layer.trainable for layer in qat.layers]
     qat.fit(X[:32], LABELS, batch_size=8, shuffle=False, verbose=0)

@@ -40,6 +40,8 @@ __all__ = [
     "steps_per_execution",
     "swapped",
     "takes_mask",
+    "traced",
+    "without_warnings",
 ]
 
 
@@ -302,6 +304,18 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
 
     outputs = tf.nest.map_structure(lambda each: each.type_spec, model.output)
     tf.function(measure).get_concrete_function(targets, outputs, weights)
+
+
+def traced(function: Callable[..., Any], **options: Any) -> Any:
+    """A `tf.function` of one model, so that TensorFlow has no need to warn of many."""
+    return without_warnings(tf.function(function, autograph=False, **options))
+
+
+def without_warnings(function: Any) -> Any:
+    """A `tf.function` that is made anew for each model or phase: no fault of its caller's."""
+    if hasattr(function, "_omit_frequent_tracing_warning"):
+        function._omit_frequent_tracing_warning = True
+    return function
 
 
 _Given = ParamSpec("_Given")

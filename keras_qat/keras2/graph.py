@@ -29,6 +29,7 @@ __all__ = [
     "config_of",
     "flat_inputs",
     "layers_in",
+    "name_outputs",
     "nested_inputs",
     "nested_outputs",
     "read",
@@ -184,6 +185,11 @@ def read(model: Any) -> Graph:
 
     def new_value(tensor: Any, name: str) -> Value:
         masked = backend.mask_of(tensor) is not None
+        if tensor.shape.rank is None:
+            raise ValueError(
+                f"Layer '{name}' of '{model.name}' gives a tensor of which not even the number of "
+                f"axes is known. Say its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
+            )
         return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
 
     def value_of(leaf: Any) -> Any:
@@ -357,6 +363,11 @@ def clone(layer: Any, **changes: Any) -> Any:
 def rename(layer: Any, name: str) -> None:
     """Gives a layer that is in no model another name."""
     layer._name = name
+
+
+def name_outputs(model: Any, names: list[str]) -> None:
+    """Names a model's outputs, past Keras, which would track the list among its layers."""
+    object.__setattr__(model, "output_names", list(names))
 
 
 def class_path(layer: Any) -> str:

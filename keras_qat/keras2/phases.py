@@ -56,7 +56,7 @@ class PhasedModel:
             if not functions and name != "predict":
                 backend.make_training_variables(self, iterator, training=name == "train")
             if phase not in functions:
-                functions[phase] = make(force=True)
+                functions[phase] = backend.without_warnings(make(force=True))
                 setattr(self, attribute, function)
             if name != "train" and self._settled_at != look.steps:
                 self.settle(phase)
@@ -90,12 +90,12 @@ class PhaseFinder:
         self._has_layers = bool(layers)
         self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
 
-        @tf.function(autograph=False)
+        @backend.traced
         def counters() -> Any:
             names = ("step", "quantize_from", "freeze_from")
             return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
 
-        @tf.function(autograph=False)
+        @backend.traced
         def all_calibrated() -> Any:
             calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
             return tf.reduce_all(tf.stack([True, *calibrated]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -61,7 +62,28 @@ _REGISTERED: dict[type, Registered] = {}
 def match(call: Call) -> Match:
     """The operator of a call with its attributes, or why there is none."""
     registered = _REGISTERED.get(type(call.layer))
-    return registered.match(call) if registered else _first(_candidates(call), call)
+    if registered is None:
+        return _first(_candidates(call), call)
+    _check_weights(call.layer, registered.weights)
+    return registered.match(call)
+
+
+def _check_weights(layer: Any, paths: tuple[str, ...]) -> None:
+    """Raises a `ValueError` if a layer has no weights where they were registered."""
+    for path in paths:
+        try:
+            operator.attrgetter(path)(layer)
+        except AttributeError as error:
+            there = [
+                name
+                for name, each in vars(layer).items()
+                if any(each is weight for weight in layer.weights)
+            ]
+            raise ValueError(
+                f"{type(layer).__name__} was registered with weights in the attribute '{path}', "
+                f"which layer '{layer.name}' does not have. Its attributes with weights are: "
+                f"{', '.join(there) or 'none'}."
+            ) from error
 
 
 def _candidates(call: Call) -> list[Op]:
@@ -203,6 +225,16 @@ def with_attributes(
         )
 
     if callable(given):
-        return dataclasses.replace(op, attributes=lambda call: checked(given(call.layer)))
+
+        def read(call: Call) -> Attributes:
+            try:
+                return checked(given(call.layer))
+            except AttributeError as error:
+                raise ValueError(
+                    f"{layer_class.__name__} was registered as {op.name} with attributes that "
+                    f"cannot be read from layer '{call.layer.name}': {error}."
+                ) from error
+
+        return dataclasses.replace(op, attributes=read)
     fixed = checked(given)
     return dataclasses.replace(op, attributes=lambda call: fixed)

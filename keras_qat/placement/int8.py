@@ -123,8 +123,9 @@ class Int8Placement:
         if any(isinstance(each.layer, _Embedding) for each in self.consumers[value]):
             return None, "indices"
         if call is None or op is None:
-            reason = self.float_layers[call.name] if call else "input of the model"
-            return (own if self.is_read_by_int8(value) else None), reason
+            if call is None:
+                return (own if self.is_read_by_int8(value) else None), "input of the model"
+            return self.decide_in_float(value, own, self.float_layers[call.name])
         group = self.group_of.get(call)
         if group and value is not group.output:
             return None, f"inside {group.kernel.name}"
@@ -148,6 +149,14 @@ class Int8Placement:
         if isinstance(output, OwnRange) and output.non_negative:
             own = dataclasses.replace(own, lower_bound=0.0)
         return own, f"output of {op.name}"
+
+    def decide_in_float(self, value: Value, own: Spec, reason: str) -> tuple[Spec | None, str]:
+        """What a call in float gives: quantized for the sake of what comes next, or not at all."""
+        if not self.is_read_by_int8(value):
+            return None, reason
+        readers = [each.name for each in self.consumers[value] if self.op(each)]
+        role = f"input of {readers[0]}" if readers else "output of the model"
+        return own, f"{role}; {reason}"
 
     def is_read_by_int8(self, value: Value) -> bool:
         """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""

@@ -50,8 +50,8 @@ class Inference:
         self.with_losses += self.graph.aside
         self.read_by_losses = self._read_by_losses()
         self.settled = Settled(model, self.graph, self._tensors)
-        self.traced = tf.function(self._infer_settled, autograph=False, reduce_retracing=True)
-        self.traced_whole = tf.function(self._infer, autograph=False, reduce_retracing=True)
+        self.traced = backend.traced(self._infer_settled, reduce_retracing=True)
+        self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
 
     def settle(self) -> None:
         """Takes ranges and weights as they are now, for all graphs in a phase that is known."""

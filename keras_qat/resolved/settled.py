@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.keras2.backend import traced as traced_for
 from keras_qat.keras2.graph import Graph, values_in
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
@@ -37,7 +38,7 @@ class Settled:
         self._weights: list[Any] = []
         """The values of the model's weights in the last `refresh`."""
         # In a function, as reading them one by one takes ten times as long.
-        self._read = tf.function(lambda: [each.value() for each in model.weights], autograph=False)
+        self._read = traced_for(lambda: [each.value() for each in model.weights])
 
     def refresh(self) -> None:
         """Takes ranges and weights as they are now."""
@@ -88,7 +89,7 @@ class Settled:
             packs = [[next(values) for _ in pack] for pack in self._packs]
             return [tf.stack(pack) if len(pack) > 1 else pack[0] for pack in packs]
 
-        self._derive = tf.function(derive, input_signature=specs, autograph=False)
+        self._derive = traced_for(derive, input_signature=specs)
 
     def _imported(self, known: dict[str, Any], wanted: list[str]) -> list[Any]:
         """Tensors of the traced graph, computed from others of its tensors where this is called."""

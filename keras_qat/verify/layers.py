@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
 from keras_qat.keras2 import graph as graph_lib
+from keras_qat.keras2.backend import traced
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, QuantizeWrapper
@@ -121,7 +122,7 @@ def _evaluator(
 ) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
     """A function from inputs to the wanted tensors, layer by layer with `compute`."""
 
-    @tf.function(autograph=False)
+    @traced
     def tensors(*inputs: Any) -> list[Any]:
         found = dict(zip(values_in(graph.inputs), inputs, strict=True))
 

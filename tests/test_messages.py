@@ -1,0 +1,179 @@
+"""Mistakes of users, and what they are told: which layer, what happened, what to do."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
+from keras_qat.keras2.backend import keras, traced
+from tests.helpers import images, observe, train
+from tests.networks.small import functional, layers, residual_net, tiny_net
+
+pytestmark = pytest.mark.legacy
+X = images(16, (6, 6, 2))
+
+
+@pytest.mark.parametrize(
+    ("scope", "message"),
+    [
+        (["conv", "logitss"], r"'logitss' matches no layer. Did you mean 'logits'\? .*conv, bn"),
+        (("conv2", "Dens"), r"'conv2', 'Dens' matches no layer. Did you mean 'conv', 'Dense'\?"),
+        (["conv", "head*"], r"'head\*' matches no layer. The layers are: conv"),
+    ],
+)
+def test_typing_errors_in_a_scope(scope, message):
+    for verb in (keras_qat.plan, keras_qat.quantize_model):
+        with pytest.raises(ValueError, match=message):
+            verb(tiny_net(), scope=scope)
+
+
+@pytest.mark.parametrize("build", [tiny_net, residual_net])
+def test_all_names_are_a_scope(build):
+    """Also those of inputs, and of layers that others take in."""
+    model = build()
+    plan = keras_qat.plan(model, scope=[each.name for each in model.layers])
+    assert plan.float_layers == keras_qat.plan(model).float_layers
+
+
+def test_why_a_tensor_in_front_of_the_scope_is_quantized():
+    reasons = {row.tensor: row.reason for row in keras_qat.plan(tiny_net(), scope="logits").rows}
+    assert reasons["conv"] == "outside the scope"
+    assert reasons["flatten"] == "input of logits; outside the scope"
+
+
+def test_overrides_without_settings():
+    with pytest.raises(ValueError, match=r"override\('Dense'\) changes nothing.*quantize=False"):
+        recipes.int8().override("Dense")
+
+
+class Mine(layers.Layer):
+    """A dense layer."""
+
+    def build(self, shape):
+        self.weight = self.add_weight("kernel", (shape[-1], 3))
+
+    def call(self, x):
+        return x @ self.weight
+
+
+REGISTERED = {
+    "rule": lambda: keras_qat.register_rule(Mine, weights={"kernel": (-1,)}),
+    "rules": lambda: keras_qat.register_rule(Mine, weights={"weight": (), "kernel": (-1,)}),
+    "operator": lambda: keras_qat.register_op(Mine, "dense", weights={"kernel": (-1,)}),
+}
+
+
+@pytest.mark.parametrize("kind", REGISTERED)
+def test_weights_registered_where_there_are_none(kind):
+    model = functional((4,), build=Mine(name="mine"))
+    message = r"Mine was registered .* 'kernel', which layer 'mine' does not have.*: weight\."
+    with REGISTERED[kind](), pytest.raises(ValueError, match=message):
+        keras_qat.quantize_model(model)
+
+
+def test_attributes_registered_that_are_not_there():
+    model = functional((4,), build=Mine(name="mine"))
+    read = lambda layer: {"axis": layer.dim}  # noqa: E731
+    message = "Mine was registered as softmax .* layer 'mine': .* no attribute 'dim'"
+    with (
+        keras_qat.register_op(Mine, "softmax", attributes=read),
+        pytest.raises(ValueError, match=message),
+    ):
+        keras_qat.plan(model)
+
+
+@pytest.mark.parametrize("verb", [keras_qat.register_op, keras_qat.register_rule])
+def test_registering_an_instance(verb):
+    options = {"op": "softmax"} if verb is keras_qat.register_op else {"kind": "move"}
+    with pytest.raises(ValueError, match="pass Mine, without parentheses"):
+        verb(Mine(), **options)
+
+
+def test_names_of_simulated_tensors():
+    qat = observe(keras_qat.quantize_model(tiny_net()), X)
+    simulated = keras_qat.simulate(qat, X)
+    with pytest.raises(KeyError, match=r"no tensor 'logit' here. Near it are: logits"):
+        simulated.tensors["logit"]
+    with pytest.raises(KeyError, match=r"no tensor 'z' here. There are: logits"):
+        simulated.outputs["z"]
+    assert "logit" not in simulated.tensors
+    assert simulated.tensors.get("logit") is None
+
+
+def test_shapes_that_are_not_known():
+    def unknown(x):
+        return tf.py_function(lambda a: a, [x], tf.float32)
+
+    model = functional((4,), build=lambda x: layers.Lambda(unknown, name="free")(x))
+    with pytest.raises(ValueError, match=r"'free' of .* number of axes .*tf.ensure_shape"):
+        keras_qat.quantize_model(model)
+
+
+def test_losses_and_metrics_that_are_added():
+    """Keras keeps a model's layers in a set, with what else is tracked."""
+    qat = keras_qat.quantize_model(tiny_net())
+    qat.add_metric(tf.reduce_max(qat.output), "largest", aggregation="mean")
+    qat.add_loss(0.1 * tf.reduce_mean(tf.square(qat.output)))
+    train(qat, X)
+    labels = np.zeros(16)
+    found = qat.evaluate(X, labels, verbose=0, return_dict=True, batch_size=16)
+    predicted = qat.predict(X, verbose=0)
+    assert found["largest"] == pytest.approx(predicted.max(), rel=1e-5)
+    plain = float(qat.compiled_loss._losses[0](labels, predicted))
+    assert found["loss"] == pytest.approx(plain + 0.1 * np.mean(predicted**2), rel=1e-4)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
+class Distiller(keras.Model):
+    """Trains a model that it holds."""
+
+    def __init__(self, student):
+        super().__init__(name="distiller")
+        self.student = student
+
+    def call(self, x, training=None):
+        return self.student(x, training=training)
+
+
+@pytest.mark.parametrize(
+    "callback", [QuantDelay, pytest.param(FreezeBatchNorm, marks=pytest.mark.slow)]
+)
+def test_delays_in_a_model_that_trains_others(callback):
+    qat = keras_qat.quantize_model(tiny_net())
+    trainer = Distiller(qat)
+    trainer.compile("sgd", "mse")
+    labels = np.zeros((16, 3))
+    message = rf"Distiller 'distiller' trains other models.*{callback.__name__}\(2, model=qat\)"
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(X, labels, verbose=0, callbacks=[callback(2)])
+    trainer.fit(X, labels, verbose=0, batch_size=4, callbacks=[callback(2, model=qat)])
+    wrapper = qat.get_layer("quant_conv")
+    assert int(getattr(wrapper, callback.threshold)) == 2
+    assert int(wrapper.step) == 4
+
+
+@pytest.mark.slow
+def test_float64_as_the_type_of_keras():
+    """Models are quantized in float32 all the same."""
+    keras.backend.set_floatx("float64")
+    try:
+        model = tiny_net()
+        qat = train(keras_qat.quantize_model(model), X)
+        contents = keras_qat.export_tflite(qat)
+        assert keras_qat.verify(qat, contents, X).identical == 1
+    finally:
+        keras.backend.set_floatx("float32")
+
+
+def test_no_warnings_of_retracing(caplog):
+    """Functions of models are made by `backend.traced`; TensorFlow warns of the fifth one."""
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        for number in range(7):
+            traced(lambda x: x + 1)(tf.constant(number))
+    assert not [each for each in caplog.messages if "retracing" in each]
