@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from keras_qat import specs
 from keras_qat.data import batches
+from keras_qat.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import one_at_a_time, swapped, traced
-from keras_qat.keras2.graph import Call
+from keras_qat.keras2.backend import keras, one_at_a_time, swapped, traced
+from keras_qat.keras2.graph import Call, takes_training
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import ScheduledLayer
-from keras_qat.layers.scheduled import NEVER
-from keras_qat.quantize import quantizers
-from keras_qat.schedule import schedule, scheduled_layers
+from keras_qat.layers.scheduled import NEVER, Phase, assuming
+from keras_qat.range_methods import METHODS
+from keras_qat.schedule import check_quantized, schedule, scheduled_layers
 
-__all__ = ["calibrate"]
+__all__ = ["EXAMPLES_PER_BATCH", "calibrate"]
+
+Method = Literal["minmax", "percentile", "mse", "entropy"]
+
+EXAMPLES_PER_BATCH = 32
+"""How many examples count as a batch where training goes on from ranges of `calibrate`."""
 
 
 @one_at_a_time
 def calibrate(
-    model: Any, dataset: Any, steps: int | None = None, batch_size: int | None = None
+    model: Any,
+    dataset: Any,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    *,
+    method: Method = "minmax",
+    percentile: float = 99.99,
+    reset: bool = True,
+    verbose: int = 0,
 ) -> None:
-    """Observes the ranges of a quantization-aware model on data, without training it.
+    """Sets the ranges of a quantization-aware model from data, without training it.
 
     After this the model can be exported: post-training quantization. Ranges are those of the
-    float model at inference (quantization, dropout and noise are off), observed batch by batch as
-    in training; ranges that training has left go on from there. No other weight changes: not
-    those that train, not BatchNormalization's statistics, not the training step.
+    float model at inference: quantization, dropout and noise are off. They depend neither on the
+    batch size nor on the order of the examples. No other weight changes: not those that train, not
+    BatchNormalization's statistics, not the training step.
 
     Args:
         model: the model.
@@ -40,71 +56,226 @@ def calibrate(
             generator of batches or the function that makes one, a list of images. Labels that come
             along are ignored.
         steps: how many batches to look at; all by default. A dataset that never ends needs it.
-        batch_size: examples per batch of arrays and single examples, 32 by default. The moving
-            average of batches' extremes depends on it: larger batches give wider ranges.
+        batch_size: examples per batch of arrays and single examples, 32 by default.
+        method: what a range is made of. "minmax" takes the extremes, "percentile" all but a
+            share of the numbers at either end, "mse" the range with the smallest mean squared
+            error, "entropy" that with the smallest Kullback-Leibler divergence. What lies
+            beyond a range is cut off. Ranges that a kernel fixes stay as they are.
+        percentile: share of the numbers, in percent, below the upper end, and above the lower one.
+        reset: whether what was observed before, by training or in an earlier call, is forgotten.
+            If not, ranges are averaged with it, each part counting by its number of examples.
+        verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized, the data is not what it takes or none, or a batch
-            holds NaN or infinity.
+        ValueError: if the model is not quantized, there is no such method, the data is not what
+            the model takes or none, or a tensor holds NaN or infinity.
 
     Example:
         >>> qat = keras_qat.quantize_model(model)
-        >>> keras_qat.calibrate(qat, x_train[:512])
+        >>> keras_qat.calibrate(qat, x_train[:512], method="mse")
         >>> keras_qat.export_tflite(qat, "model.tflite")
     """
-    layers = list(scheduled_layers(model))
-    state = [weight for layer in layers for weight in layer.non_trainable_weights]
-    before = [weight.numpy() for weight in state]
-    schedule(model, quantize_from=NEVER, freeze_from=0)
-    done = False
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: use one of {', '.join(map(repr, METHODS))}.")
+    if not 50 < percentile <= 100:
+        raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    found = _Observed(model, counts=method != "minmax")
+    progress = keras.utils.Progbar(steps, verbose=verbose, unit_name="batch")
+    first: list[np.ndarray] = []
+    count = 0
+    for batch in batches(model, dataset, batch_size, steps, finite=True):
+        found.add(batch)
+        first = first or [each[:1] for each in batch]
+        count += 1
+        progress.update(count, finalize=False)
+    progress.update(count, finalize=True)
+    options = {"percent": percentile} if method == "percentile" else {}
+    ranges = found.ranges(lambda histogram, spec: METHODS[method](histogram, spec, **options))
+    _observe_weights(model, first, reset)
+    for observer, ends in ranges.items():
+        _set(observer, ends, found.examples / EXAMPLES_PER_BATCH, reset)
+
+
+class _Watch:
+    """A function that computes a model in float and tells what its quantizers see: traced once.
+
+    Args:
+        model: the model.
+        counts: whether histograms are wanted, and not the extremes alone.
+    """
+
+    def __init__(self, model: Any, counts: bool) -> None:
+        self.layers = list(scheduled_layers(model))
+        self.graph = graph_lib.read(model)
+        self.tensors: list[tuple[Any, int]] = []
+        """A quantizer and a slot of it, as often as it is called."""
+        signature = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in model.inputs]
+
+        def watch(*inputs: Any) -> Any:
+            seen = self._seen(inputs)
+            extremes = [extremes_of(x) for x in seen]
+            return extremes and tf.stack(extremes), [counts_of(x) for x in seen if counts]
+
+        self.watch = traced(watch, input_signature=signature)
+
+    def _seen(self, inputs: Any) -> list[Any]:
+        seen: list[Any] = []
+        self.tensors.clear()
+
+        def note(quantizer: Any, slot: int, x: Any) -> None:
+            self.tensors.append((quantizer, slot))
+            seen.append(x)
+
+        with contextlib.ExitStack() as stack:
+            for layer in self.layers:
+                for each in layer.quantizers:
+                    if isinstance(each.spec, specs.QuantSpec):
+                        stack.enter_context(_watched(each, functools.partial(note, each)))
+            phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
+            stack.enter_context(assuming(phase, self.layers))
+            graph_lib.evaluate(self.graph, list(inputs), _infer)
+        return seen
+
+    def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The extremes of each tensor, and the counts of each if they are wanted."""
+        dtypes = [each.dtype for each in self.watch.input_signature]
+        arrays = [
+            np.asarray(each, dtype.as_numpy_dtype)
+            for each, dtype in zip(batch, dtypes, strict=True)
+        ]
+        extremes, counts = self.watch(*map(tf.constant, arrays))
+        return np.asarray(extremes).reshape(-1, 2), [folded(each.numpy()) for each in counts]
+
+
+class _Observed:
+    """What the quantizers of a model see, over all batches."""
+
+    def __init__(self, model: Any, counts: bool) -> None:
+        watches = getattr(model, "_watches", None)
+        if watches is None:  # Past Keras, which would track them.
+            watches = {}
+            object.__setattr__(model, "_watches", watches)
+        if counts not in watches:
+            watches[counts] = _Watch(model, counts)
+        self.watch = watches[counts]
+        self.examples = 0
+        self.extremes: np.ndarray | None = None
+        self.counts: list[np.ndarray] = []
+
+    def add(self, batch: list[np.ndarray]) -> None:
+        """Takes in a batch of the model's inputs."""
+        extremes, counts = self.watch(batch)
+        self._check_finite(extremes)
+        self.examples += len(batch[0])
+        if self.extremes is None:
+            self.extremes, self.counts = extremes, counts
+            return
+        lowest, highest = (end(self.extremes, extremes) for end in (np.minimum, np.maximum))
+        self.extremes = np.stack([lowest[:, 0], highest[:, 1]], 1)
+        for sums, each in zip(self.counts, counts, strict=True):
+            sums += each
+
+    def _check_finite(self, found: np.ndarray) -> None:
+        there = {each: layer.name for layer in self.watch.layers for each in layer.quantizers}
+        broken = [
+            there[quantizer]
+            for (quantizer, _), ends in zip(self.watch.tensors, found, strict=True)
+            if not np.isfinite(ends).all()
+        ]
+        if broken:
+            raise ValueError(
+                f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "
+                f"{broken[0]}/output. It holds none itself: look for them in the weights, and for "
+                f"numbers in the data that are too large."
+            )
+
+    def ranges(self, method: Callable[..., tuple[float, float]]) -> dict[Any, tuple[float, float]]:
+        """The range of each observer: by the method of all that its quantizer has seen."""
+        places: dict[Any, list[int]] = {}
+        for place, (quantizer, slot) in enumerate(self.watch.tensors):
+            key = (quantizer, None if self.counts else slot)
+            places.setdefault(key, []).append(place)
+        found: dict[Any, tuple[float, float]] = {}
+        for (quantizer, slot), each in places.items():
+            assert self.extremes is not None
+            ends = self.extremes[each, 0].min(), self.extremes[each, 1].max()
+            if self.counts:
+                histogram = Histogram.of(np.sum([self.counts[place] for place in each], 0), *ends)
+                ends = method(histogram, quantizer.spec)
+            observers = quantizer.observers if slot is None else [quantizer.observers[slot]]
+            found |= dict.fromkeys(observers, (float(ends[0]), float(ends[1])))
+        return found
+
+
+@contextlib.contextmanager
+def _watched(quantizer: Any, note: Callable[[int, Any], None]) -> Iterator[None]:
+    """Runs a block in which a quantizer shows what it sees."""
+    quantizer.watched = note
     try:
-        observe = _observing(model)
-        for batch in batches(model, dataset, batch_size, steps, finite=True):
-            observe(batch)
-        _check_finite(model)
-        done = True
+        yield
     finally:
-        switches = {id(weight) for layer in layers for weight in layer.switches}
-        for weight, value in zip(state, before, strict=True):
-            if not done or id(weight) in switches:
-                weight.assign(value)
+        quantizer.watched = None
 
 
-def _observing(model: Any) -> Callable[[list[np.ndarray]], None]:
-    """A function that lets the quantizers see a batch; every replica sees all of it."""
-    graph = graph_lib.read(model)
-    strategy = model.distribute_strategy
-    specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in model.inputs]
-
-    def step(*inputs: Any) -> None:
-        graph_lib.evaluate(graph, list(inputs), _observe)
-
-    observe = traced(lambda *inputs: strategy.run(step, inputs), input_signature=specs)
-
-    def convert(array: np.ndarray, spec: Any) -> Any:
-        return tf.constant(np.asarray(array, spec.dtype.as_numpy_dtype))
-
-    return lambda batch: observe(*map(convert, batch, specs))
-
-
-def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer as at inference, but for what observes."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(computing_in_float32(call.layer))
-        if isinstance(call.layer, ScheduledLayer):
-            kwargs = {**kwargs, "training": True}
-            stack.enter_context(swapped(call.layer, mixed=False))  # Infinity is looked for here.
-        elif "training" in kwargs:
-            kwargs = {**kwargs, "training": False}
+def _infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a layer as at inference, in float32."""
+    if takes_training(call.layer):
+        kwargs = {**kwargs, "training": False}
+    with computing_in_float32(call.layer):
         return call.layer(*args, **kwargs)
 
 
-def _check_finite(model: Any) -> None:
-    ends = {each.name: [each.minimum, each.maximum] for each in quantizers(model)}
-    broken = [name for name, each in ends.items() if not np.isfinite(each).all()]
-    if broken:
-        raise ValueError(
-            f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "
-            f"{broken[0]}. It holds none itself: look for them in the weights, and for numbers "
-            f"in the data that are too large."
-        )
+def _set(observer: Any, ends: tuple[float, float], count: float, reset: bool) -> None:
+    """Sets the range of an observer, or averages it with the one it has."""
+    before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
+    if before:
+        there = observer.minimum.numpy(), observer.maximum.numpy()
+        share = count / (before + count)
+        ends = tuple(old + (new - old) * share for old, new in zip(there, ends, strict=True))
+    observer.set(*ends, before + count)
+
+
+def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None:
+    """Lets the weights' observers see them; folded ones exist in training alone."""
+    layers = list(scheduled_layers(model))
+    observers = [
+        each.observer
+        for layer in layers
+        for each in getattr(layer, "weight_quantizers", {}).values()
+        if getattr(each.observer, "minimum", None) is not None
+    ]
+    if not observers:
+        return
+    kept = [weight for layer in layers for weight in layer.switches]
+    kept += [
+        weight
+        for layer in layers
+        for quantizer in layer.quantizers
+        for observer in quantizer.observers
+        for weight in observer.variables
+    ]
+    before = [weight.numpy() for weight in kept]
+    if reset:
+        for observer in observers:
+            observer.set(0.0, 0.0, 0.0)
+    schedule(model, quantize_from=NEVER, freeze_from=0)
+    graph, strategy = graph_lib.read(model), model.distribute_strategy
+    dtypes = [each.dtype for each in model.inputs]
+
+    def train(*inputs: Any) -> None:
+        strategy.run(lambda *given: graph_lib.evaluate(graph, list(given), _train), inputs)
+
+    try:
+        traced(train)(*map(tf.constant, example, dtypes))
+    finally:
+        for weight, value in zip(kept, before, strict=True):
+            weight.assign(value)
+
+
+def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a layer as at inference, but for what observes."""
+    if not isinstance(call.layer, ScheduledLayer):
+        return _infer(call, args, kwargs)
+    with computing_in_float32(call.layer), swapped(call.layer, mixed=False):
+        return call.layer(*args, **{**kwargs, "training": True})

@@ -48,6 +48,11 @@ class LastValue:
         )
 
     @property
+    def variables(self) -> list[Any]:
+        """All that is stored."""
+        return [self.minimum, self.maximum]
+
+    @property
     def counter(self) -> Any:
         """The variable that counts the batches seen; None if nothing does."""
         return None
@@ -91,6 +96,14 @@ class LastValue:
             self.maximum.assign(if_seen(seen, high, self.maximum)),
         )
 
+    def set(self, low: float, high: float, batches: float) -> None:
+        """Sets the range to one that holds two numbers and zero, as if so many batches gave it."""
+        ends = fake_quant.range_of(
+            tf.constant([low, high]), self.spec.bits, self.spec.symmetric, self.spec.narrow_range
+        )
+        for variable, end in zip((self.minimum, self.maximum), ends, strict=True):
+            variable.assign(end)
+
     def is_seen(self, low: Any, high: Any) -> Any:
         """Whether a batch with such extremes is taken in: True, or a tensor in half precision.
 
@@ -116,8 +129,16 @@ class MovingAverage(LastValue):
         self.batches = self._variable(host, f"{name}_batches", 0.0)
 
     @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, self.batches]
+
+    @property
     def counter(self) -> Any:
         return self.batches
+
+    def set(self, low: float, high: float, batches: float) -> None:
+        super().set(low, high, batches)
+        self.batches.assign(batches)
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
@@ -161,8 +182,20 @@ class ShadowedMovingAverage(LastValue):
         }
 
     @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, *self.shadows["min"], *self.shadows["max"]]
+
+    @property
     def counter(self) -> Any:
         return self.shadows["max"][1]
+
+    def set(self, low: float, high: float, batches: float) -> None:
+        super().set(low, high, batches)
+        known = 1.0 - self.spec.ema_decay**batches
+        for end, variable in (("min", self.minimum), ("max", self.maximum)):
+            biased, local_step = self.shadows[end]
+            biased.assign(known * variable.numpy())
+            local_step.assign(batches)
 
     def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)

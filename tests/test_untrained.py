@@ -60,6 +60,7 @@ def test_quantization_that_was_switched_off():
     assert keras_qat.export_tflite(qat) == contents
 
 
+@pytest.mark.slow
 def test_restored_weights_from_before_quantization():
     qat = train(quantized(), X, steps=4, callbacks=[QuantDelay(6)])
     best = qat.get_weights()
@@ -69,6 +70,7 @@ def test_restored_weights_from_before_quantization():
         keras_qat.export_tflite(qat)
 
 
+@pytest.mark.slow
 def test_calibration_is_enough():
     qat = quantized()
     keras_qat.calibrate(qat, X)
@@ -86,7 +88,7 @@ def test_ranges_that_a_recipe_begins_with():
         keras_qat.export_tflite(qat, input_range=(-3, 3))
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_file_is_older_than_the_model(per_layer):
     qat = train(quantized(), X)
     contents = keras_qat.export_tflite(qat)
@@ -120,7 +122,10 @@ def _wider():
     return scramble(model)
 
 
-@pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5"])
+@pytest.mark.parametrize(
+    "ending",
+    [".keras", *(pytest.param(each, marks=pytest.mark.slow) for each in (".h5", ".weights.h5"))],
+)
 def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
     qat = train(quantized(), X)
     contents = keras_qat.export_tflite(qat)
@@ -137,6 +142,7 @@ def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
     assert keras_qat.export_tflite(again) == contents
 
 
+@pytest.mark.slow
 def test_evaluating_a_model_changes_nothing():
     qat = train(keras_qat.quantize_model(residual_net()), images(32, (8, 8, 1)))
     contents = keras_qat.export_tflite(qat)
@@ -164,6 +170,7 @@ def test_inputs_of_another_scale():
     assert not keras_qat.verify(qat, contents, np.float32(1.2) * X).notes
 
 
+@pytest.mark.slow
 def test_part_of_a_model():
     qat = train(quantized(), X, callbacks=[QuantDelay(99)])
     part = keras.Model(qat.input, qat.get_layer("quant_conv").output)
@@ -172,6 +179,7 @@ def test_part_of_a_model():
     assert tf.lite.Interpreter(model_content=contents)
 
 
+@pytest.mark.slow
 def test_recipe_with_a_delay():
     qat = keras_qat.quantize_model(tiny_net(), recipes.contrib(4, quant_delay=50))
     train(qat, X)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,9 @@ class ActivationQuantizer:
         self, spec: specs.QuantSpec | specs.FixedSpec, host: Any, name: str, slots: int = 1
     ) -> None:
         self.spec = spec
-        self.observers = []
+        self.watched: Callable[[int, Any], None] | None = None
+        """What gets the slot and the values of each tensor in front of it; for `calibrate`."""
+        self.observers: list[Any] = []
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, each) for each in names]
@@ -47,9 +50,12 @@ class ActivationQuantizer:
         minimum, maximum = self.observe(x, phase.training, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
         if slot is not None:
-            return fake_quant.fake_quantize_if(
+            y = fake_quant.fake_quantize_if(
                 applies, x, minimum, maximum, self.spec.bits, ceiling=ceiling
             )
+            if self.watched is not None:
+                self.watched(slot, y)
+            return y
         average = partial(
             fake_quant.fake_quantize_average, minimum=minimum, maximum=maximum, bits=self.spec.bits
         )
