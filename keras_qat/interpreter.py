@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from keras_qat.progress import shown
 from keras_qat.tflite.objects import contents_of
 
 __all__ = ["KERNELS", "Kernels", "TFLiteModel"]
@@ -120,17 +121,20 @@ class TFLiteModel:
             if operation["op_name"] != "DELEGATE"
         ]
 
-    def run(self, inputs: dict[str, np.ndarray], batch: int = 32) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: dict[str, np.ndarray], batch: int = 32, verbose: int = 0
+    ) -> dict[str, np.ndarray]:
         """The raw outputs (codes, if they are integers) for real or integer inputs.
 
         Args:
             inputs: an array for each input, any number of examples.
             batch: how many examples are run at a time.
+            verbose: 1 shows progress.
         """
         count = len(next(iter(inputs.values())))
         results = [
             self.run_once({name: each[start : start + batch] for name, each in inputs.items()})
-            for start in range(0, count, batch)
+            for start in shown(range(0, count, batch), "The file", verbose)
         ]
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 

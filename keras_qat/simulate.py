@@ -14,6 +14,7 @@ from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.data import arrays_of
 from keras_qat.exportable import check_exportable
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.progress import shown
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.names import PREFIX
@@ -90,6 +91,7 @@ def simulate(
     *,
     input_range: tuple[float, float] | None = None,
     batch_size: int = 32,
+    verbose: int = 0,
 ) -> Simulation:
     """Computes in integers what the exported file gives, code for code.
 
@@ -100,6 +102,7 @@ def simulate(
             kernels, which microcontrollers run.
         input_range: as in `export_tflite`.
         batch_size: how many examples are computed at a time.
+        verbose: 1 shows progress.
 
     Returns:
         The quantized values of the outputs and of every quantized tensor inside.
@@ -119,7 +122,7 @@ def simulate(
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
     inside: dict[str, list[Any]] = {label: [] for label in labels}
-    for start in range(0, len(arrays[0]), batch_size):
+    for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
         found = run_batch(graph, batch, family)
         for name, tensor in graph.outputs.items():

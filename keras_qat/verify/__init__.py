@@ -30,6 +30,7 @@ def verify(
     per_layer: bool = False,
     kernels: Kernels = "xnnpack",
     batch_size: int = 32,
+    verbose: int = 0,
 ) -> Report:
     """Runs the quantization-aware model and its TFLite file on `x` and compares them.
 
@@ -45,6 +46,7 @@ def verify(
         kernels: which kernels compute the file: "xnnpack" (as on phones), "optimized" (TFLite's
             own) or "reference" (those of microcontrollers).
         batch_size: how many examples to run at a time.
+        verbose: 1 shows progress.
 
     Returns:
         A report that prints as a table, and draws itself with `plot`. Its `notes` say, as warnings
@@ -67,8 +69,9 @@ def verify(
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
-    outputs = tuple(compare_outputs(model, file, inputs, batch_size))
+    outputs = tuple(compare_outputs(model, file, inputs, batch_size, verbose))
     if not per_layer:
         return Report(examples, kernels, outputs, notes=notes)
-    report = compare_layers(model, contents_of(tflite), inputs, kernels, batch_size, outputs)
+    contents = contents_of(tflite)
+    report = compare_layers(model, contents, inputs, kernels, batch_size, outputs, verbose)
     return dataclasses.replace(report, notes=notes)

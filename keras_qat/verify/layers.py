@@ -15,6 +15,7 @@ from keras_qat.keras2.backend import traced
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.progress import shown
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import kernels_of
 from keras_qat.simulate import run_batch
@@ -35,6 +36,7 @@ def compare_layers(
     kernels: Kernels,
     batch_size: int,
     outputs: tuple[OutputReport, ...],
+    verbose: int = 0,
 ) -> Report:
     """Runs model and file batch by batch and compares their tensors; only counts are kept.
 
@@ -56,7 +58,7 @@ def compare_layers(
     simulated = None if family else _evaluator(graph, values, _simulated)
     sums = [_Sums(each) for each in pairs]
     examples = len(next(iter(inputs.values())))
-    for start in range(0, examples, batch_size):
+    for start in shown(range(0, examples, batch_size), "Layer by layer", verbose):
         batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
         arrays = list(batch.values())
         exact = in_float(arrays)

@@ -17,11 +17,11 @@ __all__ = ["check_match", "compare_outputs"]
 
 
 def compare_outputs(
-    model: Any, file: TFLiteModel, inputs: dict[str, np.ndarray], batch_size: int
+    model: Any, file: TFLiteModel, inputs: dict[str, np.ndarray], batch_size: int, verbose: int = 0
 ) -> list[OutputReport]:
     """Runs both on all examples; one report for each output."""
-    codes = file.run(inputs, batch_size)
-    expected = _predicted(model, packed(model, list(inputs.values())), batch_size)
+    codes = file.run(inputs, batch_size, verbose)
+    expected = _predicted(model, packed(model, list(inputs.values())), batch_size, verbose)
     tensors = resolve(model).outputs
     return [
         _compare(name, values, codes[name], file.outputs[name], tensors[name].params)
@@ -29,10 +29,12 @@ def compare_outputs(
     ]
 
 
-def _predicted(model: Any, x: Any, batch_size: int) -> list[np.ndarray]:
+def _predicted(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
     """What `predict` gives. On one worker of several that would wait for the others."""
     if not isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=0))
+        if verbose:
+            print("The model")
+        return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     count = len(tf.nest.flatten(x)[0])
     batches = [
         model(tf.nest.map_structure(lambda each: each[slice_], x), training=False)  # noqa: B023

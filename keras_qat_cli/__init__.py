@@ -1,0 +1,22 @@
+"""The command line, `keras-qat`: the library's verbs on files.
+
+A package of its own, so that help and completion do not wait for TensorFlow: commands import
+keras_qat when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Runs the command line."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        from keras_qat_cli.commands import cli
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        sys.exit("The command line needs Click: pip install 'keras-qat[cli]'")
+    cli(prog_name="keras-qat")

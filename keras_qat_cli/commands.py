@@ -1,0 +1,311 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from keras_qat_cli import data as data_files
+from keras_qat_cli import models, options
+from keras_qat_cli.data import Options
+from keras_qat_cli.errors import Commands, fail, quiet
+
+__all__ = ["cli"]
+
+OUTPUT = click.Path(path_type=Path)
+
+
+class Settings(NamedTuple):
+    """What holds for all commands."""
+
+    modules: tuple[str, ...]
+    trust: bool
+    verbose: int
+    debug: bool
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--import", "modules", multiple=True, help="Import a module with custom layers first."
+)
+@click.option("--trust", is_flag=True, help="Run code of model files, as that of Lambda layers.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.version_option(package_name="keras-qat")
+@click.pass_context
+def cli(
+    context: click.Context, modules: tuple[str, ...], trust: bool, quiet: bool, debug: bool
+) -> None:
+    """Quantize Keras models, export them to int8 TFLite, and check the file against the model.
+
+    Models are .keras or .h5 files or SavedModels, float or quantization-aware. Data are .npy, .npz
+    or .csv files, directories of images, or module:name of an array, a dataset or a function that
+    gives batches.
+
+    Exit codes: 0 all is well; 1 a check did not hold; 2 arguments, files or data are not usable.
+    """
+    verbose = int(not quiet and sys.stderr.isatty())
+    context.obj = Settings(modules, trust, verbose, debug)
+
+
+@cli.command()
+@options.model
+@options.quantizing
+@click.option("--strict", is_flag=True, help="Fail if a layer would compute in float.")
+@options.json_output
+@click.pass_obj
+def plan(
+    settings: Settings,
+    model: Path,
+    recipe: str,
+    scope: tuple[str, ...],
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Say what quantizing MODEL would do to each tensor, and why."""
+    with quiet(settings.debug):
+        import keras_qat
+
+        found = keras_qat.plan(_load(settings, model), recipe, scope=list(scope) or None)
+    _print(found, found.to_dict(), as_json)
+    if strict and found.float_layers:
+        fail(f"{len(found.float_layers)} layers stay in float: {', '.join(found.float_layers)}")
+
+
+@cli.command()
+@options.model
+@options.quantizing
+@options.json_output
+@click.pass_obj
+def summary(
+    settings: Settings, model: Path, recipe: str, scope: tuple[str, ...], as_json: bool
+) -> None:
+    """Sum up what MODEL is in its file: bits, ranges, memory and work of each layer."""
+    with quiet(settings.debug):
+        import keras_qat
+
+        found = keras_qat.summary(models.quantized(_load(settings, model), recipe, scope))
+    _print(found, found.to_dict(), as_json)
+
+
+@cli.command()
+@options.model
+@options.data
+@click.option(
+    "-o", "--output", type=OUTPUT, required=True, help=".keras or .h5 file, or directory."
+)
+@options.quantizing
+@options.json_output
+@click.pass_obj
+def calibrate(
+    settings: Settings,
+    model: Path,
+    data: str,
+    options: Options,
+    output: Path,
+    recipe: str,
+    scope: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Take the ranges of MODEL from DATA, without training; quantize it first if it is float."""
+    count = 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal count
+        from keras_qat.progress import shown
+
+        found = data_files.load(data, qat, options)
+        for batch in shown(found, "Calibration", settings.verbose, found.total):
+            count += len(batch[0])
+            yield batch
+
+    with quiet(settings.debug):
+        import keras_qat
+        from keras_qat.files import check_writable
+
+        check_writable(output, directory=output.suffix not in models.FILES)
+        qat = models.quantized(_load(settings, model), recipe, scope)
+        keras_qat.calibrate(qat, counted())
+        qat.save(str(output))
+        ranges = [
+            {
+                "tensors": list(each.quantizes),
+                "minimum": float(each.minimum),
+                "maximum": float(each.maximum),
+            }
+            for each in keras_qat.quantizers(qat)
+            if each.name.endswith("/output")
+        ]
+    text = f"{output}: {len(ranges)} ranges of activations, from {count} examples"
+    _print(text, {"output": str(output), "examples": count, "ranges": ranges}, as_json)
+
+
+@cli.command()
+@options.model
+@click.argument("file", type=OUTPUT)
+@click.option("--input-dtype", help="Type of the inputs: int8, uint8, int16 or float32.")
+@click.option("--output-dtype", help="Type of the outputs, likewise.")
+@click.option(
+    "--input-range", type=(float, float), help="Least and greatest input, of contrib models."
+)
+@click.option("--pack-int4", is_flag=True, help="Store two weights of 4 bits in a byte.")
+@options.json_output
+@click.pass_obj
+def export(
+    settings: Settings,
+    model: Path,
+    file: Path,
+    input_dtype: str | None,
+    output_dtype: str | None,
+    input_range: tuple[float, float] | None,
+    pack_int4: bool,
+    as_json: bool,
+) -> None:
+    """Write a quantization-aware MODEL to FILE: .tflite, .onnx, or a SavedModel directory."""
+    given: dict[str, Any] = {
+        "input_dtype": input_dtype,
+        "output_dtype": output_dtype,
+        "input_range": input_range,
+        "pack_int4": pack_int4 or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if file.suffix != ".tflite" and set(given) - {"input_range"}:
+        raise click.UsageError(f"{', '.join(given)}: for .tflite files only.")
+    with quiet(settings.debug):
+        import keras_qat
+
+        verbs = {".tflite": keras_qat.export_tflite, ".onnx": keras_qat.export_onnx}
+        verb: Any = verbs.get(file.suffix, keras_qat.export_saved_model)
+        verb(_load_quantized(settings, model), str(file), **given)
+        size = sum(each.stat().st_size for each in [file, *file.rglob("*")] if each.is_file())
+        metadata = keras_qat.read_metadata(str(file)) if file.suffix == ".tflite" else {}
+    _print(f"{file}: {size} bytes", {"file": str(file), "bytes": size, **(metadata or {})}, as_json)
+
+
+@cli.command()
+@options.model
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@options.data
+@click.option("--per-layer", is_flag=True, help="Compare every tensor that both have.")
+@click.option("--min-identical", type=click.FloatRange(0, 100), help="Fail below so many percent.")
+@click.option("--max-difference", type=click.FloatRange(0), help="Fail beyond so many LSB.")
+@options.kernels
+@options.json_output
+@click.pass_obj
+def verify(
+    settings: Settings,
+    model: Path,
+    file: Path,
+    data: str,
+    options: Options,
+    per_layer: bool,
+    min_identical: float | None,
+    max_difference: float | None,
+    kernels: Any,
+    as_json: bool,
+) -> None:
+    """Run MODEL and its TFLite FILE on DATA and compare what they give."""
+    with quiet(settings.debug):
+        import keras_qat
+
+        qat = _load_quantized(settings, model)
+        report = keras_qat.verify(
+            qat,
+            str(file),
+            data_files.load(data, qat, options),
+            per_layer=per_layer,
+            kernels=kernels,
+            batch_size=options.batch_size,
+            verbose=settings.verbose,
+        )
+    identical, difference = 100 * report.identical, report.max_difference
+    findings = []
+    if min_identical is not None and identical < min_identical:
+        findings.append(f"{identical:.4f} % of the codes are identical, not {min_identical:g} %")
+    if max_difference is not None and difference > max_difference:
+        findings.append(f"the largest difference is {difference:g} LSB, above {max_difference:g}")
+    totals = {"identical": report.identical, "max_difference": difference, "failed": findings}
+    _print(report, {**report.to_dict(), **totals}, as_json)
+    if findings:
+        fail(f"{file} does not do: {'; '.join(findings)}.")
+
+
+@cli.command()
+@options.model
+@options.data
+@click.option("-o", "--output", type=OUTPUT, help=".npz file for the codes of all tensors.")
+@options.kernels
+@options.json_output
+@click.pass_obj
+def simulate(
+    settings: Settings,
+    model: Path,
+    data: str,
+    options: Options,
+    output: Path | None,
+    kernels: Any,
+    as_json: bool,
+) -> None:
+    """Compute in integers what the file of MODEL gives for DATA, without a file."""
+    import numpy as np
+
+    with quiet(settings.debug):
+        import keras_qat
+
+        qat = _load_quantized(settings, model)
+        found = keras_qat.simulate(
+            qat,
+            data_files.load(data, qat, options),
+            kernels,
+            batch_size=options.batch_size,
+            verbose=settings.verbose,
+        )
+        arrays = {**found.tensors, **found.outputs}
+        codes = {name: getattr(each, "codes", each) for name, each in arrays.items()}
+        if output is not None:
+            np.savez(output, **codes)
+    outputs: dict[str, dict[str, Any]] = {
+        name: {
+            "shape": list(codes[name].shape),
+            "dtype": str(codes[name].dtype),
+            "scale": float(each.scale) if name in found.tensors else None,
+            "zero_point": each.zero_point if name in found.tensors else None,
+        }
+        for name, each in found.outputs.items()
+    }
+    lines = [
+        f"{name}: {each['dtype']} {tuple(each['shape'])}, scale {each['scale']}, zero point "
+        f"{each['zero_point']}"
+        for name, each in outputs.items()
+    ]
+    if output is not None:
+        lines.append(f"{output}: the codes of {len(codes)} tensors")
+    text = "\n".join(lines)
+    written = None if output is None else str(output)
+    _print(text, {"outputs": outputs, "output": written, "kernels": kernels}, as_json)
+
+
+def _load(settings: Settings, path: Path) -> Any:
+    models.import_modules(settings.modules)
+    return models.load(path, settings.trust)
+
+
+def _load_quantized(settings: Settings, path: Path) -> Any:
+    from keras_qat.schedule import is_quantized
+
+    model = _load(settings, path)
+    if not is_quantized(model):
+        raise ValueError(
+            f"{path} is a float model. Quantize it first: keras-qat calibrate {path} DATA -o "
+            f"qat.keras; or train what keras_qat.quantize_model makes of it, and save that."
+        )
+    return model
+
+
+def _print(text: Any, data: Any, as_json: bool) -> None:
+    click.echo(json.dumps(data, indent=2) if as_json else str(text))

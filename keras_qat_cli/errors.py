@@ -1,0 +1,104 @@
+"""What goes wrong, in one message and an exit code instead of a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+__all__ = ["FAILED", "TROUBLE", "Commands", "fail", "quiet"]
+
+FAILED, TROUBLE = 1, 2
+"""Exit codes: a check did not hold; arguments, files, the model or the data are not usable."""
+
+LONGEST = 1500
+"""Characters of a message; Keras puts whole configurations into some."""
+
+
+def fail(message: str) -> None:
+    """Ends the program as one whose check did not hold."""
+    click.secho(message, fg="red", err=True)
+    sys.exit(FAILED)
+
+
+@contextlib.contextmanager
+def quiet(debug: bool) -> Iterator[None]:
+    """Leaves out what TensorFlow's C++ writes to the terminal; what Python prints is no result.
+
+    With `debug` it is shown.
+    """
+    with contextlib.ExitStack() as stack:
+        errors = sys.stderr
+        if not debug:
+            log = logging.getLogger("tensorflow")
+            stack.callback(log.setLevel, log.level)
+            log.setLevel(logging.ERROR)
+            errors.flush()
+            terminal = os.dup(2)
+            stack.callback(os.close, terminal)
+            stack.callback(os.dup2, terminal, 2)
+            if _writes_to_terminal(errors):
+                # Left open: logging keeps it.
+                errors = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        stack.enter_context(contextlib.redirect_stdout(errors))
+        yield
+
+
+def _writes_to_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.fileno() == 2)
+    except (OSError, AttributeError):  # A stream in memory, in tests.
+        return False
+
+
+class Commands(click.Group):
+    """Commands whose errors are told as messages."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _warnings_as_lines(), _errors_as_messages(ctx.params.get("debug", False)):
+            return super().invoke(ctx)
+
+
+class _Trouble(click.ClickException):
+    exit_code = TROUBLE
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Shows warnings of the library without the line of code that they are about."""
+
+    def show(message: Any, category: Any, *place: Any, **rest: Any) -> None:
+        if issubclass(category, UserWarning):
+            click.secho(f"Warning: {message}", fg="yellow", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def _errors_as_messages(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        message = str(error.args[0] if isinstance(error, KeyError) else error) or "no message"
+        if len(message) > LONGEST:
+            message = f"{message[:LONGEST]} ... ({len(message)} characters; --debug shows all)"
+        if not isinstance(error, (ValueError, OSError)):
+            message = f"{type(error).__name__}: {message}"
+        raise _Trouble(message) from error

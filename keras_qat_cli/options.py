@@ -1,0 +1,93 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from keras_qat_cli.data import PIXELS, Options
+
+__all__ = ["batch_size", "data", "json_output", "kernels", "model", "quantizing"]
+
+Command = Callable[..., Any]
+
+model = click.argument("model", type=click.Path(exists=True, path_type=Path))
+
+json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+kernels = click.option(
+    "--kernels",
+    type=click.Choice(["xnnpack", "reference"]),
+    default="xnnpack",
+    show_default=True,
+    help="Whose rounding: that of phones, or of microcontrollers.",
+)
+
+batch_size = click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Examples at a time.",
+)
+
+
+def quantizing(command: Command) -> Command:
+    """How a float model is quantized."""
+    for option in (
+        click.option(
+            "--scope",
+            multiple=True,
+            help="Quantize these layers only: a name, its beginning, a pattern with *, or a class. "
+            "May be given several times.",
+        ),
+        click.option(
+            "--recipe",
+            type=click.Choice(["int8", "int16x8", "int4_weights", "contrib"]),
+            default="int8",
+            show_default=True,
+            help="How a float model is quantized.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def data(command: Command) -> Command:
+    """Where data comes from, and how it is read."""
+
+    @functools.wraps(command)
+    def with_options(
+        key: str | None,
+        drop: tuple[str, ...],
+        pixels: str,
+        batch_size: int,
+        limit: int | None,
+        **arguments: Any,
+    ) -> Any:
+        return command(options=Options(key, drop, pixels, batch_size, limit), **arguments)
+
+    for option in (
+        click.option(
+            "--limit", type=click.IntRange(1), help="Use so many examples at most, the first ones."
+        ),
+        batch_size,
+        click.option(
+            "--pixels",
+            type=click.Choice(list(PIXELS)),
+            default="0..255",
+            show_default=True,
+            help="What the model takes the pixels of a directory of images as.",
+        ),
+        click.option(
+            "--drop", multiple=True, help="A column of a table that is no input: name or number."
+        ),
+        click.option("--key", help="The array of an .npz file."),
+        click.argument("data"),
+    ):
+        with_options = option(with_options)
+    return with_options

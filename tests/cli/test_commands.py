@@ -1,0 +1,255 @@
+"""The command line: what it takes and gives, its exit codes, and that errors are messages."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat_cli.commands import cli
+from tests.helpers import images, scramble
+from tests.networks.small import functional, layers, tiny_net
+
+ROOT = Path(__file__).parent.parent.parent
+X = np.clip(images(40, (6, 6, 2)), -3, 3)
+
+
+def run(*args, code=0):
+    """What a command prints; its messages, if it ends with another code than 0."""
+    done = CliRunner().invoke(cli, [str(each) for each in args])
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    assert "Traceback" not in done.output
+    return done.stderr if code else done.stdout
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A float model, data, what `calibrate` makes of them, and its file."""
+    folder = tmp_path_factory.mktemp("files")
+    scramble(tiny_net()).save(folder / "float.keras")
+    np.save(folder / "x.npy", X)
+    told = run("calibrate", folder / "float.keras", folder / "x.npy", "-o", folder / "qat.keras")
+    assert "from 40 examples" in told
+    told = run("export", folder / "qat.keras", folder / "model.tflite")
+    assert f"model.tflite: {(folder / 'model.tflite').stat().st_size} bytes" in told
+    return folder
+
+
+def test_what_was_made_is_what_python_makes(files):
+    qat = keras.models.load_model(files / "qat.keras")
+    ranges = [(each.minimum, each.maximum) for each in keras_qat.quantizers(qat)]
+    again = keras_qat.quantize_model(keras.models.load_model(files / "float.keras"))
+    keras_qat.calibrate(again, X)
+    for one, other in zip(keras_qat.quantizers(again), ranges, strict=True):
+        np.testing.assert_array_equal([one.minimum, one.maximum], other)
+    assert (files / "model.tflite").read_bytes() == keras_qat.export_tflite(qat)
+
+
+def test_plan_and_summary(files):
+    assert "conv/kernel" in run("plan", files / "float.keras")
+    found = json.loads(run("plan", files / "float.keras", "--scope", "logits", "--json"))
+    assert set(found["float_layers"]) == {"conv", "bn", "relu", "flatten"}
+    told = run("plan", files / "float.keras", "--scope", "logits", "--strict", code=1)
+    assert "4 layers stay in float: conv" in told
+    for name in ("float", "qat"):
+        found = json.loads(run("summary", files / f"{name}.keras", "--json"))
+        assert found["weight_bytes"] == 292
+        assert (found["layers"][0]["scale"] is None) == (name == "float")
+
+
+def test_verify(files):
+    paths = files / "qat.keras", files / "model.tflite", files / "x.npy"
+    assert "100.000%" in run("verify", *paths, "--min-identical", 100, "--max-difference", 0)
+    assert "Every layer computes" in run("verify", *paths, "--per-layer", "--limit", 8)
+    found = json.loads(run("verify", *paths, "--json", "--limit", 7, "--kernels", "reference"))
+    assert found["examples"] == 7
+    assert found["kernels"] == "reference"
+    assert found["failed"] == []
+
+
+def test_a_file_that_is_not_as_good_as_asked_for(files):
+    told = run(
+        "calibrate", files / "float.keras", files / "x.npy", "--limit", 1, "-o", files / "o.h5"
+    )
+    assert "from 1 examples" in told
+    paths = files / "o.h5", files / "model.tflite", files / "x.npy"
+    told = run("verify", *paths, "--min-identical", 100, "--max-difference", "0.5", code=1)
+    assert "% of the codes are identical, not 100 %; the largest difference is" in told
+    assert "Warning: The file was exported from other weights or ranges" in told
+    run("verify", *paths, "--min-identical", 0)
+
+
+def test_simulate(files):
+    golden = files / "golden.npz"
+    told = run(
+        "simulate", files / "qat.keras", files / "x.npy", "-o", golden, "--kernels", "reference"
+    )
+    assert "logits: int8 (40, 3), scale 0." in told
+    found = keras_qat.simulate(keras.models.load_model(files / "qat.keras"), X, "reference")
+    with np.load(golden) as codes:
+        assert set(codes) == set(found.tensors)
+        np.testing.assert_array_equal(codes["logits"], found.outputs["logits"].codes)
+    outputs = json.loads(run("simulate", files / "qat.keras", files / "x.npy", "--json"))["outputs"]
+    assert outputs["logits"]["zero_point"] == found.outputs["logits"].zero_point
+
+
+MODULE = """
+import numpy as np
+x = np.load({path!r})
+def representative():
+    for each in x:
+        yield [each[np.newaxis]]
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(files):
+    """The same data in every form of files."""
+    np.savez(files / "one.npz", anything=X)
+    np.savez(files / "x.npz", x=X, y=np.arange(40))
+    np.savez(files / "named.npz", image=X, y=np.arange(40))
+    rows = X.reshape(40, -1)
+    np.savetxt(files / "x.csv", rows, delimiter=",")
+    names = ",".join([*(f"p{place}" for place in range(72)), "label"])
+    table = np.c_[rows, np.arange(40)]
+    np.savetxt(files / "labels.csv", table, delimiter=",", header=names, comments="")
+    (files / "prepare.py").write_text(MODULE.format(path=str(files / "x.npy")))
+    return files
+
+
+SOURCES = {
+    "x.csv": [],
+    "one.npz": [],
+    "x.npz": [],
+    "named.npz": ["--key", "image"],
+    "labels.csv": ["--drop", "label"],
+    "prepare:x": [],
+    "prepare:representative": [],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_data(source, sources, monkeypatch):
+    monkeypatch.chdir(sources)
+    monkeypatch.syspath_prepend(str(sources))
+    told = run("simulate", "qat.keras", source, "-o", "codes.npz", "--limit", 9, *SOURCES[source])
+    assert "(9, 3)" in told
+    codes = keras_qat.simulate(keras.models.load_model("qat.keras"), X[:9]).outputs["logits"].codes
+    with np.load("codes.npz") as found:
+        assert np.abs(found["logits"].astype(int) - codes).max() <= (1 if "csv" in source else 0)
+
+
+def test_columns_for_several_inputs(tmp_path):
+    inputs = [keras.Input((1,), name="age"), keras.Input((1,), name="height")]
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(inputs)))
+    model.save(tmp_path / "float.keras")
+    (tmp_path / "people.csv").write_text("height,name,age\n1.8,Ada,40\n1.6,Emmy,30\n")
+    told = run(
+        *("calibrate", tmp_path / "float.keras", tmp_path / "people.csv", "--drop", "name"),
+        *("-o", tmp_path / "qat.keras", "--json"),
+    )
+    ranges = {each["tensors"][0]: each["maximum"] for each in json.loads(told)["ranges"]}
+    assert ranges["age"] >= 40 or ranges["height"] >= 40  # One range for what is concatenated.
+
+
+def test_images(tmp_path):
+    """Their sizes become the model's, and their pixels what it was trained on."""
+    model = functional((8, 8, 3), build=lambda x: layers.ReLU()(layers.Conv2D(2, 1)(x)))
+    model.save(tmp_path / "float.keras")
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    for size in (8, 20):
+        image = np.full((size, size, 3), 255, np.uint8)
+        contents = tf.io.encode_png(image).numpy()
+        (tmp_path / "photos" / "cats" / f"{size}.PNG").write_bytes(contents)
+    arguments = (
+        "calibrate",
+        tmp_path / "float.keras",
+        tmp_path / "photos",
+        "-o",
+        tmp_path / "q.keras",
+    )
+    for pixels, largest in (("0..255", 255), ("0..1", 1), ("-1..1", 1)):
+        ranges = json.loads(run(*arguments, "--json", "--pixels", pixels))["ranges"]
+        assert ranges[0]["maximum"] == pytest.approx(largest, rel=1e-4)
+
+
+ERRORS = {
+    "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
+    "no model file": (["plan", "x.npy"], r"x.npy is no model: those are \.keras, \.h5"),
+    "damaged": (["plan", "damaged.keras"], "Keras cannot load damaged.keras"),
+    "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
+    "float model": (
+        ["export", "float.keras", "m.tflite"],
+        "float.keras is a float model.*calibrate",
+    ),
+    "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is no TFLite file"),
+    "no directory": (
+        ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
+        "no does not exist",
+    ),
+    "scope": (["plan", "float.keras", "--scope", "logit"], "Did you mean 'logits'"),
+    "other columns": (["simulate", "qat.keras", "labels.csv"], "73 numbers in a row.*72"),
+    "no column": (["simulate", "qat.keras", "labels.csv", "--drop", "lable"], "no column lable"),
+    "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b: choose one with --key"),
+    "no module": (["simulate", "qat.keras", "nothing_here:x"], "No module named 'nothing_here'"),
+    "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
+    "no images": (["simulate", "qat.keras", "."], "has no images"),
+    "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
+    "command": (["plam", "float.keras"], "No such command 'plam'"),
+    "import": (
+        ["--import", "nothing_here", "plan", "float.keras"],
+        "No module named 'nothing_here'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case, sources, monkeypatch):
+    monkeypatch.chdir(sources)
+    np.savez("two.npz", a=X, b=X)
+    Path("damaged.keras").write_bytes(b"PK")
+    args, message = ERRORS[case]
+    told = run(*args, code=2)
+    assert re.search(message, told.replace("\n", " ")), told
+    assert len(told) < 800
+
+
+def test_debug_shows_tracebacks(files):
+    done = CliRunner().invoke(cli, ["--debug", "plan", str(files / "x.npy")])
+    assert isinstance(done.exception, ValueError)
+
+
+@pytest.mark.parametrize("command", cli.commands)
+def test_help(command):
+    assert "Usage" in run(command, "--help")
+
+
+def test_as_a_program(files):
+    """It waits for TensorFlow only where there is work, and is silent about all but results."""
+    program = [sys.executable, "-m", "keras_qat", "verify"]
+    paths = [str(files / name) for name in ("qat.keras", "model.tflite", "x.npy")]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([*program, *paths, "--json", "--min-identical", "100"], **options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["identical"] == 1
+    code = "import sys, keras_qat_cli.commands; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], **options).returncode == 0
+    shown = subprocess.run(
+        [sys.executable, "-c", "from keras_qat_cli import main; main()"],
+        env={
+            "_KERAS_QAT_COMPLETE": "bash_source",
+            "PYTHONPATH": str(ROOT),
+            "PATH": "/usr/bin:/bin",
+        },
+        **options,
+    )
+    assert "_keras_qat_completion" in shown.stdout
