@@ -1,0 +1,45 @@
+"""docs/command-line.md: its program and its commands are run, and give what it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from keras_qat.keras2.backend import keras
+from keras_qat_cli.commands import cli
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "command-line.md"
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
+VARIES = re.compile(r"\d+ bytes|scale [\d.]+, zero point -?\d+")
+"""Numbers that follow from training."""
+
+
+def ran(line):
+    """What a command shows, as on the page."""
+    name, *arguments = shlex.split(line)
+    assert name == "keras-qat"
+    goes_to_file = ">" in arguments
+    if goes_to_file:
+        arguments = arguments[: arguments.index(">")]
+    done = CliRunner().invoke(cli, arguments)
+    shown = done.stderr if goes_to_file else done.output
+    return shown + (f"[exit code {done.exit_code}]\n" if done.exit_code else "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.__name__ != "tf_keras", reason="the page imports tf_keras")
+def test_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind, text in BLOCK.findall(PAGE.read_text()):
+        if kind == "python":
+            exec(compile(text, str(PAGE), "exec"), {})
+            continue
+        commands = [each for each in re.split(r"^\$ ", text, flags=re.M) if each]
+        for command in commands:
+            line, _, expected = command.partition("\n")
+            found = ran(line)
+            assert VARIES.sub("#", found) == VARIES.sub("#", expected), line
