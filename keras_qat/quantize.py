@@ -13,6 +13,7 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.input_shape import with_known_input
 from keras_qat.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.keras2.readable import as_functional, check_readable, check_training
+from keras_qat.keras2.saving import why_not_loaded, why_not_saved
 from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
 from keras_qat.placement import lowered, place
@@ -96,17 +97,25 @@ def quantize_model(
 
 
 def _warn_of_closed(found: Plan) -> None:
-    """Names the layers of a user's own that could not be opened."""
-    closed = found.graph.closed
+    """Names the layers of a user's own that could not be opened, and what Keras does not save."""
+    closed, said = found.graph.closed, []
     lines = [f"  {name}: {closed[name]}" for name in found.float_layers if name in closed]
     if lines:
-        warnings.warn(
-            "These layers compute in float, as they cannot be opened:\n"
-            + "\n".join(lines)
-            + "\nkeras_qat.register_op says what a layer is, override(layer, open=False) that it "
-            "shall stay closed.",
-            stacklevel=3,
-        )
+        said += ["These layers compute in float, as they cannot be opened:", *lines]
+        said += [
+            "keras_qat.register_op says what a layer is, override(layer, open=False) that it "
+            "shall stay closed."
+        ]
+    lines = []
+    for call in found.graph.calls:
+        reason = why_not_saved(call)
+        if reason is None and call.name in closed:
+            reason = why_not_loaded(call)
+        lines += [] if reason is None else [f"  {call.name}: {reason}."]
+    if lines:
+        said += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
+    if said:
+        warnings.warn("\n".join(said), stacklevel=3)
 
 
 def plan(

@@ -193,3 +193,50 @@ def test_activations_that_keras_cannot_save(activation, tmp_path):
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     with pytest.raises(ValueError, match="knows no float model"):
         keras_qat.strip_quantization(qat)
+
+
+def closed_function(x):
+    return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
+
+
+UNSAVED = {
+    "a class": (lambda x: CLOSED["numpy"][0]()(x), "int8", "InNumpy is not registered"),
+    "a function": (
+        lambda x: layers.Activation(closed_function)(x),
+        "int8",
+        "closed_function is not registered",
+    ),
+    "a lambda": (
+        lambda x: layers.Conv2D(2, 1, activation=lambda y: closed_function(y))(x),
+        "int8",
+        "no activation that is a lambda",
+    ),
+    "an object": (
+        lambda x: layers.Activation(partial(closed_function))(x),
+        "int8",
+        "an activation that is a partial",
+    ),
+    "an Ellipsis": (lambda x: x[..., :2], keras_qat.recipes.contrib(), "no .keras file holds"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAVED)
+def test_what_keras_cannot_save_is_said(name, tmp_path):
+    build, recipe, reason = UNSAVED[name]
+    with pytest.warns(UserWarning, match=f"(?s)cannot be saved and loaded again.*{reason}"):
+        qat = keras_qat.quantize_model(model_of(build), recipe)
+    with pytest.raises((TypeError, ValueError)):  # As Keras finds it.
+        saved_and_loaded(qat, tmp_path / "qat.keras")
+
+
+def saved_and_loaded(model, path):
+    model.save(path)
+    return keras.models.load_model(path)
+
+
+def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
+    make, _ = CLOSED["numpy"]
+    with keras.utils.custom_object_scope({"InNumpy": type(make())}):
+        with pytest.warns(UserWarning, match="(?s)^(?!.*cannot be saved).*cannot be opened"):
+            qat = keras_qat.quantize_model(model_of(lambda x: make()(x)))
+        saved_and_loaded(qat, tmp_path / "qat.keras")

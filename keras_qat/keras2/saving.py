@@ -1,0 +1,52 @@
+"""What Keras cannot save, or not load again."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.graph import Call
+
+__all__ = ["why_not_loaded", "why_not_saved"]
+
+_OURS = ("keras", "tf_keras", "keras_qat", "tensorflow")
+
+
+def why_not_saved(call: Call) -> str | None:
+    """Why no file holds a call, or no file that Keras could load; None if that is not certain."""
+    given = tf.nest.flatten([call.args, call.kwargs])
+    if any(each is Ellipsis for each in given):
+        return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
+    activation = vars(call.layer).get("activation")
+    if not callable(activation) or isinstance(activation, keras.layers.Layer):
+        return None
+    if getattr(activation, "__name__", "") == "<lambda>":
+        return "Keras loads no activation that is a lambda; name the function"
+    try:
+        keras.activations.serialize(activation)
+    except TypeError:
+        return f"no file holds an activation that is a {type(activation).__name__}"
+    return None
+
+
+def why_not_loaded(call: Call) -> str | None:
+    """Why Keras does not load a layer that is not opened; None if it does, as far as is known."""
+    activation = vars(call.layer).get("activation")
+    for part in (type(call.layer), activation if inspect.isfunction(activation) else None):
+        if part is not None and not _is_known(part):
+            return (
+                f"{part.__name__} is not registered: load the model with custom_objects="
+                f"{{'{part.__name__}': {part.__name__}}}, or decorate it with "
+                f"@keras.saving.register_keras_serializable()"
+            )
+    return None
+
+
+def _is_known(part: Any) -> bool:
+    """Whether Keras finds a class or a function by its name."""
+    name = keras.utils.get_registered_name(part)
+    is_registered = keras.utils.get_registered_object(name) is not None
+    return str(part.__module__).split(".")[0] in _OURS or is_registered
