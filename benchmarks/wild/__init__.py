@@ -91,7 +91,7 @@ def _segmentation(kind: str, backbone: str) -> Any:
 
 UNETS: dict[str, dict[str, Any]] = {
     "unet_2d": {"n_labels": 2},
-    "vnet_2d": {"n_labels": 2, "res_num_ini": 1, "res_num_max": 2},
+    "vnet_2d": {"n_labels": 2, "res_num_max": 2, "pool": False, "unpool": False},
     "unet_plus_2d": {"n_labels": 2},
     "r2_unet_2d": {"n_labels": 2},
     "att_unet_2d": {"n_labels": 2},
