@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as some
 
 from keras_qat import recipes
 from keras_qat.keras2.backend import keras
-from tests.ops.examples import elementwise, movement, products, weighted
+from tests.ops.examples import EXAMPLES, elementwise, movement, products, weighted
 from tests.random_graphs.lifecycle import Refused, live
 from tests.random_graphs.sketch import STEPS, Sketch, Step, built, random_inputs
 
@@ -75,6 +76,15 @@ def test_layers_of_examples_are_registered():
         for each in vars(module).values():
             if isinstance(each, type) and issubclass(each, keras.layers.Layer):
                 assert keras.saving.get_registered_name(each) != each.__name__
+
+
+@pytest.mark.parametrize("what", ["elu", "gelu", "hard_swish", "identity", "roll"])
+def test_examples_make_layers_anew(what):
+    """A model had two layers of one name, and Keras refused it."""
+    for seed in range(4):
+        builds = [EXAMPLES[what](np.random.default_rng(seed)).build for _ in range(2)]
+        names = [each.name for each in builds if isinstance(each, keras.layers.Layer)]
+        assert len(set(names)) == len(names)
 
 
 @trials(6, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.

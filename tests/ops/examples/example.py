@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.keras2.backend import keras
+
 BATCH = 3
 """Of all examples."""
 
@@ -37,14 +39,22 @@ def chosen(numbers: np.random.Generator, *given: Any) -> Any:
     return given[numbers.integers(len(given))]
 
 
+def anew(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The same; of a layer another one, with a name of its own: a model may have two of them."""
+    if not isinstance(build, keras.layers.Layer):
+        return build
+    config = {name: each for name, each in build.get_config().items() if name != "name"}
+    return type(build).from_config(config)
+
+
 def one_of(*builds: Callable[..., Any], shape: tuple[int, ...] = (4, 5, 6)) -> Any:
     """Examples with one of several calls."""
-    return lambda numbers: Example(chosen(numbers, *builds), (shape,))
+    return lambda numbers: Example(anew(chosen(numbers, *builds)), (shape,))
 
 
 def of_any_shape(*builds: Callable[..., Any]) -> Any:
     """Examples with one of several calls, of a random shape."""
-    return with_options(*(lambda numbers, build=each: build for each in builds))
+    return with_options(*(lambda numbers, build=each: anew(build) for each in builds))
 
 
 def with_options(*makes: Callable[[np.random.Generator], Callable[..., Any]]) -> Any:
