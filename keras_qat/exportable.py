@@ -39,7 +39,8 @@ def check_exportable(model: Any) -> None:
     if blind:
         raise ValueError(
             f"{len(blind)} quantizers have seen no data yet: {some(blind)}. Train the model "
-            f"(fit, or calls with training=True) so that ranges are observed, then export."
+            f"(fit, or calls with training=True) so that ranges are observed, or take them from "
+            f"examples with keras_qat.calibrate(model, data); then export."
         )
 
 

@@ -99,6 +99,14 @@ def summary(
 @click.option(
     "-o", "--output", type=OUTPUT, required=True, help=".keras or .h5 file, or directory."
 )
+@click.option(
+    "--method",
+    type=click.Choice(["minmax", "percentile", "mse", "entropy"]),
+    default="minmax",
+    show_default=True,
+    help="What a range is made of.",
+)
+@click.option("--percentile", type=float, default=99.99, show_default=True, help="Of its method.")
 @options.quantizing
 @options.json_output
 @click.pass_obj
@@ -108,6 +116,8 @@ def calibrate(
     data: str,
     options: Options,
     output: Path,
+    method: Any,
+    percentile: float,
     recipe: str,
     scope: tuple[str, ...],
     as_json: bool,
@@ -130,7 +140,7 @@ def calibrate(
 
         check_writable(output, directory=output.suffix not in models.FILES)
         qat = models.quantized(_load(settings, model), recipe, scope)
-        keras_qat.calibrate(qat, counted())
+        keras_qat.calibrate(qat, counted(), method=method, percentile=percentile)
         qat.save(str(output))
         ranges = [
             {

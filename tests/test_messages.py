@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +179,17 @@ def test_no_warnings_of_retracing(caplog):
         for number in range(7):
             traced(lambda x: x + 1)(tf.constant(number))
     assert not [each for each in caplog.messages if "retracing" in each]
+
+
+def test_functions_are_traced_without_warnings():
+    """What a model traces for itself is made by `backend.traced`, and TensorFlow is silent."""
+    package = Path(keras_qat.__file__).parent
+    made = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"tf\.function\b(?!`)", path.read_text())
+    }
+    # Traced once, to be converted or saved, or of no model.
+    others = "branching", "export/saved_model", "ops/by_converter", "resolved/settled"
+    others = *others, "tflite/islands"
+    assert made == {"keras2/backend.py", *(f"{each}.py" for each in others)}
