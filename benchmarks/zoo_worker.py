@@ -190,9 +190,10 @@ def run(name: str, wild: bool = False) -> None:
         result["simulated"] = simulated(qat, contents, [each[:BATCH] for each in x])
     with result.step("verify"):
         inputs = part(0, count)
-        report = keras_qat.verify(qat, contents, inputs, per_layer=True, batch_size=BATCH)
+        report = keras_qat.verify(qat, contents, inputs, per_layer=not wild, batch_size=BATCH)
         result["identical"] = report.identical
-        result["layers"] = layers(report)
+        if not wild:
+            result["layers"] = layers(report)
 
 
 def compute_alike(qat: Any, reloaded: Any, x: Any) -> bool:
@@ -225,8 +226,6 @@ def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
 def layers(report: Any) -> dict[str, Any]:
     """How the layers agree, each fed what the model computed before it."""
     fed = [(each.fed, each) for each in report.tensors if each.fed is not None]
-    if not fed:
-        return {"compared": 0, "agree": 0, "identical": 1.0, "largest": 0}
     return {
         "compared": len(fed),
         "agree": sum(each.agrees for _, each in fed),

@@ -1,7 +1,7 @@
-"""Architectures as people write them: from packages, and by hand, with random weights.
+r"""Architectures as people write them: from packages, and by hand, with random weights.
 
 pip install --no-deps keras-cv-attention-models==1.4.3 segmentation-models==1.0.1 \
-        keras-unet-collection==0.1.13 efficientnet keras-applications image-classifiers
+        keras-unet-collection==0.1.13 efficientnet==1.1.1 keras-applications image-classifiers
 pip install scikit-image
 python -m benchmarks.wild
 """
