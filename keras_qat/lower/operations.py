@@ -217,16 +217,15 @@ def _split_copies(call: Call, made: Made) -> list[Call]:
 
     The sizes of all tensors are known then, as runtimes want it.
     """
-    x, counts, axis = operands(call, "input", "repeats", "axis")
-    if call.layer.symbol != "repeat":
-        x, counts = call.args[0], [*call.args[1:], *call.kwargs.values()][0]
+    symbol = str(call.layer.symbol)
+    x, counts, *axis = operands(call, "input", *COPIES[symbol])
     rank = len(x.shape) if isinstance(x, Value) else 0
     count, *others = counts if isinstance(counts, (list, tuple)) else [counts]
     is_batch = isinstance(count, Value) and _size_of(count) == BATCH
-    if not rank or x.shape[0] != 1 or not is_batch or axis not in (None, 0):
+    if not rank or not x.is_float or x.shape[0] != 1 or not is_batch or axis not in ([], [0]):
         return []
-    keeps = x.shape[1:] if call.layer.symbol == "broadcast_to" else [1] * (rank - 1)
-    if call.layer.symbol != "repeat" and list(others) != list(keeps):
+    keeps = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
+    if symbol != "repeat" and list(others) != list(keeps):
         return []
     batch = count.producer.inputs[0].producer.inputs[0]
     if not batch.is_float or not len(batch.shape) > 1:
@@ -246,6 +245,9 @@ def _split_copies(call: Call, made: Made) -> list[Call]:
     zeros = parts.add(parts.new("zeros", _layers.Rescaling, 0.0), first, shape=first.shape)
     return parts.end(parts.new("", operation, tf.math.add), zeros, x)
 
+
+COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
+"""Names of arguments behind the tensor."""
 
 OPERATIONS: dict[str, Lowering] = {
     "nn.silu": _split_silu,
@@ -273,7 +275,7 @@ OPERATIONS: dict[str, Lowering] = {
     "compat.v1.image.resize_images": split_old_resize,
     "image.extract_patches": split_patches,
     "math.l2_normalize": _split_normalization,
-    **dict.fromkeys(("tile", "repeat", "broadcast_to"), _split_copies),
+    **dict.fromkeys(COPIES, _split_copies),
     "einsum": split_einsum,
     "linalg.matmul": convert_second_factor,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

@@ -6,9 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2 import graph
+from keras_qat.keras2.backend import keras
 from keras_qat.lower import lower
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
@@ -67,6 +69,16 @@ def test_merge_of_four_becomes_three_of_two(merge):
     lowered, found = lowered_outputs(model, x)
     assert [len(call.inputs) for call in lowered.calls] == [2, 2, 2]
     np.testing.assert_allclose(found, model(x), rtol=1e-5)
+
+
+def test_copies_for_a_batch_keep_their_shape():
+    """Along the first axis; `tf.repeat` without an axis makes one axis of all."""
+    one, x = layers.Input((1, 4), batch_size=1), layers.Input((3,))
+    count = tf.shape(x)[0]
+    found = [tf.repeat(one, count, axis=0), tf.tile(input=one, multiples=[count, 1, 1])]
+    found += [tf.repeat(one, count), tf.tile(one, [count, 2, 1])]
+    plan = keras_qat.plan(keras.Model([one, x], found))
+    assert sorted(plan.float_layers) == sorted(each.node.layer.name for each in found[2:])
 
 
 def test_float_model_keeps_its_activation():
