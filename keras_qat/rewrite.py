@@ -18,6 +18,7 @@ from keras_qat.keras2.backend import (
     check_modules,
     customs_of,
     in_safe_mode,
+    is_in_converter,
     keras,
     left_out,
     register,
@@ -106,7 +107,14 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             return outputs
 
         inference = self._exact_inference()
-        return simulated(inputs) if inference is None else inference(inputs, simulated, learns)
+        if inference is None:
+            return simulated(inputs)
+        if is_in_converter():
+            raise ValueError(
+                f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "
+                f"do. Call keras_qat.export_tflite(model, path): it writes the TFLite file itself."
+            )
+        return inference(inputs, simulated, learns)
 
     def _exact_inference(self) -> Inference | None:
         """How it computes in integers; None for the original's models, which simulate."""

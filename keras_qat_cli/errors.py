@@ -99,6 +99,6 @@ def _errors_as_messages(debug: bool) -> Iterator[None]:
         message = str(error.args[0] if isinstance(error, KeyError) else error) or "no message"
         if len(message) > LONGEST:
             message = f"{message[:LONGEST]} ... ({len(message)} characters; --debug shows all)"
-        if not isinstance(error, (ValueError, OSError)):
+        if not isinstance(error, (ValueError, OSError, ImportError)):
             message = f"{type(error).__name__}: {message}"
         raise _Trouble(message) from error

@@ -132,6 +132,16 @@ def test_losses_and_metrics_that_are_added():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 
+def test_converter_of_tflite():
+    """What users of tfmot call first."""
+    qat = observe(keras_qat.quantize_model(tiny_net()), X)
+    converter = tf.lite.TFLiteConverter.from_keras_model(qat)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    with pytest.raises(ValueError, match=r"not take 'tiny'.*keras_qat\.export_tflite\(model, path"):
+        converter.convert()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
 class Distiller(keras.Model):
     """Trains a model that it holds."""
 

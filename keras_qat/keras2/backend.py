@@ -26,6 +26,7 @@ __all__ = [
     "deserialization_scope",
     "in_safe_mode",
     "is_building",
+    "is_in_converter",
     "keras",
     "left_out",
     "make_training_variables",
@@ -207,6 +208,16 @@ def is_building() -> bool:
         return False
     name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
     return name == "keras_graph" or name.endswith("_scratch_graph")
+
+
+def is_in_converter() -> bool:
+    """Whether TFLite's converter traces a Keras model, which it was given as such."""
+    frame = None if tf.executing_eagerly() else inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "tensorflow.lite.python.lite":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def mask_of(x: Any) -> Any:
