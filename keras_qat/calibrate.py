@@ -11,14 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat import specs
-from keras_qat.data import batches
+from keras_qat.data import batch_count, batches
 from keras_qat.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras, one_at_a_time, swapped, traced
+from keras_qat.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.keras2.graph import Call, takes_training
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import ScheduledLayer
 from keras_qat.layers.scheduled import NEVER, Phase, assuming
+from keras_qat.progress import shown
 from keras_qat.range_methods import METHODS
 from keras_qat.schedule import check_quantized, schedule, scheduled_layers
 
@@ -81,15 +82,12 @@ def calibrate(
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     found = _Observed(model, counts=method != "minmax")
-    progress = keras.utils.Progbar(steps, verbose=verbose, unit_name="batch")
     first: list[np.ndarray] = []
-    count = 0
-    for batch in batches(model, dataset, batch_size, steps, finite=True):
+    read = batches(model, dataset, batch_size, steps, finite=True)
+    total = batch_count(model, dataset, batch_size, steps)
+    for batch in shown(read, "Calibration", verbose, total):
         found.add(batch)
         first = first or [each[:1] for each in batch]
-        count += 1
-        progress.update(count, finalize=False)
-    progress.update(count, finalize=True)
     options = {"percent": percentile} if method == "percentile" else {}
     ranges = found.ranges(lambda histogram, spec: METHODS[method](histogram, spec, **options))
     _observe_weights(model, first, reset)

@@ -15,7 +15,10 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import nested_inputs
 
-__all__ = ["arrays_of", "batches", "packed"]
+__all__ = ["arrays_of", "batch_count", "batches", "packed"]
+
+BATCH_SIZE = 32
+"""Of arrays and of single examples, as Keras has it."""
 
 
 def batches(
@@ -49,7 +52,7 @@ def batches(
     data = _opened(inputs, data, is_limited=steps is not None)
     read = _read_series if _is_series(inputs, data) else _read_whole
     count = 0
-    for batch in itertools.islice(read(inputs, data, batch_size or 32, finite), steps):
+    for batch in itertools.islice(read(inputs, data, batch_size or BATCH_SIZE, finite), steps):
         count += 1
         yield batch
     if not count:
@@ -73,6 +76,25 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
             f"The examples for '{model.name}' have different sizes, among them "
             f"{', '.join(map(str, itertools.islice(sizes, 4)))}. Bring them to one size."
         ) from error
+
+
+def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
+    """How many batches `batches` gives, if that is known before they are read: for progress."""
+    count = None
+    if isinstance(data, tuple) and data:
+        data = data[0]
+    if isinstance(data, dict):
+        data = next((data[name] for name in model.input_names if name in data), None)
+    if isinstance(data, keras.utils.Sequence):
+        count = len(data)
+    elif isinstance(data, tf.data.Dataset):
+        ranks = [len(each.shape) for each in tf.nest.flatten(data.element_spec) if each.shape.rank]
+        is_batched = bool(ranks) and ranks[0] == len(model.inputs[0].shape)
+        known = int(data.cardinality())
+        count = known if is_batched and known >= 0 else None
+    elif hasattr(data, "shape") and len(data.shape):
+        count = -(-int(data.shape[0]) // (batch_size or BATCH_SIZE))
+    return min((each for each in (count, steps) if each is not None), default=None)
 
 
 def packed(model: Any, arrays: list[Any]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.data import arrays_of, batches
+from keras_qat.data import arrays_of, batch_count, batches
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, out_of_order, tiny_net
@@ -161,6 +161,25 @@ def test_sizes_of_batches():
     assert sizes(X, 4, 2) == [4, 4]
 
 
+def test_how_many_batches_there_will_be():
+    """Where that is known without reading them."""
+    model = tiny_net()
+    for data, size, steps, count in (
+        (X, 4, None, 3),
+        ((X, Y), None, None, 1),
+        ({"label": Y, "image": X}, 3, 2, 2),
+        (Batches(), None, None, 3),
+        (dataset(X, Y).batch(4), None, None, 3),
+        (dataset(X).batch(4).repeat(), None, 7, 7),
+        (dataset(X), 4, None, None),
+        (iter(X), 4, None, None),
+        (list(X), 4, None, None),
+    ):
+        assert batch_count(model, data, size, steps) == count
+        found = sum(1 for _ in batches(model, data, size, steps))
+        assert count in (None, found)
+
+
 def test_examples_of_different_sizes():
     model = functional((None, 2), build=layers.Conv1D(3, 1))
     signals = [np.zeros((3, 2)), np.ones((3, 2)), np.zeros((5, 2))]
@@ -285,3 +304,20 @@ def test_arguments_in_another_order(two_inputs):
     ):
         with pytest.raises(ValueError, match=message):
             verb(*args)
+
+
+def test_progress(two_inputs, capsys):
+    """Shown as Keras does, if asked for."""
+    qat, contents = two_inputs
+    for verbose in (0, 1):
+        keras_qat.simulate(qat, [A, B], batch_size=4, verbose=verbose)
+        keras_qat.verify(qat, contents, [A, B], batch_size=4, verbose=verbose)
+        fresh = keras_qat.quantize_model(out_of_order())
+        keras_qat.calibrate(fresh, iter([[A[:4], B[:4]], [A[4:], B[4:]]]), verbose=verbose)
+        shown = capsys.readouterr().out
+        if not verbose:
+            assert not shown
+    for what in ("The simulation", "The file", "The model", "Calibration"):
+        assert what in shown
+    assert shown.count("3/3 [") >= 3
+    assert "2/Unknown" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,11 @@ def check_readable(model: Any) -> None:
         raise ValueError(
             f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
             f"{keras.__name__}: build it with keras_qat.keras."
+        )
+    if isinstance(model, (str, os.PathLike)):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__} {str(model)!r}. Load it first: "
+            f"keras.models.load_model({str(model)!r})."
         )
     if not isinstance(model, _Model):
         raise ValueError(
