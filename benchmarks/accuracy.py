@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,23 +77,21 @@ def rows(model: Any, data: Data) -> dict[str, Callable[[], float]]:
     """What is measured of a trained float model, by its label."""
     images = data.x_train[:IMAGES]
     broken = with_outlier(images)
-    found = {
-        "float": lambda: of_float(model, data),
+    found: dict[str, Callable[[], float]] = {
+        "float": partial(of_float, model, data),
         "TFLite 8/8": lambda: of_file(by_tflite(model, images), data),
         "TFLite 8/8, outlier": lambda: of_file(by_tflite(model, broken), data),
     }
+
+    def add(label: str, *arguments: Any) -> None:
+        found[label] = lambda: of_file(calibrated(model, *arguments), data)
+
     for method in METHODS:
         for bits in RECIPES:
-            found[f"{method} {bits}"] = lambda method=method, bits=bits: of_file(
-                calibrated(model, images, method, bits), data
-            )
-        found[f"{method} 8/8, outlier"] = lambda method=method: of_file(
-            calibrated(model, broken, method), data
-        )
+            add(f"{method} {bits}", images, method, bits)
+        add(f"{method} 8/8, outlier", broken, method)
     for count in (1, 2, 4, 8, 16, 512):
-        found[f"minmax 8/8, {count} images"] = lambda count=count: of_file(
-            calibrated(model, data.x_train[:count], "minmax"), data
-        )
+        add(f"minmax 8/8, {count} images", data.x_train[:count], "minmax")
     return found
 
 

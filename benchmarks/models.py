@@ -45,13 +45,22 @@ def _tfmot(model: Any) -> Any:
     return tfmot.quantization.keras.quantize_model(model)
 
 
+def _frozen(model: Any) -> Any:
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, batch(model)[0])
+    keras_qat.freeze_ranges(qat)
+    return qat
+
+
 VARIANTS: dict[str, Callable[[Any], Any]] = {
     "float": lambda model: model,
     "int8": lambda model: keras_qat.quantize_model(model, "int8"),
+    "frozen": _frozen,
     "contrib": lambda model: keras_qat.quantize_model(model, "contrib"),
     "tfmot": _tfmot,
 }
-"""Name of a form -> what makes it of a float model. tfmot refuses some models with an error."""
+"""Name of a form -> what makes it of a float model: "frozen" is int8 with frozen ranges. tfmot
+refuses some models with an error."""
 
 
 def has_tfmot() -> bool:

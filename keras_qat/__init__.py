@@ -8,7 +8,7 @@ from keras_qat.keras3 import from_keras_3, to_keras_3
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.resolved.resolve import resolve
 from keras_qat.rules import register_op, register_rule
-from keras_qat.schedule import freeze_batch_norm, set_quantization
+from keras_qat.schedule import freeze_batch_norm, freeze_ranges, set_quantization
 from keras_qat.simulate import Simulation, simulate
 from keras_qat.strip import strip_quantization
 from keras_qat.summary import Summary, summary
@@ -25,6 +25,7 @@ __all__ = [
     "export_saved_model",
     "export_tflite",
     "freeze_batch_norm",
+    "freeze_ranges",
     "from_keras_3",
     "keras",
     "layers",

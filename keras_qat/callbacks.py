@@ -1,6 +1,6 @@
-"""Keras callbacks that decide when a model quantizes and when its BatchNormalization freezes.
+"""Keras callbacks that decide when a model quantizes, and when it freezes statistics and ranges.
 
-Both only set thresholds that the layers compare their own training step with. So they are exact
+They only set thresholds that the layers compare their own training step with. So they are exact
 to the step with any `steps_per_execution`, and training that is saved and resumed goes on in the
 middle of a delay: the layers' steps are saved with the model.
 """
@@ -13,7 +13,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readable import is_graph_model
 from keras_qat.schedule import schedule
 
-__all__ = ["FreezeBatchNorm", "QuantDelay"]
+__all__ = ["FreezeBatchNorm", "FreezeRanges", "QuantDelay"]
 
 
 class _Threshold(keras.callbacks.Callback):
@@ -81,3 +81,23 @@ class FreezeBatchNorm(_Threshold):
     """
 
     threshold = "freeze_from"
+
+
+class FreezeRanges(_Threshold):
+    """Keeps the ranges of activations from step `steps` on: nothing is observed any more.
+
+    Weights then settle on ranges that stay, and a step takes less time. Ranges of weights go
+    on following the weights.
+
+    Args:
+        steps: the first step that leaves ranges as they are, in training steps (batches), counted
+            from 1. From 0 or 1 on the model needs ranges before training, as `calibrate` gives.
+
+    Raises:
+        ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
+
+    Example:
+        >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeRanges(5_000)])
+    """
+
+    threshold = "freeze_ranges_from"

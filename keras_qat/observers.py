@@ -81,16 +81,17 @@ class LastValue:
         """Whether the model computes in half precision."""
         return getattr(self.host, "mixed", False)
 
-    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         """Takes in a batch and returns the new range.
 
         Args:
             x: the batch.
             ceiling: what the tensor is clipped at behind the quantizer, if that is known to begin
                 at zero: `x` is what goes into a ReLU.
+            taken: whether the batch counts: a bool, or a scalar tensor.
         """
         low, high = self.batch_range(x, ceiling)
-        seen = self.is_seen(low, high)
+        seen = self.is_seen(low, high, taken)
         return (
             self.minimum.assign(if_seen(seen, low, self.minimum)),
             self.maximum.assign(if_seen(seen, high, self.maximum)),
@@ -104,12 +105,14 @@ class LastValue:
         for variable, end in zip((self.minimum, self.maximum), ends, strict=True):
             variable.assign(end)
 
-    def is_seen(self, low: Any, high: Any) -> Any:
+    def is_seen(self, low: Any, high: Any, taken: Any) -> Any:
         """Whether a batch with such extremes is taken in: True, or a tensor in half precision.
 
         There infinity and NaN are part of training: `LossScaleOptimizer` passes over the step.
         """
-        return tf.math.is_finite(high - low) if self.is_mixed else True
+        if not self.is_mixed:
+            return taken
+        return tf.logical_and(tf.math.is_finite(high - low), taken)
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """The range as it stands."""
@@ -140,10 +143,10 @@ class MovingAverage(LastValue):
         super().set(low, high, batches)
         self.batches.assign(batches)
 
-    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
         decay = tf.constant(self.spec.ema_decay, tf.float32)
-        seen = self.is_seen(low, high)
+        seen = self.is_seen(low, high, taken)
         count = self.batches.assign_add(if_seen(seen, 1.0, 0.0), read_value=True)
         weight = (1.0 - decay) / (1.0 - tf.pow(decay, count))
         minimum = self.minimum.read_value()
@@ -197,9 +200,9 @@ class ShadowedMovingAverage(LastValue):
             biased.assign(known * variable.numpy())
             local_step.assign(batches)
 
-    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        seen = self.is_seen(low, high)
+        seen = self.is_seen(low, high, taken)
         return (
             self._average(self.minimum, *self.shadows["min"], low, seen),
             self._average(self.maximum, *self.shadows["max"], high, seen),
@@ -226,7 +229,7 @@ class CurrentValue:
         spec, x = self.spec, tf.stop_gradient(x)
         return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
 
-    def update(self, x: Any, ceiling: float | None = None) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         """The same: nothing is taken in."""
         return self.range(x)
 

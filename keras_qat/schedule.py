@@ -15,6 +15,7 @@ __all__ = [
     "check_process",
     "check_quantized",
     "freeze_batch_norm",
+    "freeze_ranges",
     "is_quantized",
     "kernels_of",
     "recipe_of",
@@ -104,12 +105,27 @@ def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
     schedule(model, freeze_from=0 if frozen else NEVER)
 
 
+def freeze_ranges(model: Any, frozen: bool = True) -> None:
+    """Keeps the ranges of activations as they are in training, or observes them again.
+
+    What `callbacks.FreezeRanges` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        frozen: frozen or not.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    schedule(model, freeze_ranges_from=0 if frozen else NEVER)
+
+
 def schedule(model: Any, **thresholds: int) -> None:
     """Sets the training step, counted from 1, at which every layer of a model changes over.
 
     Args:
         model: a quantization-aware model.
-        thresholds: `quantize_from` and/or `freeze_from`, in steps of the model.
+        thresholds: `quantize_from`, `freeze_from`, `freeze_ranges_from`, in steps of the model.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -119,6 +135,7 @@ def schedule(model: Any, **thresholds: int) -> None:
     for layer in scheduled_layers(model):
         # A layer that is called k times per step counts k, so the n-th step begins at this count.
         per_step = calls.get(layer, 1)
+        counts = {}
         for name, step in thresholds.items():
-            count = (step - 1) * per_step + 1 if 0 < step < NEVER else step
-            getattr(layer, name).assign(count)
+            counts[name] = (step - 1) * per_step + 1 if 0 < step < NEVER else step
+        layer.set_thresholds(**counts)

@@ -9,8 +9,11 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
+from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.keras2.backend import keras
+from keras_qat.keras2.phases import phase_finder
+from keras_qat.layers.scheduled import assuming
+from keras_qat.schedule import schedule, scheduled_layers
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import functional, layers, tiny_net
 
@@ -203,7 +206,7 @@ def test_ranges_are_observed_during_the_delay():
     assert all(each.calibrated for each in keras_qat.quantizers(qat))
 
 
-@pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm])
+@pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm, FreezeRanges])
 @pytest.mark.parametrize("steps", [-1, 1.5, "10", True])
 def test_bad_steps(callback, steps):
     with pytest.raises(ValueError, match="whole number of training steps"):
@@ -214,3 +217,116 @@ def test_callback_on_a_float_model():
     model = tiny_net()
     with pytest.raises(ValueError, match="quantize_model"):
         train(model, X, 1, callbacks=[QuantDelay(3)])
+
+
+def activation_ranges(qat):
+    """Ends, and how many batches they are made of."""
+    observers = [
+        each for layer in scheduled_layers(qat) for q in layer.quantizers for each in q.observers
+    ]
+    return np.array([[v.numpy() for v in each.variables] for each in observers])
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("recipe", ["int8", pytest.param("contrib", marks=pytest.mark.slow)])
+def test_ranges_freeze_exactly_at_their_step(recipe, steps_per_execution):
+    """Weights go on training; the ranges are those of the step before, to the last bit."""
+    shorter = keras_qat.quantize_model(scramble(tiny_net()), recipe)
+    train(shorter, X, 5)
+    qat = keras_qat.quantize_model(scramble(tiny_net()), recipe)
+    train(qat, X, 8, steps_per_execution=steps_per_execution, callbacks=[FreezeRanges(6)])
+    np.testing.assert_array_equal(activation_ranges(qat), activation_ranges(shorter))
+    kernels = [each.get_layer("quant_conv").layer.kernel.numpy() for each in (qat, shorter)]
+    assert (kernels[0] != kernels[1]).any()
+    train(qat, X, 1, callbacks=[FreezeRanges(99)])
+    assert (activation_ranges(qat) != activation_ranges(shorter)).any()
+
+
+def test_frozen_ranges_compute_what_observed_ones_do():
+    """A step that quantizes to the same ranges has the same results."""
+    qat = quantized()
+    train(qat, X, 3)
+    keras_qat.freeze_ranges(qat)
+    with tf.GradientTape(persistent=True) as tape:
+        eager = qat(X[:8], training=True)
+    weight = qat.get_layer("quant_conv").layer.kernel
+    phase = phase_finder(qat)(True)
+    assert phase == (True, True, False, True, True)
+    with assuming(phase, list(scheduled_layers(qat))), tf.GradientTape() as other:
+        known = qat(X[:8], training=True)
+    np.testing.assert_array_equal(eager, known)
+    one, two = tape.gradient(eager, weight), other.gradient(known, weight)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_thresholds_are_kept_apart():
+    qat = quantized()
+    for norm, ranges in ((6, 9), (2**62, 9), (6, 2**62), (2**62, 2**62), (0, 1)):
+        schedule(qat, freeze_ranges_from=ranges)
+        schedule(qat, freeze_from=norm)
+        for layer in scheduled_layers(qat):
+            found = {name: int(each) for name, each in layer.thresholds().items()}
+            assert found == {"quantize_from": 0, "freeze_from": norm, "freeze_ranges_from": ranges}
+    schedule(qat, freeze_from=7, freeze_ranges_from=2**62)
+    assert {int(layer.freeze_from) for layer in scheduled_layers(qat)} == {7}  # As in 0.1.0.
+
+
+OTHER_FILES = [
+    pytest.param(each, marks=pytest.mark.slow) for each in ("model.h5", "model", "weights.h5")
+]
+
+
+@pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
+def test_frozen_ranges_stay_so_after_saving_and_loading(kind, tmp_path):
+    qat = quantized()
+    train(qat, X, 4, callbacks=[FreezeRanges(5)])
+    path = str(tmp_path / kind)
+    if "weights" in kind:
+        qat.save_weights(path)
+        loaded = quantized(seed=9)
+        loaded.load_weights(path)
+    else:
+        qat.save(path)
+        loaded = keras.models.load_model(path)
+    before = activation_ranges(qat)
+    train(loaded, X, 3)
+    np.testing.assert_array_equal(activation_ranges(loaded), before)
+
+
+@pytest.mark.slow
+def test_frozen_ranges_go_on_after_a_restart(tmp_path):
+    """`BackupAndRestore`: a run that ends in its second epoch is taken up in another process."""
+
+    def fit(qat, epochs, callbacks=()):
+        qat.compile(keras.optimizers.SGD(0.01), "mse")
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        y = rng(3).normal(size=(24, 3))
+        callbacks = [backup, FreezeRanges(5), *callbacks]
+        qat.fit(
+            X[:24], y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks
+        )
+
+    class Killed(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    whole, qat, again = quantized(), quantized(), quantized(seed=7)
+    with pytest.raises(KeyboardInterrupt):
+        fit(qat, 4, [Killed()])
+    fit(again, 4)
+    fit(whole, 4)
+    np.testing.assert_array_equal(activation_ranges(again), activation_ranges(whole))
+    assert_same(numbers(again), numbers(whole))
+
+
+def test_calibrated_ranges_from_the_first_step():
+    qat = quantized()
+    keras_qat.calibrate(qat, X)
+    before = activation_ranges(qat)
+    train(qat, X, 3, callbacks=[FreezeRanges(1)])
+    np.testing.assert_array_equal(activation_ranges(qat), before)
+    logits = keras_qat.quantizers(qat)[-1]
+    codes = qat.predict(X, verbose=0) / ((logits.maximum - logits.minimum) / 255)
+    np.testing.assert_allclose(codes, np.round(codes), atol=1e-3)

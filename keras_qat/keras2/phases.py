@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2 import backend
-from keras_qat.layers.scheduled import Phase, assuming
+from keras_qat.layers.scheduled import Phase, assuming, thresholds_in
 from keras_qat.schedule import scheduled_layers
 
 __all__ = ["PhaseFinder", "PhasedModel", "phase_finder"]
@@ -93,7 +93,8 @@ class PhaseFinder:
         @backend.traced
         def counters() -> Any:
             names = ("step", "quantize_from", "freeze_from")
-            return [tf.stack([getattr(layer, name) for layer in layers]) for name in names]
+            step, *rest = (tf.stack([getattr(layer, name) for layer in layers]) for name in names)
+            return [step, *thresholds_in(*rest).values()]
 
         @backend.traced
         def all_calibrated() -> Any:
@@ -112,21 +113,22 @@ class PhaseFinder:
         """
         if not self._has_layers:  # The recipe has found nothing to quantize.
             return Phase(training, True, True, True)
-        done, quantize_from, freeze_from = (each.numpy() for each in self._counters())
+        done, *thresholds = (each.numpy() for each in self._counters())
         steps, self.steps = self.steps, int(done.sum())
         next_step = done + training
         steps_per_execution = backend.steps_per_execution(self._model)
         last_step = done + self._most_calls * steps_per_execution * training
         gates: list[bool] = []
-        for threshold in (quantize_from, freeze_from):
+        for threshold in thresholds:
             if np.all(next_step >= threshold):
                 gates.append(True)
             elif np.all(last_step < threshold):
                 gates.append(False)
             else:
                 return None
-        quantizing, frozen = gates
-        if not training and (changed or steps != self.steps):
+        quantizing, frozen, fixed = gates
+        observes = training and not fixed
+        if not observes and (changed or (steps != self.steps and not training)):
             self._is_calibrated = bool(self._all_calibrated())
-        # A training step observes before it quantizes.
-        return Phase(training, quantizing, frozen, training or self._is_calibrated)
+        # A training step that observes does so before it quantizes.
+        return Phase(training, quantizing, frozen, observes or self._is_calibrated, fixed)

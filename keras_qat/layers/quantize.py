@@ -47,7 +47,9 @@ class ActivationQuantizer:
         Without a slot, `x` is an average of values that this quantizer has been applied to. With
         a `ceiling`, what is quantized is a ReLU of `x` that ends there.
         """
-        minimum, maximum = self.observe(x, phase.training, slot, ceiling)
+        training = False if phase.fixed is True else phase.training
+        taken = True if phase.fixed is False else tf.logical_not(phase.fixed)
+        minimum, maximum = self.observe(x, training, slot, ceiling, taken)
         applies = self.applies(phase, minimum, maximum)
         if slot is not None:
             y = fake_quant.fake_quantize_if(
@@ -73,13 +75,18 @@ class ActivationQuantizer:
         return spec.lower_bound == 0.0 and not spec.symmetric and starts_at_zero
 
     def observe(
-        self, x: Any, training: Any, slot: int | None = 0, ceiling: float | None = None
+        self,
+        x: Any,
+        training: Any,
+        slot: int | None = 0,
+        ceiling: float | None = None,
+        taken: Any = True,
     ) -> tuple[Any, Any]:
-        """The range, with `x` taken in if `training`."""
+        """The range, with `x` taken in if `training` and `taken`, which makes no branch."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
-            cond(training, partial(observer.update, x, ceiling), partial(observer.range, x))
+            cond(training, partial(observer.update, x, ceiling, taken), partial(observer.range, x))
             if index == slot
             else observer.range(x)
             for index, observer in enumerate(self.observers)

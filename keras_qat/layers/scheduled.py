@@ -18,10 +18,21 @@ import tensorflow as tf
 from keras_qat.branching import cond
 from keras_qat.keras2 import backend
 
-__all__ = ["NEVER", "Phase", "ScheduledLayer", "assuming", "shapes_are_enough", "shapes_only"]
+__all__ = [
+    "NEVER",
+    "Phase",
+    "ScheduledLayer",
+    "assuming",
+    "shapes_are_enough",
+    "shapes_only",
+    "thresholds_in",
+]
 
 NEVER = 2**62
 """A threshold that no training reaches."""
+
+_RANGES = 2**31
+"""What the threshold for ranges is multiplied with in the weight that holds it, too."""
 
 
 class Phase(NamedTuple):
@@ -32,6 +43,19 @@ class Phase(NamedTuple):
     frozen: Any
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
+    fixed: Any = False
+    """Whether ranges are as they are: training observes them no more."""
+
+
+def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
+    """The thresholds that the weights of a layer, or of several, hold."""
+    rest = freeze_from % NEVER
+    ranges = rest // _RANGES
+    return {
+        "quantize_from": quantize_from,
+        "freeze_from": tf.where(freeze_from >= NEVER, tf.cast(NEVER, tf.int64), rest % _RANGES),
+        "freeze_ranges_from": tf.where(ranges > 0, ranges, NEVER),
+    }
 
 
 @contextlib.contextmanager
@@ -75,6 +99,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
     step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
+    The latter also holds the first step that observes no ranges, as files of earlier versions
+    have no weight of its own for it: see `thresholds`.
 
     It computes in float32; the layers inside it compute as their own policies say.
 
@@ -113,6 +139,23 @@ class ScheduledLayer(backend.keras.layers.Layer):
         self.freeze_from = self._counter("freeze_from", NEVER)
         super().build(input_shape)
 
+    def thresholds(self) -> dict[str, Any]:
+        """The first step of each change, as tensors."""
+        return thresholds_in(self.quantize_from.read_value(), self.freeze_from.read_value())
+
+    def set_thresholds(self, **thresholds: int) -> None:
+        """Sets some of them; the others stay."""
+        if "quantize_from" in thresholds:
+            self.quantize_from.assign(thresholds["quantize_from"])
+        if not thresholds.keys() <= {"quantize_from"}:
+            found = {**self.thresholds(), **thresholds}
+            ranges, norm = (
+                tf.cast(found[name], tf.int64) for name in ("freeze_ranges_from", "freeze_from")
+            )
+            ranges = tf.where(ranges < NEVER, tf.clip_by_value(ranges, 1, _RANGES - 1), 0)
+            norm = tf.where(norm < NEVER, tf.minimum(norm, _RANGES - 1), NEVER)
+            self.freeze_from.assign(ranges * _RANGES + norm)
+
     @property
     def switches(self) -> list[Any]:
         """The weights that say what a call does."""
@@ -144,4 +187,10 @@ class ScheduledLayer(backend.keras.layers.Layer):
         )
         if self.assumed is not None and self.assumed.training is training:
             return self.assumed
-        return Phase(training, step >= self.quantize_from, step >= self.freeze_from)
+        starts = self.thresholds()
+        return Phase(
+            training,
+            step >= starts["quantize_from"],
+            step >= starts["freeze_from"],
+            fixed=step >= starts["freeze_ranges_from"],
+        )
