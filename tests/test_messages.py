@@ -132,6 +132,7 @@ def test_losses_and_metrics_that_are_added():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 
+@pytest.mark.slow
 def test_converter_of_tflite():
     """What users of tfmot call first."""
     qat = observe(keras_qat.quantize_model(tiny_net()), X)
@@ -153,17 +154,25 @@ class Distiller(keras.Model):
         return self.student(x, training=training)
 
 
-@pytest.mark.parametrize(
-    "callback", [QuantDelay, pytest.param(FreezeBatchNorm, marks=pytest.mark.slow)]
-)
+CALLBACKS = pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm])
+
+
+@CALLBACKS
 def test_delays_in_a_model_that_trains_others(callback):
+    trainer = Distiller(keras_qat.quantize_model(tiny_net()))
+    trainer.compile("sgd", "mse")
+    message = rf"Distiller 'distiller' trains other models.*{callback.__name__}\(2, model=qat\)"
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(X, np.zeros((16, 3)), verbose=0, callbacks=[callback(2)])
+
+
+@pytest.mark.slow
+@CALLBACKS
+def test_delays_of_a_model_that_another_one_trains(callback):
     qat = keras_qat.quantize_model(tiny_net())
     trainer = Distiller(qat)
     trainer.compile("sgd", "mse")
     labels = np.zeros((16, 3))
-    message = rf"Distiller 'distiller' trains other models.*{callback.__name__}\(2, model=qat\)"
-    with pytest.raises(ValueError, match=message):
-        trainer.fit(X, labels, verbose=0, callbacks=[callback(2)])
     trainer.fit(X, labels, verbose=0, batch_size=4, callbacks=[callback(2, model=qat)])
     wrapper = qat.get_layer("quant_conv")
     assert int(getattr(wrapper, callback.threshold)) == 2
