@@ -306,9 +306,14 @@ def _symbols(trace: _Trace) -> list[Any]:
 
 
 def _what(node: Any) -> Any:
+    """What computes: of layers without weights, such as `keras.layers.add` makes, any such one."""
     layer = node.layer
     symbol = getattr(layer, "symbol", None)
-    return (type(layer), symbol) if symbol else layer
+    if symbol:
+        return type(layer), symbol
+    if layer.weights or type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
+        return layer
+    return type(layer), {**layer.get_config(), "name": ""}
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -61,10 +61,15 @@ def _split_square(call: Call, made: Made) -> list[Call]:
 
 
 def _split_power(call: Call, made: Made) -> list[Call]:
-    """x ** 2 -> Multiply."""
+    """x ** 2 and x ** 3 -> Multiply."""
     x, exponent = operands(call, "x", "y")
-    is_square = isinstance(x, Value) and number(exponent) == 2
-    return _split_square(call, made) if is_square else []
+    if not isinstance(x, Value) or not x.is_float or number(exponent) not in (2, 3):
+        return []
+    if number(exponent) == 2:
+        return _split_square(call, made)
+    parts = Parts(call, made)
+    square = parts.add(parts.new("square", _layers.Multiply), [x, x], shape=x.shape)
+    return parts.end(parts.new("", _layers.Multiply), [square, x])
 
 
 def _split_getitem(call: Call, made: Made) -> list[Call]:

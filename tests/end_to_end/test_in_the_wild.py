@@ -51,6 +51,7 @@ FORMS = {
     "a mean of stacked tensors": (lambda x: tf.reduce_mean([x, x * 3.0], axis=0), SHAPE),
     "the largest of a list": (lambda x: tf.reduce_max([x, conv(x)], axis=[0]), SHAPE),
     "the smallest of a list": (lambda x: tf.reduce_min([x, conv(x)], axis=0), SHAPE),
+    "a cube, as in a GELU": (lambda x: tf.pow(tf.tanh(conv(x)), 3), SHAPE),
     "a mean of all of them": (lambda x: tf.reduce_mean([x, x * 3.0], axis=[0, 2]), SHAPE),
     "an initializer of one's own": (
         lambda x: layers.Conv2D(4, 1, bias_initializer=Prior())(x),

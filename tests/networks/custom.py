@@ -109,6 +109,17 @@ class Block(layers.Layer):
         return tf.nn.relu(inputs + self.drop(x, training))
 
 
+class Residual(layers.Layer):
+    """Makes a layer in its `call`, as keras-tcn does."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.drop = layers.Dropout(0.2)
+
+    def call(self, inputs, training=None):
+        return layers.add([inputs, self.drop(tf.nn.relu(inputs), training=training)])
+
+
 class Stage(layers.Layer):
     """Blocks in a list, one of them called twice, and a Lambda."""
 
@@ -238,6 +249,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a copy for each example": lambda x: ManyTokens()(conv(x)),
     "a dropout": lambda x: FixedDropout(0.01, noise_shape=(None, 1, 1, 1))(conv(x)),
     "a block": lambda x: Block(4)(x),
+    "a layer made in call": lambda x: Residual()(conv(x)),
     "a block of blocks": lambda x: Stage(4)(x),
     "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),
     "a subclass": lambda x: OwnDepthwise(3, padding="same")(x),
