@@ -45,7 +45,7 @@ COLUMNS = (
 PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tf-keras", "ai-edge-litert", "keras-qat"),
     *("keras-cv-attention-models", "segmentation-models", "keras-unet-collection"),
-    *("efficientnet", "image-classifiers"),
+    *("efficientnet", "image-classifiers", "keras-tcn"),
 )
 """Whose versions are noted, as far as they are installed."""
 NOTES = (

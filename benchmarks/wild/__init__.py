@@ -1,7 +1,8 @@
 r"""Architectures as people write them: from packages, and by hand, with random weights.
 
 pip install --no-deps keras-cv-attention-models==1.4.3 segmentation-models==1.0.1 \
-        keras-unet-collection==0.1.13 efficientnet==1.1.1 keras-applications image-classifiers
+        keras-unet-collection==0.1.13 efficientnet==1.1.1 keras-applications image-classifiers \
+        keras-tcn==3.5.7
 pip install scikit-image
 python -m benchmarks.wild
 """
@@ -89,6 +90,23 @@ def _segmentation(kind: str, backbone: str) -> Any:
     return make(backbone, input_shape=(SIZE, SIZE, 3), encoder_weights=None, classes=2)
 
 
+TCNS: dict[str, dict[str, Any]] = {
+    "last": {"use_batch_norm": True},
+    "sequences": {"use_layer_norm": True, "return_sequences": True},
+}
+"""What networks of keras-tcn give -> options."""
+
+
+def _tcn(options: dict[str, Any]) -> Any:
+    from tcn import TCN
+
+    from keras_qat.keras2.backend import keras
+
+    inputs = keras.Input((64, 4))
+    x = TCN(16, dilations=(1, 2, 4), **options)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(5)(x))
+
+
 UNETS: dict[str, dict[str, Any]] = {
     "unet_2d": {"n_labels": 2},
     "vnet_2d": {"n_labels": 2, "res_num_max": 2, "pool": False, "unpool": False},
@@ -97,6 +115,10 @@ UNETS: dict[str, dict[str, Any]] = {
     "att_unet_2d": {"n_labels": 2},
     "resunet_a_2d": {"n_labels": 2, "dilation_num": [1, 3]},
     "u2net_2d": {"n_labels": 2, "filter_num_down": [16, 16, 16]},
+    "transunet_2d": {
+        **{"n_labels": 2, "stack_num_down": 1, "stack_num_up": 1, "embed_dim": 32, "num_mlp": 32},
+        **{"num_heads": 2, "num_transformer": 1},
+    },
     "unet_3plus_2d": {"n_labels": 2, "filter_num_skip": "auto", "filter_num_aggregate": "auto"},
 }
 """Constructor of keras-unet-collection -> its options."""
@@ -126,4 +148,5 @@ def builders() -> dict[str, Builder]:
     }
     found |= {f"sm {' '.join(each)}": partial(_segmentation, *each) for each in SEGMENTATION}
     found |= {f"kuc {name}": partial(_unet, name, options) for name, options in UNETS.items()}
+    found |= {f"tcn {name}": partial(_tcn, options) for name, options in TCNS.items()}
     return found | BY_HAND
