@@ -15,20 +15,18 @@ from keras_qat.data import batch_count, batches
 from keras_qat.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
-from keras_qat.keras2.graph import Call, takes_training
+from keras_qat.keras2.graph import Call, Graph, takes_training, values_in
 from keras_qat.keras2.precision import computing_in_float32
-from keras_qat.layers import ScheduledLayer
+from keras_qat.layers import Quantize, ScheduledLayer
 from keras_qat.layers.scheduled import NEVER, Phase, assuming
 from keras_qat.progress import shown
-from keras_qat.range_methods import METHODS
+from keras_qat.range_methods import METHODS, Range
 from keras_qat.schedule import check_quantized, schedule, scheduled_layers
+from keras_qat.untrained import EXAMPLES_PER_BATCH
 
-__all__ = ["EXAMPLES_PER_BATCH", "calibrate"]
+__all__ = ["calibrate"]
 
 Method = Literal["minmax", "percentile", "mse", "entropy"]
-
-EXAMPLES_PER_BATCH = 32
-"""How many examples count as a batch where training goes on from ranges of `calibrate`."""
 
 
 @one_at_a_time
@@ -61,7 +59,9 @@ def calibrate(
         method: what a range is made of. "minmax" takes the extremes, "percentile" all but a
             share of the numbers at either end, "mse" the range with the smallest mean squared
             error, "entropy" that with the smallest Kullback-Leibler divergence. What lies
-            beyond a range is cut off. Ranges that a kernel fixes stay as they are.
+            beyond a range is cut off. "percentile" does so with the inputs before anything is
+            computed from them, for which it reads the data twice, if it is no generator. Ranges
+            that a kernel fixes stay as they are.
         percentile: share of the numbers, in percent, below the upper end, and above the lower one.
         reset: whether what was observed before, by training or in an earlier call, is forgotten.
             If not, ranges are averaged with it, each part counting by its number of examples.
@@ -82,17 +82,51 @@ def calibrate(
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     found = _Observed(model, counts=method != "minmax")
+    options = {"percent": percentile} if method == "percentile" else {}
+    range_of = functools.partial(METHODS[method], **options)
+
+    def read() -> Iterator[list[np.ndarray]]:
+        return batches(model, dataset, batch_size, steps, finite=True)
+
+    limits: dict[int, tuple[Any, Range]] = {}
+    if method == "percentile" and not hasattr(dataset, "__next__"):
+        limits = _input_limits(found.watch.graph, read(), range_of)
     first: list[np.ndarray] = []
-    read = batches(model, dataset, batch_size, steps, finite=True)
     total = batch_count(model, dataset, batch_size, steps)
-    for batch in shown(read, "Calibration", verbose, total):
+    for batch in shown(read(), "Calibration", verbose, total):
+        for place, (_, ends) in limits.items():
+            batch[place] = np.clip(batch[place], *ends)
         found.add(batch)
         first = first or [each[:1] for each in batch]
-    options = {"percent": percentile} if method == "percentile" else {}
-    ranges = found.ranges(lambda histogram, spec: METHODS[method](histogram, spec, **options))
+    ranges = found.ranges(range_of) | dict(limits.values())
     _observe_weights(model, first, reset)
     for observer, ends in ranges.items():
         _set(observer, ends, found.examples / EXAMPLES_PER_BATCH, reset)
+
+
+def _input_limits(
+    graph: Graph, read: Iterator[list[np.ndarray]], range_of: Callable[..., Range]
+) -> dict[int, tuple[Any, Range]]:
+    """The ranges of inputs that have a quantizer for themselves: place -> observer, range."""
+    readers = graph.consumers()
+    found = {}
+    for place, value in enumerate(values_in(graph.inputs)):
+        layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
+        own = [each for each in layers if each.slots == 1]
+        if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
+            found[place] = own[0].quantizer
+    counts: dict[int, Any] = dict.fromkeys(found, 0)
+    ends: dict[int, list[np.ndarray]] = {place: [] for place in found}
+    for batch in read:
+        for place in found:
+            x = tf.constant(batch[place], tf.float32)
+            counts[place] = counts[place] + folded(counts_of(x).numpy())
+            ends[place].append(extremes_of(x).numpy())
+    limits = {}
+    for place, quantizer in found.items():
+        low, high = np.min(ends[place], 0)[0], np.max(ends[place], 0)[1]
+        limits[place] = range_of(Histogram.of(counts[place], low, high), quantizer.spec)
+    return {place: (found[place].observers[0], limits[place]) for place in found}
 
 
 class _Watch:
@@ -188,13 +222,13 @@ class _Observed:
                 f"numbers in the data that are too large."
             )
 
-    def ranges(self, method: Callable[..., tuple[float, float]]) -> dict[Any, tuple[float, float]]:
+    def ranges(self, method: Callable[..., Range]) -> dict[Any, Range]:
         """The range of each observer: by the method of all that its quantizer has seen."""
         places: dict[Any, list[int]] = {}
         for place, (quantizer, slot) in enumerate(self.watch.tensors):
             key = (quantizer, None if self.counts else slot)
             places.setdefault(key, []).append(place)
-        found: dict[Any, tuple[float, float]] = {}
+        found: dict[Any, Range] = {}
         for (quantizer, slot), each in places.items():
             assert self.extremes is not None
             ends = self.extremes[each, 0].min(), self.extremes[each, 1].max()

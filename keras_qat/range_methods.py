@@ -13,7 +13,7 @@ import numpy as np
 from keras_qat.histograms import Histogram
 from keras_qat.specs import QuantSpec
 
-__all__ = ["METHODS", "entropy", "extremes", "least_squares", "percentile"]
+__all__ = ["METHODS", "Range", "entropy", "extremes", "least_squares", "percentile"]
 
 Range = tuple[float, float]
 

@@ -9,7 +9,13 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.layers.scheduled import NEVER
 from keras_qat.schedule import scheduled_layers
 
-__all__ = ["untrained", "warn_if_untrained"]
+__all__ = ["EXAMPLES_PER_BATCH", "untrained", "warn_if_untrained"]
+
+
+EXAMPLES_PER_BATCH = 32
+"""How many examples count as a batch where training goes on from ranges of `calibrate`."""
+FEW = 4
+"""Ranges of fewer examples are told."""
 
 
 def warn_if_untrained(model: Any) -> None:
@@ -20,7 +26,8 @@ def warn_if_untrained(model: Any) -> None:
 
 def untrained(model: Any) -> list[str]:
     """Why the file of a model does not compute what the model was trained to: sentences."""
-    return [each for each in (_before_delay(model), _without_data(model)) if each]
+    found = (_before_delay(model), _without_data(model), _few_examples(model))
+    return [each for each in found if each]
 
 
 def _before_delay(model: Any) -> str:
@@ -63,4 +70,22 @@ def _without_data(model: Any) -> str:
         f"{len(blind)} quantizers of '{model.name}' have seen no data yet, and keep the range that "
         f"the recipe begins with, {low:g} to {high:g}. Train the model, or call "
         f"keras_qat.calibrate(model, data)."
+    )
+
+
+def _few_examples(model: Any) -> str:
+    """Ranges were calibrated on next to nothing. Each batch of training counts as enough."""
+    counters = [
+        observer.counter
+        for layer in scheduled_layers(model)
+        for quantizer in layer.quantizers
+        for observer in quantizer.observers
+    ]
+    counts = [float(each.numpy()) for each in counters if each is not None]
+    examples = round(max(counts, default=0.0) * EXAMPLES_PER_BATCH)
+    if not 0 < examples < FEW:
+        return ""
+    return (
+        f"The ranges of '{model.name}' come from {examples} example{'s'[: examples - 1]}: numbers "
+        f"beyond them are cut off. Calibrate on some hundred."
     )

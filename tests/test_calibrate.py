@@ -246,6 +246,17 @@ def test_outlier_is_cut_off(method):
     assert keras_qat.quantizers(qat)[0].maximum < 500 if method == "entropy" else 6
 
 
+def test_outlier_is_cut_off_before_it_reaches_other_layers():
+    """Unless the data can be read only once."""
+    x = images(64, (8, 8, 1))
+    broken = x.copy()
+    broken[5, 3, 3] = 1000
+    clean, found = (calibrated(each, method="percentile", percentile=99.9) for each in (x, broken))
+    np.testing.assert_allclose(activations(found), activations(clean), rtol=0.2)
+    keras_qat.calibrate(found, iter([broken]), method="percentile", percentile=99.9)
+    assert activations(found).max() > 5 * activations(clean).max()
+
+
 def test_pixels_keep_their_range():
     """They lie on the steps of the full range: any other one is worse, whatever histograms say."""
     x = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1)) / np.float32(255)
