@@ -1,8 +1,8 @@
 """Quantization-aware training for Keras 2, down to the int8 file that runs."""
 
-from keras_qat import callbacks, layers, recipes, specs
+from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.calibrate import calibrate
-from keras_qat.export import export_onnx, export_saved_model, export_tflite, read_metadata
+from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.keras2.backend import keras
 from keras_qat.keras3 import from_keras_3, to_keras_3
 from keras_qat.quantize import plan, quantize_model, quantizers
@@ -21,6 +21,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "callbacks",
+    "export_c",
     "export_onnx",
     "export_saved_model",
     "export_tflite",
@@ -42,6 +43,7 @@ __all__ = [
     "specs",
     "strip_quantization",
     "summary",
+    "targets",
     "to_keras_3",
     "verify",
 ]

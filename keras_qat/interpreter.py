@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from keras_qat.tflite.objects import contents_of
 
 __all__ = ["KERNELS", "Kernels", "TFLiteModel"]
 
-Kernels = Literal["xnnpack", "optimized", "reference"]
+Kernels = Literal["xnnpack", "optimized", "reference", "tflm"]
 
 KERNELS: dict[str, str] = {
     "xnnpack": "AUTO",
@@ -23,7 +23,7 @@ KERNELS: dict[str, str] = {
     "reference": "BUILTIN_REF",
 }
 """Which kernels compute a file -> the interpreter's name for them. XNNPACK where it has one, as
-on phones; TFLite's own optimized ones; its reference ones, which are those of microcontrollers."""
+on phones; TFLite's own optimized ones; its reference ones. "tflm" is `micro`'s interpreter."""
 
 
 def _interpreter_module() -> Any:
@@ -42,7 +42,7 @@ class TFLiteModel:
     Args:
         file: its path or contents.
         kernels: which kernels compute it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
-            "reference" (those of microcontrollers).
+            "reference" (its portable ones).
 
     Raises:
         ValueError: if it is not a TFLite file, there are no such kernels, or one that it needs is
@@ -51,7 +51,9 @@ class TFLiteModel:
 
     def __init__(self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack") -> None:
         if kernels not in KERNELS:
-            raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, KERNELS))}.")
+            raise ValueError(
+                f"kernels={kernels!r}: use one of {', '.join(map(repr, get_args(Kernels)))}."
+            )
         contents = contents_of(file)
         module = _interpreter_module()
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType

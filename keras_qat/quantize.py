@@ -54,9 +54,9 @@ def quantize_model(
             `-`, a pattern with `*`, a class name, a list of those, or a function that takes a
             layer. All layers by default.
         strict: whether a layer that would stay in float is an error.
-        kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops) or
-            "reference" (TFLite's portable kernels, which microcontrollers have). The model's
-            attribute `kernels` changes it at any time; training does not depend on it.
+        kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops),
+            "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
+            model's attribute `kernels` changes it at any time; training does not depend on it.
         inputs: for a subclassed model that was not called yet: what it is to be called on, such as
             `keras.Input(shape)`, or a structure of them.
 

@@ -82,8 +82,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     def kernels(self) -> Family:
         """Whose rounding inference has; may be set at any time.
 
-        "xnnpack" (phones, desktops), or "reference": TFLite's portable kernels, which
-        microcontrollers have.
+        "xnnpack" (phones, desktops), "tflm" (TFLite Micro: microcontrollers), or "reference":
+        TFLite's portable kernels.
         """
         return self._kernels
 

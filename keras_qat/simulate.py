@@ -98,8 +98,8 @@ def simulate(
     Args:
         model: a trained quantization-aware model.
         x: inputs, as `verify` takes them; real numbers, or quantized values of its type.
-        kernels: whose rounding: "xnnpack", what phones run, or "reference", TFLite's portable
-            kernels, which microcontrollers run.
+        kernels: whose rounding: "xnnpack", what phones run, "tflm", TFLite Micro's kernels, which
+            microcontrollers run, or "reference", TFLite's portable ones.
         input_range: as in `export_tflite`.
         batch_size: how many examples are computed at a time.
         verbose: 1 shows progress.

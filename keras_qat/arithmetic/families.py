@@ -6,10 +6,11 @@ from typing import Literal, get_args
 
 __all__ = ["FAMILIES", "Family", "check_family"]
 
-Family = Literal["xnnpack", "reference"]
+Family = Literal["xnnpack", "reference", "tflm"]
 """`xnnpack`: the kernels of phones and desktops, which multiply in float32 and round once, half to
 even; where XNNPACK takes no such operator, TFLite's optimized kernel. `reference`: TFLite's
-portable kernels, which microcontrollers have: 31-bit multipliers, rounded twice."""
+portable kernels: 31-bit multipliers, rounded twice. `tflm`: those of TFLite Micro, which began as
+the portable ones and differ in some; CMSIS-NN's give the same."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -23,4 +24,4 @@ def check_family(kernels: str) -> Family:
     for family in FAMILIES:
         if kernels == family:
             return family
-    raise ValueError(f"kernels={kernels!r}: use {' or '.join(map(repr, FAMILIES))}.")
+    raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, FAMILIES))}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.branching import traced_once
 
-__all__ = ["QuantParams", "round_half_away", "single"]
+__all__ = ["QuantParams", "ratio", "round_half_away", "single"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +116,12 @@ def _of_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
 def single(number: Any) -> Any:
     """A float64 number, rounded to float32: that of a computation in float32."""
     return tf.cast(tf.cast(number, tf.float32), tf.float64)
+
+
+def ratio(family: str, *factors: Any, by: Any) -> Any:
+    """The product of scales, divided: in float32, by TFLite Micro's kernels in double precision."""
+    step = (lambda x: x) if family == "tflm" else single
+    return step(functools.reduce(lambda x, y: step(x * y), factors) / by)
 
 
 def round_half_away(x: Any) -> Any:

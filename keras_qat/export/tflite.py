@@ -9,6 +9,7 @@ from typing import Any, Literal
 from keras_qat.exportable import check_exportable, some
 from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
@@ -32,6 +33,7 @@ def export_tflite(
     output_dtype: EndType | None = None,
     input_range: tuple[float, float] | None = None,
     pack_int4: bool = False,
+    batch_size: int | None = None,
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
@@ -54,13 +56,16 @@ def export_tflite(
             times as wide and round twice, so that some 2 % of a layer's codes are off by one; and
             they unpack the weights first, so that it is slower (docs/export.md has figures).
 
+        batch_size: how many examples a run takes, for all time: microcontrollers and NPUs ask for
+            shapes that are known, and 1. None: any number.
+
     Returns:
         The file's contents.
 
     Raises:
-        ValueError: if the model is not quantized, a quantizer has no usable range, a type or
-            `input_range` is none, or TFLite has no operator for a layer in float; the message
-            names it.
+        ValueError: if the model is not quantized, a quantizer has no usable range, a type,
+            `input_range` or `batch_size` is none, or TFLite has no operator for a layer in float;
+            the message names it.
         OSError: if `path` cannot be written; checked before the work begins.
 
     Example:
@@ -72,11 +77,15 @@ def export_tflite(
     types = [_end_type(name, dtype, wide) for name, dtype in ends.items()]
     if wide and pack_int4:
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give the number of examples, or None for any.")
     check_exportable(model)
     warn_if_untrained(model)
     target = None if path is None else check_writable(path)
     graph = resolve(model, input_range=input_range)
     _warn_of_rounding(graph)
+    if batch_size is not None:
+        graph = with_batch(graph, batch_size)
     builder = Builder(pack_int4=pack_int4)
     inputs, outputs = write_graph(graph, builder, *types)
     if pack_int4 and not builder.packed_int4:

@@ -89,7 +89,7 @@ def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -
         function: the function.
         of_tflite: the same in the operations of TFLite's table.
     """
-    looked_up = by_table(in_float32(of_tflite), in_float32(function, of_xnnpack=True))
+    looked_up = by_table(in_float32(of_tflite), xnnpack=in_float32(function, of_xnnpack=True))
 
     @traced_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:

@@ -46,7 +46,7 @@ def product(x: Any, kernel: Any) -> Any:
 
 
 def _weighted(a: Arguments, linear: Any, channels: tuple[int, ...]) -> Any:
-    is_double = _is_fully_connected(a.attributes, a.wide)
+    is_double = _is_fully_connected(a.attributes, a.wide) and a.family != "tflm"
     return weighted(a, linear, channels, "double" if is_double else "fixed")
 
 

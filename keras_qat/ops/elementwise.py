@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
-from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.arithmetic.qparams import QuantParams, ratio, single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
@@ -63,7 +63,7 @@ def _add_in(a: Arguments) -> Any:
     It leaves ratios below 2^-10 and from 2^8 on to TFLite's kernel.
     """
     sign, scales = a.attributes["sign"], [each.scale for each in a.params]
-    if a.family == "reference" or a.wide:
+    if a.family != "xnnpack" or a.wide:
         return _add_twice(a)
     first, second, bits, half, taken = _multipliers(*scales, a.output.scale)
 
@@ -123,11 +123,11 @@ def _multiply(a: Arguments) -> Any:
     It makes a square of a tensor times itself, which it looks up.
     """
     x, y = a.q
-    ratio = single(single(a.params[0].scale * a.params[1].scale) / a.output.scale)
+    factor = ratio(a.family, *(each.scale for each in a.params), by=a.output.scale)
 
     def in_integers() -> Any:
         product = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
-        return tf.cast(multiply(product, fixed_point(ratio)), x.dtype)
+        return tf.cast(multiply(product, fixed_point(factor)), x.dtype)
 
     def in_float() -> Any:
         if x is y:
@@ -136,11 +136,11 @@ def _multiply(a: Arguments) -> Any:
         if any(tf.get_static_value(each) is not None for each in (x, y)):
             # Else graph optimization would multiply the constant by the ratio.
             product = tf.cast(tf.cast(product, tf.int32), tf.float32)
-        return tf.round(product * tf.cast(ratio, tf.float32))
+        return tf.round(product * tf.cast(factor, tf.float32))
 
-    if a.family == "reference" or a.wide:
+    if a.family != "xnnpack" or a.wide:
         return in_integers()
-    return tf.cond((ratio >= 2.0**-16) & (ratio < 2.0**8), in_float, in_integers)
+    return tf.cond((factor >= 2.0**-16) & (factor < 2.0**8), in_float, in_integers)
 
 
 def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:

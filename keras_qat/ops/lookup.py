@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
@@ -50,16 +49,14 @@ def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes],
     return entries
 
 
-def by_table(table: Table, xnnpack: Table | None = None) -> Compute:
-    """Computes the table, which XNNPACK may have its own of, then looks up each value."""
-    made: dict[Family, Any] = {
-        "reference": entries_of(table),
-        "xnnpack": entries_of(xnnpack or table),
-    }
+def by_table(table: Table, **others: Table) -> Compute:
+    """Computes the table, which some families may have their own of, then looks up each value."""
+    entries, theirs = entries_of(table), {name: entries_of(each) for name, each in others.items()}
 
     def compute(a: Arguments) -> Any:
         (q,), (x,) = a.q, a.params
-        found = tf.cast(made[a.family](x, a.output, a.attributes), q.dtype)
+        made = theirs.get(a.family, entries)
+        found = tf.cast(made(x, a.output, a.attributes), q.dtype)
         places = q + tf.cast(x.zero_point - x.lowest, q.dtype)
         return tf.gather(found, tf.cast(places, tf.int32))
 
@@ -174,10 +171,8 @@ def lookup_row(
     compute_kernel = compute_generic
     if kernel is not None:
         compute_kernel = by_table(
-            *(
-                _where(kernel.takes, table, generic)
-                for table in (kernel.table, kernel.xnnpack or kernel.table)
-            )
+            _where(kernel.takes, kernel.table, generic),
+            xnnpack=_where(kernel.takes, kernel.xnnpack or kernel.table, generic),
         )
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:

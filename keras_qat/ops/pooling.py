@@ -176,7 +176,7 @@ def _mean(a: Arguments) -> Any:
     sums = tf.reduce_sum(tf.cast(x, tf.float64), axes, keep)
     sizes = tf.gather(tf.shape(x, tf.int64), axes)
     count = tf.reduce_prod(sizes)
-    if a.family == "reference" or a.wide:
+    if a.family != "xnnpack" or a.wide:
         multiplier, exponent = fixed_point(params.scale / output.scale)
         bits = exponent_of(tf.cast(count, tf.float64))
         bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)

@@ -36,7 +36,7 @@ def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams
     """
     before, after = (each.as_tensors().scale for each in (params, output))
     exact = tf.cast(multiply(tf.cast(q, tf.int64), fixed_point(before / after)), q.dtype)
-    if family == "reference" or output.bits == 16:
+    if family != "xnnpack" or output.bits == 16:
         return exact
     ratio = single(before / after)
     coarse = tf.floor((q * tf.cast(tf.round(256.0 * ratio), q.dtype) + 128.0) / 256.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
-from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.arithmetic.qparams import QuantParams, ratio, round_half_away, single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import is_operation, number, operands
@@ -39,15 +40,18 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
-def _relu_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
-    scaled = multiply(tf.cast(q, tf.int64), fixed_point(single(x.scale / output.scale)))
+def _relu_table(
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, family: str = "reference"
+) -> Any:
+    number = fixed_point(ratio(family, x.scale, by=output.scale))
+    scaled = multiply(tf.cast(q, tf.int64), number)
     result = tf.maximum(tf.cast(scaled, tf.float64), 0.0)
     if attributes["maximum"] == 6:
         result = tf.minimum(result, round_half_away(single(6.0 / output.scale)))
     return result
 
 
-_relu_by_table = by_table(_relu_table)
+_relu_by_table = by_table(_relu_table, tflm=partial(_relu_table, family="tflm"))
 
 
 def _relu(a: Arguments) -> Any:
@@ -57,13 +61,26 @@ def _relu(a: Arguments) -> Any:
     """
     if not a.wide:
         return _relu_by_table(a)
-    return _relu_table(a.q[0], a.params[0], a.output, a.attributes)
+    return _relu_table(a.q[0], a.params[0], a.output, a.attributes, a.family)
+
+
+def _emit_relu(e: Emission) -> None:
+    """RELU, and MINIMUM where it ends inside of the range: TFLite Micro's RELU6 has no scales."""
+    if not e.ends_at_6(e.attributes["maximum"]):
+        e.add("RELU")
+        return
+    output = e.node.output.params
+    assert output is not None
+    unclipped = e.temporary("unclipped", e.shape(e.outputs[0]), output)
+    e.add("RELU", outputs=[unclipped])
+    six = output.quantize(np.array(6.0))
+    e.add("MINIMUM", [unclipped, e.constant("six", six, output)])
 
 
 RELU = Op(
     "relu",
     _relu,
-    lambda e: e.add("RELU6" if e.ends_at_6(e.attributes["maximum"]) else "RELU"),
+    _emit_relu,
     doc="ReLU, also with a maximum",
     layers=(_layers.ReLU,),
     symbols=("nn.relu", "nn.relu6"),
@@ -93,14 +110,16 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _leaky_table(
-    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, negates_first: bool = False
+    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, family: str = "reference"
 ) -> Any:
     """TFLite's: two products; one below zero with the slope in its scale."""
     slope, whole = attributes["slope"], tf.cast(q, tf.int64)
     sign = -1 if slope < 0 else 1
-    number = fixed_point(single(single(x.scale * abs(slope)) / output.scale))
+    number = fixed_point(ratio(family, x.scale, abs(slope), by=output.scale))
+    # The optimized kernel, which XNNPACK leaves int16 to, has a negative multiplier: halves go up.
+    negates_first = family == "xnnpack"
     below = multiply(sign * whole, number) if negates_first else sign * multiply(whole, number)
-    above = multiply(whole, fixed_point(single(x.scale / output.scale)))
+    above = multiply(whole, fixed_point(ratio(family, x.scale, by=output.scale)))
     return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
 
 
@@ -123,16 +142,16 @@ def _leaky_table_of_xnnpack(
     return tf.where(taken, coarse, _leaky_table(q, x, output, attributes))
 
 
-_leaky_by_table = by_table(_leaky_table, _leaky_table_of_xnnpack)
+_leaky_by_table = by_table(
+    _leaky_table, xnnpack=_leaky_table_of_xnnpack, tflm=partial(_leaky_table, family="tflm")
+)
 
 
 def _leaky_relu(a: Arguments) -> Any:
     """x above zero, slope * x below."""
     if not a.wide:
         return _leaky_by_table(a)
-    # The optimized kernel has a negative multiplier, and halves go up after that.
-    negates_first = a.family == "xnnpack"
-    return _leaky_table(a.q[0], a.params[0], a.output, a.attributes, negates_first)
+    return _leaky_table(a.q[0], a.params[0], a.output, a.attributes, a.family)
 
 
 LEAKY_RELU = Op(
@@ -154,9 +173,10 @@ def _prelu(a: Arguments) -> Any:
     """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
     x, slopes = tf.cast(a.q[0], tf.int64), tf.cast(a.weights.q, tf.int64)
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
-    scale = single(single(a.params[0].scale * scale) / a.output.scale)
-    above = multiply(x, fixed_point(single(a.params[0].scale / a.output.scale)))
-    return tf.cast(tf.where(x >= 0, above, multiply(x * slopes, fixed_point(scale))), a.q[0].dtype)
+    before, after = a.params[0].scale, a.output.scale
+    above = multiply(x, fixed_point(ratio(a.family, before, by=after)))
+    below = multiply(x * slopes, fixed_point(ratio(a.family, before, scale, by=after)))
+    return tf.cast(tf.where(x >= 0, above, below), a.q[0].dtype)
 
 
 def _emit_prelu(e: Emission) -> None:

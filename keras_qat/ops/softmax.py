@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
@@ -56,7 +57,7 @@ _product = functools.partial(high_product, bits=31)
 def _softmax(a: Arguments) -> Any:
     (q,), (x,), axis = a.q, a.params, a.attributes["axis"]
     if a.wide:
-        return tf.cast(_of_int16(tf.cast(q, tf.int64), x, axis), q.dtype)
+        return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), x, axis), q.dtype)
     wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
     q = tf.cond(
         wider.scale > x.scale,
@@ -64,7 +65,7 @@ def _softmax(a: Arguments) -> Any:
         lambda: tf.identity(a.q[0]),
     )
     x = wider
-    if a.family == "reference":
+    if a.family != "xnnpack":
         return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), x, axis), q.dtype)
     return _in_float32(q, x, a.output, axis)
 
@@ -135,15 +136,21 @@ def _one_over_one_plus(x: Any) -> Any:
     return saturate(shift(result, 1), 31)
 
 
-def _of_int16(q: Any, x: QuantParams, axis: int) -> Any:
-    """Exponentials and one over their sum from tables of 512 steps."""
+def _of_int16(family: Family, q: Any, x: QuantParams, axis: int) -> Any:
+    """Exponentials and one over their sum from tables of 512 steps.
+
+    TFLite Micro makes the tables in float32.
+    """
+    precise: Any = np.float32 if family == "tflm" else np.float64
     below = q - tf.reduce_max(q, axis, keepdims=True)
     below = multiply(below, fixed_point(single(x.scale) / (10.0 / 65535.0)))
-    exponentials = _interpolated(saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST))
+    exponentials = _interpolated(
+        saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST, precise)
+    )
     sums = tf.reduce_sum(exponentials, axis, keepdims=True)
     length = exponent_of(tf.cast(sums, tf.float64)) + 1
     normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
-    table = _table(_reciprocal, 1 / 65535, -(2**15))
+    table = _table(_reciprocal, 1 / 65535, -(2**15), precise)
     reciprocal = _interpolated(saturate(normalized - 2**15 - 2**16, 15), table)
     bits = length - 1
     half = shift(tf.ones_like(bits), bits - 1)
@@ -163,14 +170,15 @@ def _reciprocal(x: Any) -> Any:
 
 
 @functools.cache
-def _table(function: Any, scale: float, zero_point: int) -> np.ndarray:
+def _table(function: Any, scale: float, zero_point: int, precise: Any) -> np.ndarray:
     """A function at 513 places, in 32768ths. Half of the error between two is taken off."""
-    low, high = scale * (-(2**15) - zero_point), scale * (HIGHEST - zero_point)
-    width = (high - low) / 512
-    inverse = 65536 / (2 / 65535 * 65535)
-    places = low + np.arange(512) * width
+    low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
+    width = (high - low) / precise(512)
+    inverse = precise(65536 / (2 / 65535 * 65535))
+    steps = np.arange(513).astype(precise)
+    places = low + steps[:-1] * width
     here = _round(function(places) * inverse)
-    behind = function(low + np.arange(1, 513) * width) * inverse
+    behind = function(low + steps[1:] * width) * inverse
     middle = _round(function(places + width / 2) * inverse)
     error = _round((behind + here) / 2) - middle
     values = np.append(here - _round(error / 2), _round(function(high) * inverse))

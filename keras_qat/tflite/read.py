@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tensorflow.lite.tools import flatbuffer_utils
@@ -90,6 +90,10 @@ class FileGraph:
             return {self.tensors[i].name: self.tensors[i] for i in getattr(self._graph, end)}
         found = getattr(self._model.signatureDefs[0], end)
         return {each.name.decode(): self.tensors[each.tensorIndex] for each in found}
+
+    def ends(self, end: Literal["inputs", "outputs"]) -> list[int]:
+        """The tensors at one end, in the order in which interpreters count them."""
+        return [int(index) for index in getattr(self._graph, end)]
 
     def piece(self, index: int, known: Iterable[int]) -> list[Operation]:
         """The operations that compute a tensor from known tensors and constants, in order."""

@@ -8,8 +8,9 @@ import warnings
 from typing import Any
 
 from keras_qat.data import arrays_of
-from keras_qat.interpreter import Kernels, TFLiteModel
+from keras_qat.interpreter import Kernels
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.micro import MicroModel, opened
 from keras_qat.schedule import check_process, check_quantized
 from keras_qat.tflite.objects import contents_of
 from keras_qat.untrained import untrained
@@ -44,7 +45,8 @@ def verify(
             each layer fed what the model computed before it, so that the layer that differs is
             named. Holds the tensors of one batch in memory.
         kernels: which kernels compute the file: "xnnpack" (as on phones), "optimized" (TFLite's
-            own) or "reference" (those of microcontrollers).
+            own), "reference" (its portable ones), or "tflm": the file, exported with
+            `batch_size=1`, runs in TFLite Micro, as on microcontrollers.
         batch_size: how many examples to run at a time.
         verbose: 1 shows progress.
 
@@ -56,22 +58,26 @@ def verify(
     Raises:
         ValueError: if the model is not quantized, the file is damaged or not one of this model, or
             the inputs are not what the model takes.
+        ImportError: for "tflm" without the package `tflite-micro`.
 
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
     """
     check_quantized(model, ": verify what was exported.")
     check_process(model)
-    file = TFLiteModel(tflite, kernels)
+    file = opened(tflite, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
     notes = (*untrained(model), *doubts(model, file, contents_of(tflite), inputs))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
+    arena = None
+    if isinstance(file, MicroModel):
+        batch_size, arena = file.batch_size, file.arena_size()
     outputs = tuple(compare_outputs(model, file, inputs, batch_size, verbose))
     if not per_layer:
-        return Report(examples, kernels, outputs, notes=notes)
+        return Report(examples, kernels, outputs, notes=notes, arena_size=arena)
     contents = contents_of(tflite)
     report = compare_layers(model, contents, inputs, kernels, batch_size, outputs, verbose)
-    return dataclasses.replace(report, notes=notes)
+    return dataclasses.replace(report, notes=notes, arena_size=arena)

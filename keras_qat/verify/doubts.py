@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.interpreter import to_values
+from keras_qat.micro import Runner
 from keras_qat.tflite.metadata import fingerprint, read_metadata
 
 __all__ = ["doubts"]
@@ -15,9 +16,7 @@ FEW = 0.25
 """Share of an input's numbers that may lie beyond its range: of another scale, most of them do."""
 
 
-def doubts(
-    model: Any, file: TFLiteModel, contents: bytes, inputs: dict[str, np.ndarray]
-) -> list[str]:
+def doubts(model: Any, file: Runner, contents: bytes, inputs: dict[str, np.ndarray]) -> list[str]:
     """Why model and file may differ whatever the arithmetic is: sentences."""
     return [*_other_weights(model, contents), *_beyond_ranges(file, inputs)]
 
@@ -42,7 +41,7 @@ def _other_weights(model: Any, contents: bytes) -> list[str]:
     ]
 
 
-def _beyond_ranges(file: TFLiteModel, inputs: dict[str, np.ndarray]) -> list[str]:
+def _beyond_ranges(file: Runner, inputs: dict[str, np.ndarray]) -> list[str]:
     """Whether many numbers lie beyond what the file's inputs can hold."""
     found = []
     for name, detail in file.inputs.items():

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
+from keras_qat.interpreter import Kernels, to_codes
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import traced
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.micro import Runner, opened
 from keras_qat.progress import shown
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import kernels_of
@@ -50,8 +51,8 @@ def compare_layers(
     resolved = resolve(model, input_range=_input_range(graph, file), graph=graph)
     pairs, merged = pair(resolved, file)
     indices = [each.tensor.index for each in pairs]
-    whole = TFLiteModel(file.with_outputs(indices), kernels)
-    pieces: TFLiteModel | None = None
+    whole = opened(file.with_outputs(indices), kernels)
+    pieces: Runner | None = None
     values = [each.value for each in pairs]
     in_float = _evaluator(graph, values, _in_float)
     family = kernels_of(model)
@@ -77,7 +78,7 @@ def compare_layers(
         run = given | whole.run_once(given)
         if pieces is None:
             shapes = {int(name): codes.shape for name, codes in run.items()}
-            pieces = TFLiteModel(file.in_pieces(shapes), kernels)
+            pieces = opened(file.in_pieces(shapes), kernels)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
         fed = pieces.run_once(known)
         for each, real in zip(sums, exact, strict=True):

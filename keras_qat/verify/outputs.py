@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.data import packed
-from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.interpreter import to_values
+from keras_qat.micro import Runner
 from keras_qat.resolved.resolve import resolve
 from keras_qat.verify.report import OutputReport
 
@@ -17,7 +18,7 @@ __all__ = ["check_match", "compare_outputs"]
 
 
 def compare_outputs(
-    model: Any, file: TFLiteModel, inputs: dict[str, np.ndarray], batch_size: int, verbose: int = 0
+    model: Any, file: Runner, inputs: dict[str, np.ndarray], batch_size: int, verbose: int = 0
 ) -> list[OutputReport]:
     """Runs both on all examples; one report for each output."""
     codes = file.run(inputs, batch_size, verbose)
@@ -44,7 +45,7 @@ def _predicted(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nda
     return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
 
 
-def check_match(file: TFLiteModel, model: Any) -> None:
+def check_match(file: Runner, model: Any) -> None:
     """Raises a `ValueError` if the file's inputs or outputs are not those of the model."""
     ends = {
         "inputs": (file.inputs, model.input_names, model.inputs),

@@ -111,6 +111,8 @@ class Report:
             file is of another model.
         float_operations: layer -> what the file computes there in float.
         notes: why model and file may differ whatever the arithmetic is, a sentence each.
+        arena_size: with TFLite Micro, the bytes of its arena that it keeps on this computer (more
+            for a moment when it starts, less on chips of 32 bits). None with other kernels.
     """
 
     examples: int
@@ -120,6 +122,7 @@ class Report:
     merged: tuple[str, ...] = ()
     float_operations: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    arena_size: int | None = None
 
     @property
     def identical(self) -> float:
@@ -192,8 +195,9 @@ class Report:
 
     def table(self, width: int = 80) -> str:
         """The report as text of at least 80 columns: more are given to the layers' names."""
+        arena = "" if self.arena_size is None else f", arena {self.arena_size} bytes"
         lines = [
-            f"TFLite ({self.kernels} kernels) against the model on {self.examples} examples",
+            f"TFLite ({self.kernels} kernels{arena}) against the model on {self.examples} examples",
             f"{'output':<20} {'codes identical':>16} {'largest diff.':>14} {'mean diff.':>12} "
             f"{'same argmax':>12}",
         ]

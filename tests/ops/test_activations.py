@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
@@ -20,6 +19,7 @@ from keras_qat.ops.op import Arguments, FixedRange, SharedRange
 from keras_qat.ops.registry import Match, match, op_named
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
 from keras_qat.resolved.graph import Constant
+from tests.comparison import KERNELS
 from tests.ops import harness
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import of_any_shape
@@ -81,20 +81,20 @@ def assert_halves_agree(op, bits, family, seeds, monkeypatch):
         harness.assert_exact(op, bits, family, seed)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(("op", "bits"), ROUNDING)
 def test_halves_are_rounded_as_the_interpreter_does(op, bits, family, monkeypatch):
     assert_halves_agree(op, bits, family, range(4), monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(("op", "bits"), ROUNDING)
 def test_many_more_halves(op, bits, family, monkeypatch, seeds):
     assert_halves_agree(op, bits, family, range(4, seeds), monkeypatch)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("bits", [8, 16, 5])
 def test_a_new_operator_is_a_row(bits, family, monkeypatch):
     erf = lookup_row("erf", tf.math.erf, "error function")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.ops.registry import op_named
 from keras_qat.resolved.fold import LARGEST_MULTIPLIER
 from keras_qat.resolved.graph import Node, Tensor
+from tests.comparison import KERNELS
 from tests.ops.harness import assert_same, node_of, random_inputs
 
 OPS = (
@@ -50,7 +50,7 @@ def with_far_scales(node: Node, numbers: np.random.Generator) -> Node:
     return dataclasses.replace(node, weights=dataclasses.replace(node.weights, scale=scale))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", OPS)
 def test_results_are_those_of_the_interpreter(name, bits, family):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.inner_layers import Contract, Roll
 from keras_qat.interpreter import TFLiteModel
@@ -22,6 +21,7 @@ from keras_qat.resolved.run import compute_node
 from keras_qat.rules import register_op
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
+from tests.comparison import KERNELS
 from tests.ops.harness import (
     assert_same,
     file_of,
@@ -38,7 +38,7 @@ def calls_of(build, *shapes):
     return graph_lib.read(keras.Model(inputs, build(*inputs))).calls
 
 
-def check(build, *shapes, bits=8, families=FAMILIES):
+def check(build, *shapes, bits=8, families=KERNELS):
     """Asserts that the last call of a function is exact, in both families; gives its operators."""
     numbers = np.random.default_rng(0)
     node = make_node(calls_of(build, *shapes)[-1], bits, numbers)
@@ -99,7 +99,7 @@ BY_CONVERTER = {
 @pytest.mark.parametrize("name", BY_CONVERTER)
 def test_what_the_converter_writes(name, bits):
     build, shape = BY_CONVERTER[name]
-    families = ("xnnpack",) if name == "repeat" else FAMILIES  # The reference has no TILE.
+    families = ("xnnpack",) if name == "repeat" else KERNELS  # The reference has no TILE.
     check(build, shape, bits=bits, families=families)
 
 

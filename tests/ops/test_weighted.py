@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2 import graph as graph_lib
@@ -20,6 +19,7 @@ from keras_qat.resolved.graph import Tensor
 from keras_qat.resolved.run import compute_node
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.write import tensor_index, write_node
+from tests.comparison import KERNELS
 from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_same, in_integers, make_node, random_inputs
 
@@ -61,7 +61,7 @@ def operations(node, **options):
     return [name for name, *_ in TFLiteModel(contents, "optimized").operations()], builder, contents
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("channels", [1, 5, 8, 19])
 def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
     """XNNPACK takes these, with a scale for each channel."""
@@ -87,7 +87,7 @@ def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
         (lambda: layers.BatchNormalization(), (None, None, 3), (4, 5, 3)),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 def test_open_sizes(layer, shape, found, family):
     node, numbers = node_of(layer(), found)
     open_node, _ = node_of(layer(), shape)
@@ -107,7 +107,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("of", ["weights", "bias"])
 def test_sums_and_biases_past_what_float32_holds(kind, of, family):
@@ -152,7 +152,7 @@ def assert_same_in_graph(node, inputs, family, **how):
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 @pytest.mark.parametrize("jit", [False, True])
 def test_in_graphs(row, family, bits, jit):
@@ -163,7 +163,7 @@ def test_in_graphs(row, family, bits, jit):
         assert_same_in_graph(node, random_inputs(node, numbers), family, jit_compile=jit)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("bits", [8, 16])
 def test_dense_as_a_convolution(bits, family):
     for shape in [(7,), (3, 7), (2, 3, 7), (2, 2, 3, 7)]:
@@ -275,7 +275,7 @@ def test_weights_of_four_bits(layer, shape, form):
 
 def test_weights_of_one_scale():
     for layer, shape in [(layers.Dense(6), (10,)), (layers.Conv2D(5, 3), (5, 5, 4))]:
-        for family in FAMILIES:
+        for family in KERNELS:
             node, numbers = node_of(layer, shape)
             rank = len(node.weights.q.shape)
             node = with_weights(node, scale=np.full((1,) * rank, 0.01, np.float32).astype(float))

@@ -1,0 +1,200 @@
+"""Export to C++ source for microcontrollers: the TFLite file as an array, and what reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_qat.export.tflite import EndType, export_tflite
+from keras_qat.files import check_writable, replacing
+from keras_qat.simulate import simulate
+from keras_qat.targets import TFLM, problems
+from keras_qat.tflite.read import FileGraph, Tensor
+from keras_qat.version import __version__
+
+__all__ = ["export_c"]
+
+BYTES_IN_A_LINE = 12
+
+ADDED = {
+    "BATCH_MATMUL": "BatchMatMul",
+    "CUMSUM": "CumSum",
+    "PADV2": "PadV2",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
+}
+"""TFLite Micro's names of operators that do not follow from TFLite's own."""
+
+
+def export_c(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    examples: Any = None,
+    input_dtype: EndType | None = None,
+    output_dtype: EndType | None = None,
+    input_range: tuple[float, float] | None = None,
+) -> bytes:
+    """Exports a trained model to C++ source that TFLite Micro's interpreter is given.
+
+    Beside `path` lies the header: the array and its size, scale, zero point and number of values
+    of each input and output, and a function that adds the operators that the file needs to a
+    `MicroMutableOpResolver`. All is in a namespace of the file's name. The array begins at a
+    multiple of 16 bytes, and the file takes one example at a time. A warning names the operators
+    that TFLite Micro has no kernels for.
+
+    Args:
+        model: the model.
+        path: where to write the source, "model.cc"; the header is then "model.h". Existing files
+            are replaced.
+        examples: inputs, as `model.predict` takes them: a few, that go into the source with the
+            outputs that TFLite Micro gives for them, as a test for the device. Default: none.
+        input_dtype, output_dtype, input_range: as of `export_tflite`. Examples need integers.
+
+    Returns:
+        The TFLite file's contents, which the array holds.
+
+    Raises:
+        ValueError: as `export_tflite` and `simulate`; or if `path` has another ending.
+        OSError: if a file cannot be written.
+
+    Example:
+        >>> keras_qat.export_c(qat, "model.cc", examples=x_test[:4])
+    """
+    source = check_writable(path)
+    if source.suffix not in (".cc", ".cpp", ".cxx"):
+        raise ValueError(f"path={str(path)!r}: name a C++ source, such as 'model.cc'.")
+    header = check_writable(source.with_suffix(".h"))
+    contents = export_tflite(
+        model,
+        input_dtype=input_dtype,
+        output_dtype=output_dtype,
+        input_range=input_range,
+        batch_size=1,
+    )
+    lacking = problems(contents, TFLM)
+    if lacking:
+        warnings.warn(
+            "TFLite Micro does not run this model:\n" + "\n".join(f"  {each}" for each in lacking),
+            stacklevel=2,
+        )
+    graph = FileGraph(contents)
+    golden = {} if examples is None else _golden(model, examples, graph, input_range)
+    space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
+    texts = {
+        header: _header(model.name, space, graph, golden),
+        source: _source(header.name, space, contents, golden),
+    }
+    for target, lines in texts.items():
+        with replacing(target) as scratch:
+            scratch.write_text("\n".join(lines) + "\n")
+    return contents
+
+
+def _golden(model: Any, examples: Any, graph: FileGraph, input_range: Any) -> dict[str, np.ndarray]:
+    """Constant -> the codes of an input or an output, a row for each example."""
+    ends = {**graph.inputs, **graph.outputs}
+    in_float = [name for name, each in ends.items() if not each.is_quantized]
+    if in_float:
+        raise ValueError(
+            f"examples: '{in_float[0]}' is in float, where kernels differ in the last places. "
+            f"Export it with integers, or leave examples out."
+        )
+    found = simulate(model, examples, "tflm", input_range=input_range)
+    arrays = {name: found.tensors[name].codes for name in graph.inputs}
+    arrays |= {name: each.codes for name, each in found.outputs.items()}
+    offsets = {name: 128 if each.dtype == np.uint8 else 0 for name, each in ends.items()}
+    return {
+        f"kGolden{_identifier(name)}": (
+            codes.reshape(len(codes), -1).astype(np.int64) + offsets[name]
+        )
+        for name, codes in arrays.items()
+    }
+
+
+def _header(
+    name: str, space: str, graph: FileGraph, golden: dict[str, np.ndarray]
+) -> Iterator[str]:
+    guard = f"KERAS_QAT_{space.upper()}_H_"
+    operators = list(dict.fromkeys(each.kernel for each in graph.operations))
+    yield f"// The model '{name}', written by keras_qat {__version__}."
+    yield from (f"#ifndef {guard}", f"#define {guard}", "", "#include <cstddef>")
+    yield from ("#include <cstdint>", "", f"namespace {space} {{", "")
+    yield "// The TFLite file, for tflite::GetModel."
+    yield from ("extern const unsigned char kFile[];", "extern const size_t kFileSize;")
+    for end, tensors in (("Input", graph.inputs), ("Output", graph.outputs)):
+        for place, (each, tensor) in enumerate(tensors.items()):
+            yield from ("", *_end(end, place, each, tensor))
+    yield from ("", f"// For tflite::MicroMutableOpResolver<{space}::kOperators>.")
+    yield f"constexpr unsigned int kOperators = {len(operators)};"
+    yield from ("template <typename Resolver>", "bool AddOperators(Resolver& resolver) {")
+    added = [f"resolver.Add{_added(each)}() == 0" for each in operators]
+    yield f"  return {' && '.join(added).replace(' && ', f' &&{chr(10)}         ')};"
+    yield "}"
+    if golden:
+        count = len(next(iter(golden.values())))
+        yield from ("", "// Inputs and the outputs that TFLite Micro's kernels give for them.")
+        yield f"constexpr size_t kGoldenExamples = {count};"
+        yield from (f"extern {_declared(*each, graph)};" for each in golden.items())
+    yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")
+
+
+def _end(end: str, place: int, name: str, tensor: Tensor) -> Iterator[str]:
+    shape = " x ".join(map(str, tensor.shape)) or "one number"
+    yield f"// {end} {place}, '{name}': {shape}, {tensor.dtype}."
+    constant = f"k{_identifier(name)}"
+    yield f"constexpr size_t {constant}Size = {int(np.prod(tensor.shape))};"
+    if tensor.is_quantized:
+        yield f"// A value q stands for {constant}Scale * (q - {constant}ZeroPoint)."
+        yield f"constexpr float {constant}Scale = {_float(tensor.scale)};"
+        yield f"constexpr int32_t {constant}ZeroPoint = {tensor.zero_point};"
+
+
+def _source(
+    header: str, space: str, contents: bytes, golden: dict[str, np.ndarray]
+) -> Iterator[str]:
+    graph = FileGraph(contents)
+    yield from (f'#include "{header}"', "", f"namespace {space} {{", "")
+    yield "alignas(16) const unsigned char kFile[] = {"
+    yield from _rows(f"0x{each:02x}" for each in contents)
+    yield from ("};", f"const size_t kFileSize = {len(contents)};", "")
+    for name, rows in golden.items():
+        yield f"{_declared(name, rows, graph)} = {{"
+        for row in rows:
+            yield from ("  {", *_rows(map(str, row.tolist())), "  },")
+        yield from ("};", "")
+    yield f"}}  // namespace {space}"
+
+
+def _rows(values: Iterable[str]) -> Iterator[str]:
+    values = list(values)
+    for start in range(0, len(values), BYTES_IN_A_LINE):
+        yield f"    {', '.join(values[start : start + BYTES_IN_A_LINE])},"
+
+
+def _declared(name: str, rows: np.ndarray, graph: FileGraph) -> str:
+    ends = {**graph.inputs, **graph.outputs}
+    (dtype,) = {each.dtype for end, each in ends.items() if f"kGolden{_identifier(end)}" == name}
+    return f"const {dtype}_t {name}[{len(rows)}][{rows.shape[1]}]"
+
+
+def _identifier(name: str) -> str:
+    """A name behind the k of C++'s constants: letters and digits, each word with a capital."""
+    words = [word for word in re.split(r"[^0-9A-Za-z]+", name) if word]
+    return "".join(word[0].upper() + word[1:] for word in words) or "Tensor"
+
+
+def _added(kernel: str) -> str:
+    """What TFLite Micro's resolver calls an operator."""
+    return ADDED.get(kernel) or "".join(
+        part if part[0].isdigit() else part.capitalize() for part in kernel.split("_")
+    )
+
+
+def _float(number: float) -> str:
+    text = f"{np.float32(number):.9g}"
+    return f"{text}f" if any(each in text for each in ".e") else f"{text}.0f"

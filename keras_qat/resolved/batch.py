@@ -1,0 +1,63 @@
+"""Resolved graphs for batches of a size that is known, as microcontrollers and NPUs ask."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
+from keras_qat.resolved.in_float import compute_in_float
+from keras_qat.resolved.run import held_in, run
+
+__all__ = ["with_batch"]
+
+
+def with_batch(graph: ResolvedGraph, size: int) -> ResolvedGraph:
+    """The same graph for batches of `size` examples, all shapes being what TensorFlow infers.
+
+    Sizes that the input leaves open besides stay open, as does what follows from them.
+    """
+    shapes = _shapes(graph, size)
+    made: dict[Tensor, Tensor] = {}
+
+    def sized(tensor: Tensor) -> Tensor:
+        if tensor not in made:
+            shape = shapes.get(tensor, tensor.shape)
+            made[tensor] = dataclasses.replace(tensor, shape=shape)
+        return made[tensor]
+
+    def operand(each: Operand) -> Operand:
+        return each if isinstance(each, Constant) else sized(each)
+
+    def node(each: Node) -> Node:
+        inputs, outputs = tuple(map(operand, each.inputs)), tuple(map(sized, each.outputs))
+        return dataclasses.replace(each, inputs=inputs, outputs=outputs)
+
+    return dataclasses.replace(
+        graph,
+        inputs={name: sized(each) for name, each in graph.inputs.items()},
+        outputs={name: sized(each) for name, each in graph.outputs.items()},
+        nodes=tuple(map(node, graph.nodes)),
+        tensors={value: sized(each) for value, each in graph.tensors.items()},
+        values={sized(each): value for each, value in graph.values.items()},
+    )
+
+
+def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, ...]]:
+    """The shapes of all tensors that are computed, in a graph that never runs."""
+
+    def given(tensor: Tensor) -> Any:
+        dtype = tensor.dtype if tensor.params is None else held_in(tensor.params)
+        return tf.TensorSpec((size, *tensor.shape[1:]), dtype)
+
+    found: dict[Tensor, tuple[int | None, ...]] = {}
+
+    def trace(*inputs: Any) -> None:
+        tensors = run(graph, list(inputs), "reference", compute_in_float)
+        found.update((tensor, tuple(each.shape)) for tensor, each in tensors.items())
+
+    specs = [given(each) for each in graph.inputs.values()]
+    tf.function(trace, autograph=False).get_concrete_function(*specs)
+    return found

@@ -1,0 +1,76 @@
+"""TFLite Micro, with its reference kernels: what microcontrollers run where no others are built in.
+
+Which types and how many axes its kernels take is what the interpreter of the package `tflite-micro`
+was seen to run, for each operator's random examples (tests/targets); its sources say the same.
+"""
+
+from __future__ import annotations
+
+from keras_qat.targets.target import Kernel, Target
+
+__all__ = ["TFLM"]
+
+INTEGERS = ("int8", "int16")
+REAL = (*INTEGERS, "float32")
+WEIGHTED = (*REAL, "int32", "int64")
+"""With biases of 32 bits, or of 64 where activations have 16."""
+PLACES = (*REAL, "int32")
+"""With sizes, axes or places of 32 bits."""
+NARROW = ("int8", "float32", "int32")
+
+TFLM = Target(
+    name="tflm",
+    title="TFLite Micro",
+    kernels="tflm",
+    batch_size=1,
+    operators={
+        **dict.fromkeys(
+            ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"), Kernel(WEIGHTED)
+        ),
+        **dict.fromkeys(
+            (
+                *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "RESHAPE", "CONCATENATION", "PACK"),
+                *(
+                    "UNPACK",
+                    "SPLIT",
+                    "SPLIT_V",
+                    "RESIZE_NEAREST_NEIGHBOR",
+                    "SQUEEZE",
+                    "EXPAND_DIMS",
+                ),
+                *("MAXIMUM", "MINIMUM", "SLICE", "CAST"),
+            ),
+            Kernel(PLACES),
+        ),
+        **dict.fromkeys(
+            (
+                *("AVERAGE_POOL_2D", "MAX_POOL_2D", "RELU", "LEAKY_RELU", "LOGISTIC", "TANH"),
+                *("BATCH_MATMUL", "QUANTIZE", "DEQUANTIZE"),
+            ),
+            Kernel(REAL),
+        ),
+        **dict.fromkeys(("SOFTMAX", "PRELU", "L2_NORMALIZATION"), Kernel(REAL, max_axes=4)),
+        "TRANSPOSE": Kernel(PLACES, max_axes=5),
+        "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),
+        "SHAPE": Kernel(PLACES),
+        **dict.fromkeys(
+            ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
+        ),
+        **dict.fromkeys(
+            ("HARD_SWISH", "ELU", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"), Kernel(("int8", "float32"))
+        ),
+        **dict.fromkeys(("ARG_MAX", "ARG_MIN"), Kernel(NARROW, reads=("int8", "float32"))),
+        **dict.fromkeys(
+            ("EXP", "LOG", "SQRT", "RSQRT", "SIN", "COS", "ABS", "NEG", "SQUARE", "ROUND"),
+            Kernel(("float32",)),
+        ),
+        **dict.fromkeys(("FLOOR", "CEIL", "DIV", "RELU6"), Kernel(("float32",))),
+        **dict.fromkeys(
+            ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL", "SELECT_V2"),
+            Kernel((*PLACES, "bool")),
+        ),
+        **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"), Kernel(("bool",))),
+        **dict.fromkeys(("WHILE", "IF"), Kernel((*PLACES, "bool"))),
+    },
+)
+"""Rounds as `kernels="tflm"`. RELU6 has no scales of its own in int8, so it counts as float."""

@@ -1,0 +1,105 @@
+"""`export_tflite(batch_size=...)`: all sizes known, the same codes."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
+from keras_qat.tflite.read import FileGraph
+from tests.helpers import rng
+
+layers = keras.layers
+
+
+def convolutional():
+    inputs = keras.Input((6, 6, 2))
+    x = layers.Conv2D(4, 3, padding="same", activation="relu")(inputs)
+    x = layers.Conv2DTranspose(3, 3, strides=2)(layers.MaxPooling2D()(x))
+    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+
+
+def attention():
+    inputs = keras.Input((6, 8))
+    x = layers.Add()([inputs, layers.MultiHeadAttention(2, 4)(inputs, inputs)])
+    return keras.Model(inputs, layers.EinsumDense("abc,cd->abd", (None, 3))(x))
+
+
+def of_each_step():
+    inputs = keras.Input((5, 6, 6, 2))
+    x = layers.TimeDistributed(layers.Conv2D(3, 3))(inputs)
+    x = layers.TimeDistributed(layers.Flatten())(x)
+    return keras.Model(inputs, layers.TimeDistributed(layers.Dense(4))(x))
+
+
+def nested():
+    part_input = keras.Input((6, 6, 4))
+    part = keras.Model(part_input, layers.Add()([part_input, layers.Conv2D(4, 1)(part_input)]))
+    inputs = keras.Input((6, 6, 4))
+    return keras.Model(inputs, tf.reshape(part(part(inputs)), (-1, 36, 4)))
+
+
+def recurrent():
+    inputs = keras.Input((7, 4))
+    return keras.Model(inputs, layers.Dense(3)(layers.LSTM(5)(layers.Dense(4)(inputs))))
+
+
+NETWORKS = (convolutional, attention, of_each_step, nested, recurrent)
+
+
+@functools.cache
+def trained(network):
+    keras.utils.set_random_seed(1)
+    qat = keras_qat.quantize_model(network())
+    x = rng(2).normal(size=(6, *qat.input_shape[1:])).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    return qat, x
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_all_sizes_are_known_and_the_codes_the_same(network, size):
+    qat, x = trained(network)
+    contents = keras_qat.export_tflite(qat, batch_size=size)
+    assert not [each.name for each in FileGraph(contents).tensors if -1 in each.shape]
+    files = [TFLiteModel(each, "reference") for each in (keras_qat.export_tflite(qat), contents)]
+    free, fixed = (file.run({qat.input_names[0]: x}, size) for file in files)
+    for name, codes in free.items():
+        np.testing.assert_array_equal(codes, fixed[name])
+
+
+def test_less_than_one_is_refused():
+    qat, _ = trained(recurrent)
+    with pytest.raises(ValueError, match="batch_size=0: give the number of examples"):
+        keras_qat.export_tflite(qat, batch_size=0)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_tflite_micro_computes_what_the_model_does(network):
+    pytest.importorskip("tflite_micro")
+    qat, x = trained(network)
+    qat.kernels = "tflm"
+    contents = keras_qat.export_tflite(qat, batch_size=1)
+    report = keras_qat.verify(qat, contents, x, kernels="tflm", per_layer=True)
+    assert report.identical == 1
+    assert not report.differing
+    assert 500 < report.arena_size < 40_000
+    simulated = keras_qat.simulate(qat, x, "tflm").outputs[qat.output_names[0]]
+    np.testing.assert_allclose(qat.predict(x, verbose=0), simulated.values, rtol=0, atol=1e-6)
+
+
+def test_tflite_micro_says_why_it_refuses_a_file():
+    pytest.importorskip("tflite_micro")
+    inputs = keras.Input((4,))
+    qat = keras_qat.quantize_model(keras.Model(inputs, tf.nn.gelu(inputs)))
+    x = rng(1).normal(size=(3, 4)).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    with pytest.raises(ValueError, match=r"takes no open sizes; .* Export with batch_size=1"):
+        keras_qat.verify(qat, keras_qat.export_tflite(qat), x, kernels="tflm")
+    with pytest.raises(ValueError, match="Didn't find op for builtin opcode 'GELU'"):
+        keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=1), x, kernels="tflm")

@@ -1,0 +1,131 @@
+"""C++ source for microcontrollers: it compiles, and holds what it says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.export.c_source import _added
+from keras_qat.keras2.backend import keras
+from keras_qat.tflite.objects import OPERATORS
+from tests.helpers import rng
+from tests.networks.small import tiny_net
+
+layers = keras.layers
+
+RESOLVER = """
+Abs Add AddN ArgMax ArgMin AveragePool2D BatchToSpaceNd BroadcastArgs BroadcastTo Cast Ceil
+Concatenation Conv2D Cos CumSum DepthToSpace DepthwiseConv2D Dequantize Div Elu Equal Exp ExpandDims
+Fill Floor FloorDiv FloorMod FullyConnected Gather GatherNd Greater GreaterEqual HardSwish If
+L2Normalization L2Pool2D LeakyRelu Less LessEqual Log LogicalAnd LogicalNot LogicalOr Logistic
+LogSoftmax MaxPool2D Maximum Mean Minimum MirrorPad Mul Neg NotEqual Pack Pad PadV2 Prelu Quantize
+ReduceMax Relu Relu6 Reshape ResizeBilinear ResizeNearestNeighbor Round Rsqrt SelectV2 Shape Sin
+Slice Softmax SpaceToBatchNd SpaceToDepth Split SplitV Sqrt Square SquaredDifference Squeeze
+StridedSlice Sub Sum Svdf Tanh Transpose TransposeConv UnidirectionalSequenceLSTM Unpack While
+ZerosLike BatchMatMul
+"""
+"""What tflite::MicroMutableOpResolver adds, of operators that TFLite has."""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    qat = keras_qat.quantize_model(tiny_net())
+    x = rng(1).uniform(-1, 1, (4, *qat.input_shape[1:])).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    path = tmp_path_factory.mktemp("source") / "key-words 2.cc"
+    contents = keras_qat.export_c(qat, path, examples=x[:2])
+    return qat, x, path, contents
+
+
+def numbers(text: str, name: str) -> list[int]:
+    (body,) = re.findall(rf"{name}(?:\[\d*\])+ = {{(.*?)}};", text, re.DOTALL)
+    return [int(each, 0) for each in re.findall(r"-?\w+", body)]
+
+
+def test_the_array_is_the_file(exported):
+    qat, _, path, contents = exported
+    assert bytes(numbers(path.read_text(), "kFile")) == contents
+    assert contents == keras_qat.export_tflite(qat, batch_size=1)
+
+
+def test_the_examples_are_those_of_the_simulation(exported):
+    qat, x, path, _ = exported
+    found = keras_qat.simulate(qat, x[:2], "tflm").outputs["logits"].codes
+    assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
+
+
+def test_it_compiles_and_its_header_says_what_the_file_holds(exported, tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("no compiler")
+    qat, _, path, contents = exported
+    logits = keras_qat.simulate(qat, np.zeros((1, *qat.input_shape[1:]))).outputs["logits"]
+    (tmp_path / "main.cc").write_text(
+        f"""
+        #include "{path.with_suffix(".h").name}"
+        struct Resolver {{
+          int AddConv2D() {{ return 0; }}
+          int AddReshape() {{ return 0; }}
+          int AddFullyConnected() {{ return 0; }}
+        }};
+        int main() {{
+          using namespace key_words_2;
+          Resolver resolver;
+          static_assert(kOperators == 3 && kLogitsSize == 3 && kGoldenExamples == 2, "");
+          static_assert(kLogitsScale == {float(logits.scale)!r}f, "");
+          static_assert(kLogitsZeroPoint == {logits.zero_point}, "");
+          bool aligned = reinterpret_cast<uintptr_t>(kFile) % 16 == 0;
+          return !(AddOperators(resolver) && aligned && kFileSize == {len(contents)});
+        }}
+        """
+    )
+    program = tmp_path / "main"
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{path.parent}"]
+    subprocess.run([*command, path, tmp_path / "main.cc", "-o", program], check=True)
+    subprocess.run([program], check=True)
+
+
+def test_operators_have_the_resolvers_names():
+    known = {name.lower(): name for name in RESOLVER.split()}
+    for kernel in OPERATORS.values():
+        plain = kernel.replace("_", "").lower()
+        if plain in known:
+            assert _added(kernel) == known[plain]
+
+
+@pytest.mark.parametrize("path", ["model.c", "model.tflite", "model"])
+def test_other_endings_are_refused(path, exported, tmp_path):
+    with pytest.raises(ValueError, match="name a C\\+\\+ source"):
+        keras_qat.export_c(exported[0], tmp_path / path)
+
+
+def test_examples_need_integers(exported, tmp_path):
+    qat, x, *_ = exported
+    with pytest.raises(ValueError, match="is in float, where kernels differ"):
+        keras_qat.export_c(qat, tmp_path / "model.cc", examples=x, input_dtype="float32")
+
+
+def test_uint8_ends(exported, tmp_path):
+    qat, x, *_ = exported
+    path = tmp_path / "model.cc"
+    keras_qat.export_c(qat, path, examples=x[:1], output_dtype="uint8")
+    found = keras_qat.simulate(qat, x[:1], "tflm").outputs["logits"].codes
+    assert (
+        numbers(path.read_text(), "kGoldenLogits") == (found.reshape(-1).astype(int) + 128).tolist()
+    )
+
+
+def test_what_tflite_micro_lacks_is_named(tmp_path):
+    inputs = keras.Input((4,))
+    qat = keras_qat.quantize_model(
+        keras.Model(inputs, layers.Activation("gelu", name="bent")(inputs))
+    )
+    keras_qat.calibrate(qat, rng(1).normal(size=(3, 4)).astype(np.float32))
+    with pytest.warns(
+        UserWarning, match=r"does not run this model:\n  .*GELU, which TFLite Micro has"
+    ):
+        keras_qat.export_c(qat, tmp_path / "model.cc")

@@ -1,0 +1,80 @@
+"""What the table says of TFLite Micro is what its interpreter does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.targets import TFLM, problems
+from tests.ops.examples.example import BATCH
+from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
+from tests.ops.test_contracts import MATCHING
+
+layers = keras.layers
+
+CASES = [
+    pytest.param(op, bits, id=f"{op.name}-{bits}")
+    for op in MATCHING
+    for bits in (8, 16)
+    if op.has_kernel_for(bits)
+]
+
+
+def runs(op, bits, seed):
+    """Whether the interpreter runs an example, and whether the table says so."""
+    node, numbers = node_of(op, bits, seed)
+    contents = file_of(node, BATCH)
+    try:
+        in_the_interpreter(contents, random_inputs(node, numbers), "tflm")
+    except ValueError:
+        return False, not problems(contents, TFLM)
+    return True, not problems(contents, TFLM)
+
+
+@pytest.mark.parametrize(("op", "bits"), CASES)
+def test_the_table_says_what_runs(op, bits):
+    pytest.importorskip("tflite_micro")
+    there, here = runs(op, bits, 0)
+    assert there == here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "bits"), CASES)
+def test_of_many_more(op, bits, seeds):
+    pytest.importorskip("tflite_micro")
+    for seed in range(1, min(seeds, 40)):
+        there, here = runs(op, bits, seed)
+        assert there == here, seed
+
+
+def test_a_model_is_asked_before_it_is_trained():
+    inputs = keras.Input((8, 8, 2))
+    x = layers.Conv2D(4, 3, activation="gelu", name="conv")(inputs)
+    x = tf.nn.depth_to_space(x, 2)
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x))))
+    (found,) = problems(qat, TFLM)
+    assert str(found) == "conv_activation: GELU, which TFLite Micro has no kernel for"
+
+
+def test_types_and_axes_are_told():
+    inputs = keras.Input((4, 4, 2))
+    doubled = layers.UpSampling2D(interpolation="bilinear", name="doubled")(inputs)
+    qat = keras_qat.quantize_model(keras.Model(inputs, doubled), "int16x8")
+    (found,) = problems(qat, TFLM)
+    assert found.reason == "which TFLite Micro has no kernel for with int16"
+    inputs = keras.Input((2, 3, 4, 2, 2))
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Permute((2, 1, 3, 5, 4))(inputs)))
+    (found,) = problems(qat, TFLM)
+    assert found.reason == "which TFLite Micro takes up to 5 axes in, not 6"
+
+
+def test_a_model_that_runs_has_none():
+    inputs = keras.Input((6, 6, 2))
+    x = layers.BatchNormalization()(layers.Conv2D(4, 3, use_bias=False)(inputs))
+    x = layers.Add()([layers.ReLU(6.0)(x), layers.Conv2D(4, 1)(layers.ReLU(6.0)(x))])
+    model = keras.Model(inputs, layers.Softmax()(layers.Dense(3)(layers.Flatten()(x))))
+    assert problems(keras_qat.quantize_model(model), TFLM) == ()
+    assert np.size(problems(keras_qat.quantize_model(model, "int16x8"), TFLM)) == 0
