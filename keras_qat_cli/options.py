@@ -21,7 +21,7 @@ json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 kernels = click.option(
     "--kernels",
-    type=click.Choice(["xnnpack", "reference"]),
+    type=click.Choice(["xnnpack", "tflm", "reference"]),
     default="xnnpack",
     show_default=True,
     help="Whose rounding: that of phones, or of microcontrollers.",
