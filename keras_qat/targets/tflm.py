@@ -45,10 +45,11 @@ TFLM = Target(
         **dict.fromkeys(
             (
                 *("AVERAGE_POOL_2D", "MAX_POOL_2D", "RELU", "LEAKY_RELU", "LOGISTIC", "TANH"),
-                *("BATCH_MATMUL", "QUANTIZE", "DEQUANTIZE"),
+                *("BATCH_MATMUL", "DEQUANTIZE"),
             ),
             Kernel(REAL),
         ),
+        "QUANTIZE": Kernel((*REAL, "uint8")),
         **dict.fromkeys(("SOFTMAX", "PRELU", "L2_NORMALIZATION"), Kernel(REAL, max_axes=4)),
         "TRANSPOSE": Kernel(PLACES, max_axes=5),
         "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),

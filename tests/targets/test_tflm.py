@@ -78,3 +78,15 @@ def test_a_model_that_runs_has_none():
     model = keras.Model(inputs, layers.Softmax()(layers.Dense(3)(layers.Flatten()(x))))
     assert problems(keras_qat.quantize_model(model), TFLM) == ()
     assert np.size(problems(keras_qat.quantize_model(model, "int16x8"), TFLM)) == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float32"])
+def test_ends_of_each_type_run(dtype):
+    pytest.importorskip("tflite_micro")
+    inputs = keras.Input((5,))
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(3)(inputs)), kernels="tflm")
+    x = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat, batch_size=1, input_dtype=dtype, output_dtype=dtype)
+    assert problems(contents, TFLM) == ()
+    assert keras_qat.verify(qat, contents, x, kernels="tflm").identical == 1
