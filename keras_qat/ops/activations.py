@@ -61,6 +61,12 @@ def _gelu_in_float32(x: Any, approximate: bool) -> Any:
     return single(0.5 * x) * single(tf.math.erfc(scaled))
 
 
+def _takes_hard_swish(x: QuantParams, output: QuantParams) -> Any:
+    """Kernels check the output's scale, and shift by no more than 31 bits, unchecked."""
+    fine = x.scale / 128.0
+    return (single(fine / output.scale) < 1) & (fine / (3 / 32768) < 2.0**30)
+
+
 def _hard_swish_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
     """x * relu6(x + 3) / 6 in 16 bits."""
     fine = x.scale / 128.0
@@ -242,7 +248,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         kernel=Kernel(
             "HARD_SWISH",
             _hard_swish_table,
-            takes=lambda x, output: single(x.scale / 128.0 / output.scale) < 1,
+            takes=_takes_hard_swish,
         ),
     ),
     _bounded(

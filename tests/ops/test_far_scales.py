@@ -62,3 +62,13 @@ def test_results_are_those_of_the_interpreter(name, bits, family):
         node = with_far_scales(node, numbers)
         assert all(isinstance(each, Tensor) or each.params for each in node.inputs)
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
+
+
+@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize("scale", [1e7, 1e8, 1e12])
+def test_hard_swish_of_a_diverged_network(scale, family):
+    """Its kernel shifts by more bits than there are from a step of 1e8 on: a table is written."""
+    node, numbers = node_of(op_named("hard_swish"), 8, 1)
+    ends = [finer(each, scale / each.params.scale) for each in (node.inputs[0], node.output)]
+    node = dataclasses.replace(node, inputs=(ends[0],), outputs=(ends[1],))
+    assert_same(node, random_inputs(node, numbers), family)
