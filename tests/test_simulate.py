@@ -227,7 +227,7 @@ def test_batch_size_that_the_model_fixes(kernels):
 
 
 def test_unknown_kernels(exported):
-    with pytest.raises(ValueError, match=r"kernels='gpu': use 'xnnpack' or 'reference'"):
+    with pytest.raises(ValueError, match=r"kernels='gpu': use one of 'xnnpack'"):
         keras_qat.simulate(exported.model, exported.x, "gpu")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.keras2.backend import traced
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.run import held_in, run
@@ -59,5 +60,5 @@ def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, .
         found.update((tensor, tuple(each.shape)) for tensor, each in tensors.items())
 
     specs = [given(each) for each in graph.inputs.values()]
-    tf.function(trace, autograph=False).get_concrete_function(*specs)
+    traced(trace).get_concrete_function(*specs)
     return found

@@ -97,7 +97,7 @@ def test_tflite_micro_says_why_it_refuses_a_file():
     pytest.importorskip("tflite_micro")
     inputs = keras.Input((4,))
     qat = keras_qat.quantize_model(keras.Model(inputs, tf.nn.gelu(inputs)))
-    x = rng(1).normal(size=(3, 4)).astype(np.float32)
+    x = rng(1).normal(size=(8, 4)).astype(np.float32)
     keras_qat.calibrate(qat, x)
     with pytest.raises(ValueError, match=r"takes no open sizes; .* Export with batch_size=1"):
         keras_qat.verify(qat, keras_qat.export_tflite(qat), x, kernels="tflm")

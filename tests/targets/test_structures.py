@@ -12,7 +12,7 @@ from tests.networks import composite, convolutional, single_layers
 
 FAMILIES = {**convolutional.FAMILIES, **single_layers.FAMILIES, **composite.FAMILIES}
 
-ALWAYS = ("add", "affine", "attention")
+ALWAYS = ("add", "affine")
 """Those of each run; the others are slow."""
 
 COUNT = 12
