@@ -155,6 +155,10 @@ def calibrate(
     _print(text, {"output": str(output), "examples": count, "ranges": ranges}, as_json)
 
 
+TAKEN = {".cc": {"input_dtype", "output_dtype", "input_range"}}
+"""Ending of a file -> options that its verb takes. Those of .tflite are all of them."""
+
+
 @cli.command()
 @options.model
 @click.argument("file", type=OUTPUT)
@@ -164,6 +168,9 @@ def calibrate(
     "--input-range", type=(float, float), help="Least and greatest input, of contrib models."
 )
 @click.option("--pack-int4", is_flag=True, help="Store two weights of 4 bits in a byte.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), help="How many examples a run takes: 1 for devices."
+)
 @options.json_output
 @click.pass_obj
 def export(
@@ -174,22 +181,29 @@ def export(
     output_dtype: str | None,
     input_range: tuple[float, float] | None,
     pack_int4: bool,
+    batch_size: int | None,
     as_json: bool,
 ) -> None:
-    """Write a quantization-aware MODEL to FILE: .tflite, .onnx, or a SavedModel directory."""
+    """Write a quantization-aware MODEL to FILE: .tflite, .cc, .onnx, or a SavedModel directory."""
     given: dict[str, Any] = {
         "input_dtype": input_dtype,
         "output_dtype": output_dtype,
         "input_range": input_range,
         "pack_int4": pack_int4 or None,
+        "batch_size": batch_size,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    if file.suffix != ".tflite" and set(given) - {"input_range"}:
-        raise click.UsageError(f"{', '.join(given)}: for .tflite files only.")
+    others = set(given) - TAKEN.get(file.suffix, {"input_range"})
+    if file.suffix != ".tflite" and others:
+        raise click.UsageError(f"{', '.join(sorted(others))}: for .tflite files only.")
     with quiet(settings.debug):
         import keras_qat
 
-        verbs = {".tflite": keras_qat.export_tflite, ".onnx": keras_qat.export_onnx}
+        verbs = {
+            ".tflite": keras_qat.export_tflite,
+            ".cc": keras_qat.export_c,
+            ".onnx": keras_qat.export_onnx,
+        }
         verb: Any = verbs.get(file.suffix, keras_qat.export_saved_model)
         verb(_load_quantized(settings, model), str(file), **given)
         size = sum(each.stat().st_size for each in [file, *file.rglob("*")] if each.is_file())

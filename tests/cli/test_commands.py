@@ -223,6 +223,7 @@ ERRORS = {
     "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
     "no images": (["simulate", "qat.keras", "."], "has no images"),
     "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
+    "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
     "command": (["plam", "float.keras"], "No such command 'plam'"),
     "import": (
         ["--import", "nothing_here", "plan", "float.keras"],
@@ -282,3 +283,11 @@ def test_completion():
     )
     assert "_keras_qat_completion" in shown.stdout
     assert "AssertionError" not in shown.stderr
+
+
+def test_files_for_microcontrollers(files, tmp_path):
+    run("export", files / "qat.keras", tmp_path / "model.tflite", "--batch-size", 1)
+    run("export", files / "qat.keras", tmp_path / "model.cc", "--output-dtype", "int8")
+    size = (tmp_path / "model.tflite").stat().st_size
+    assert f"kFileSize = {size};" in (tmp_path / "model.cc").read_text()
+    assert (tmp_path / "model.h").exists()
