@@ -89,6 +89,7 @@ def _read_damaged(exported, seed):
             read(contents)
 
 
+@pytest.mark.filterwarnings("ignore:The file .* other")
 def test_damaged_tflite_files(exported):
     """Whatever bytes are changed or missing: a `ValueError`, or an answer, and no crash."""
     for seed in range(30):
@@ -96,6 +97,7 @@ def test_damaged_tflite_files(exported):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The file .* other")
 def test_many_damaged_tflite_files(exported, seeds):
     for seed in range(30, 30 + 5 * seeds):
         _read_damaged(exported, seed)

@@ -27,11 +27,13 @@ class Kernel:
         types: of all of its tensors, e.g. "int8"; sizes and places count too.
         max_axes: of any of its tensors.
         reads: of its first input, where that may be less; None: as `types`.
+        max_inputs: how many tensors it reads at most.
     """
 
     types: tuple[str, ...]
     max_axes: int = 99
     reads: tuple[str, ...] | None = None
+    max_inputs: int = 99
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,5 +132,8 @@ def _reasons(target: Target, graph: FileGraph, operation: Operation) -> Iterator
     axes = max(len(each.shape) for each in tensors)
     if others:
         yield f"which {target.title} has no kernel for with {others[0]}"
+    elif len(operation.inputs) > kernel.max_inputs:
+        count = len(operation.inputs)
+        yield f"which {target.title} takes up to {kernel.max_inputs} tensors in, not {count}"
     elif axes > kernel.max_axes:
         yield f"which {target.title} takes up to {kernel.max_axes} axes in, not {axes}"

@@ -29,7 +29,7 @@ TFLM = Target(
         ),
         **dict.fromkeys(
             (
-                *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "RESHAPE", "CONCATENATION", "PACK"),
+                *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "RESHAPE", "PACK"),
                 *(
                     "UNPACK",
                     "SPLIT",
@@ -51,6 +51,7 @@ TFLM = Target(
         ),
         "QUANTIZE": Kernel((*REAL, "uint8")),
         **dict.fromkeys(("SOFTMAX", "PRELU", "L2_NORMALIZATION"), Kernel(REAL, max_axes=4)),
+        "CONCATENATION": Kernel(PLACES, max_inputs=10),
         "TRANSPOSE": Kernel(PLACES, max_axes=5),
         "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),
         "SHAPE": Kernel(PLACES),

@@ -71,6 +71,15 @@ def test_types_and_axes_are_told():
     assert found.reason == "which TFLite Micro takes up to 5 axes in, not 6"
 
 
+def test_concatenations_of_many():
+    inputs = keras.Input((2,))
+    qat = keras_qat.quantize_model(
+        keras.Model(inputs, layers.Concatenate()([layers.Dense(1)(inputs) for _ in range(11)]))
+    )
+    (found,) = problems(qat, TFLM)
+    assert found.reason == "which TFLite Micro takes up to 10 tensors in, not 11"
+
+
 def test_a_model_that_runs_has_none():
     inputs = keras.Input((6, 6, 2))
     x = layers.BatchNormalization()(layers.Conv2D(4, 3, use_bias=False)(inputs))
