@@ -24,6 +24,17 @@ def quantized(seed: int = 0):
     return keras_qat.quantize_model(scramble(tiny_net(), seed))
 
 
+def reloaded(qat, path):
+    """The model from a file of it, or another one with its weights from a file of those."""
+    if "weights" in path.name:
+        qat.save_weights(str(path))
+        loaded = quantized(seed=9)
+        loaded.load_weights(str(path))
+        return loaded
+    qat.save(str(path))
+    return keras.models.load_model(str(path))
+
+
 class PlainLoop:
     """A training loop that switches by hand; its graph is made once and trained from the start."""
 
@@ -126,14 +137,7 @@ def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
 
     qat = quantized()
     fit(qat, slice(0, 24))
-    path = str(tmp_path / kind)
-    if kind.startswith("weights"):
-        qat.save_weights(path)
-        loaded = quantized(seed=9)
-        loaded.load_weights(path)
-    else:
-        qat.save(path)
-        loaded = keras.models.load_model(path)
+    loaded = reloaded(qat, tmp_path / kind)
     fit(loaded, slice(24, 64))
     assert_same(numbers(loaded), reference(8, 5, 6))
 
@@ -281,14 +285,7 @@ OTHER_FILES = [
 def test_frozen_ranges_stay_so_after_saving_and_loading(kind, tmp_path):
     qat = quantized()
     train(qat, X, 4, callbacks=[FreezeRanges(5)])
-    path = str(tmp_path / kind)
-    if "weights" in kind:
-        qat.save_weights(path)
-        loaded = quantized(seed=9)
-        loaded.load_weights(path)
-    else:
-        qat.save(path)
-        loaded = keras.models.load_model(path)
+    loaded = reloaded(qat, tmp_path / kind)
     before = activation_ranges(qat)
     train(loaded, X, 3)
     np.testing.assert_array_equal(activation_ranges(loaded), before)

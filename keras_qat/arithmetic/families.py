@@ -10,7 +10,7 @@ Family = Literal["xnnpack", "reference", "tflm"]
 """`xnnpack`: the kernels of phones and desktops, which multiply in float32 and round once, half to
 even; where XNNPACK takes no such operator, TFLite's optimized kernel. `reference`: TFLite's
 portable kernels: 31-bit multipliers, rounded twice. `tflm`: those of TFLite Micro, which began as
-the portable ones and differ in some; CMSIS-NN's give the same."""
+the portable ones and differ in some."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 

@@ -110,7 +110,9 @@ def _golden(model: Any, examples: Any, graph: FileGraph, input_range: Any) -> di
     offsets = {name: 128 if each.dtype == np.uint8 else 0 for name, each in ends.items()}
     return {
         f"kGolden{_identifier(name)}": (
-            codes.reshape(len(codes), -1).astype(np.int64) + offsets[name]
+            (codes.reshape(len(codes), -1).astype(np.int64) + offsets[name]).astype(
+                ends[name].dtype
+            )
         )
         for name, codes in arrays.items()
     }
@@ -139,7 +141,7 @@ def _header(
         count = len(next(iter(golden.values())))
         yield from ("", "// Inputs and the outputs that TFLite Micro's kernels give for them.")
         yield f"constexpr size_t kGoldenExamples = {count};"
-        yield from (f"extern {_declared(*each, graph)};" for each in golden.items())
+        yield from (f"extern {_declared(*each)};" for each in golden.items())
     yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")
 
 
@@ -157,13 +159,12 @@ def _end(end: str, place: int, name: str, tensor: Tensor) -> Iterator[str]:
 def _source(
     header: str, space: str, contents: bytes, golden: dict[str, np.ndarray]
 ) -> Iterator[str]:
-    graph = FileGraph(contents)
     yield from (f'#include "{header}"', "", f"namespace {space} {{", "")
     yield "alignas(16) const unsigned char kFile[] = {"
     yield from _rows(f"0x{each:02x}" for each in contents)
     yield from ("};", f"const size_t kFileSize = {len(contents)};", "")
     for name, rows in golden.items():
-        yield f"{_declared(name, rows, graph)} = {{"
+        yield f"{_declared(name, rows)} = {{"
         for row in rows:
             yield from ("  {", *_rows(map(str, row.tolist())), "  },")
         yield from ("};", "")
@@ -176,10 +177,8 @@ def _rows(values: Iterable[str]) -> Iterator[str]:
         yield f"    {', '.join(values[start : start + BYTES_IN_A_LINE])},"
 
 
-def _declared(name: str, rows: np.ndarray, graph: FileGraph) -> str:
-    ends = {**graph.inputs, **graph.outputs}
-    (dtype,) = {each.dtype for end, each in ends.items() if f"kGolden{_identifier(end)}" == name}
-    return f"const {dtype}_t {name}[{len(rows)}][{rows.shape[1]}]"
+def _declared(name: str, rows: np.ndarray) -> str:
+    return f"const {rows.dtype}_t {name}[{len(rows)}][{rows.shape[1]}]"
 
 
 def _identifier(name: str) -> str:

@@ -65,10 +65,11 @@ def verify(
     """
     check_quantized(model, ": verify what was exported.")
     check_process(model)
-    file = opened(tflite, kernels)
+    contents = contents_of(tflite)
+    file = opened(contents, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
-    notes = (*untrained(model), *doubts(model, file, contents_of(tflite), inputs))
+    notes = (*untrained(model), *doubts(model, file, contents, inputs))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
@@ -78,6 +79,5 @@ def verify(
     outputs = tuple(compare_outputs(model, file, inputs, batch_size, verbose))
     if not per_layer:
         return Report(examples, kernels, outputs, notes=notes, arena_size=arena)
-    contents = contents_of(tflite)
     report = compare_layers(model, contents, inputs, kernels, batch_size, outputs, verbose)
     return dataclasses.replace(report, notes=notes, arena_size=arena)
