@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import Any
 
 import numpy as np
 
 from keras_qat.arithmetic.families import Family, check_family
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.input_shape import with_known_input
-from keras_qat.keras2.precision import check_precision, float32_policy, in_float32
-from keras_qat.keras2.readable import as_functional, check_readable, check_training
-from keras_qat.keras2.saving import why_not_loaded, why_not_saved
+from keras_qat.keras2.float_model import read_float
+from keras_qat.keras2.precision import float32_policy
+from keras_qat.keras2.saving import warn_of_closed
 from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
-from keras_qat.placement import lowered, place
+from keras_qat.placement import place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.replicas import strategy_scope
 from keras_qat.rewrite import PREFIX, QuantizedModel, rewrite
 from keras_qat.schedule import is_quantized, scheduled_layers
-from keras_qat.scope import Scope, check_scope
+from keras_qat.scope import Scope
 from keras_qat.specs import FixedSpec, QuantSpec
 
 __all__ = ["Quantizer", "activation_quantizers", "plan", "quantize_model", "quantizers"]
@@ -76,11 +73,8 @@ def quantize_model(
     recipe, family = get_recipe(recipe), check_family(kernels)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
-    model = as_functional(as_keras_2(model), inputs)
-    check_readable(model)
-    check_training(model)
-    model = _as_planned(model, recipe)
-    found = plan(model, recipe, scope=scope)
+    model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
+    found = place(graph, recipe, scope)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
         raise ValueError(
@@ -89,33 +83,10 @@ def quantize_model(
             + "\nLeave strict=False to let them compute in float."
         )
     with float32_policy(), strategy_scope(model):
-        qat = rewrite(found)
+        qat = rewrite(found, model)
     qat.kernels = family
-    qat.keep_float_model(model)
-    _warn_of_closed(found)
+    warn_of_closed(found.graph, found.float_layers)
     return qat
-
-
-def _warn_of_closed(found: Plan) -> None:
-    """Names the layers of a user's own that could not be opened, and what Keras does not save."""
-    closed, said = found.graph.closed, []
-    lines = [f"  {name}: {closed[name]}" for name in found.float_layers if name in closed]
-    if lines:
-        said += ["These layers compute in float, as they cannot be opened:", *lines]
-        said += [
-            "keras_qat.register_op says what a layer is, override(layer, open=False) that it "
-            "shall stay closed."
-        ]
-    lines = []
-    for call in found.graph.calls:
-        reason = why_not_saved(call)
-        if reason is None and call.name in closed:
-            reason = why_not_loaded(call)
-        lines += [] if reason is None else [f"  {call.name}: {reason}."]
-    if lines:
-        said += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
-    if said:
-        warnings.warn("\n".join(said), stacklevel=3)
 
 
 def plan(
@@ -133,22 +104,9 @@ def plan(
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.quantizers(model)."
         )
-    recipe, model = get_recipe(recipe), as_functional(as_keras_2(model), inputs)
-    model = _as_planned(model, recipe)
-    with float32_policy():
-        read = graph_lib.read(model)
-        check_precision(read)
-        graph = lowered(read, recipe)
-    check_scope(scope, [*read.calls, *read.aside, *graph.calls], model.input_names)
+    recipe = get_recipe(recipe)
+    _, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
     return place(graph, recipe, scope)
-
-
-def _as_planned(model: Any, recipe: Recipe) -> Any:
-    """The model, or the copy of it that is quantized in its place."""
-    check_readable(model)
-    if recipe.activations.bits == 16:
-        model = in_float32(model)
-    return with_known_input(model)
 
 
 @dataclasses.dataclass(frozen=True)

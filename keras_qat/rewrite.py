@@ -35,7 +35,7 @@ from keras_qat.keras2.graph import (
     rebuild,
     values_in,
 )
-from keras_qat.keras2.graph_copy import Between, GraphCopy
+from keras_qat.keras2.graph_copy import Between, Instead, copied
 from keras_qat.keras2.phases import PhasedModel
 from keras_qat.keras2.precision import (
     ScalesLoss,
@@ -221,14 +221,15 @@ def _clone(layer: Any, **changes: Any) -> Any:
     return clone(layer, **changes)
 
 
-def rewrite(plan: Plan) -> QuantizedModel:
-    """Builds the quantization-aware model of a plan, with the float model's weights."""
+def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
+    """Builds the quantization-aware model of a plan of a float model, with its weights."""
     visitor = _Visitor(plan)
     with observed_alike():
         graph = visitor.visit()
     with shapes_only(), observed_alike():
         model = rebuild(graph, QuantizedModel)
     model.keep_recipe(plan.recipe)
+    model.keep_float_model(float_model)
     name_outputs(model, graph.output_names)
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
@@ -259,20 +260,21 @@ class _Visitor:
         """New layer -> the weights that it starts from."""
 
     def visit(self) -> Graph:
-        graph = self.plan.graph
-        copy = GraphCopy(graph, self._behind)
-        for call in graph.calls:
+        graph, instead = self.plan.graph, {}
+        for call in [*graph.calls, *graph.aside]:
             group = self.group_of.get(call)
             if group is None:
-                copy.add(self._clone(call), call, call)
+                instead[call] = Instead(self._clone(call), call)
             elif call is group.calls[-1]:
-                copy.add(self._wrap(group), group.kernel, call)
-        for value in dict.fromkeys(values_in(graph.outputs)):
-            if is_half(value.dtype):
-                copy.put_behind(value, self._conversion(value, "float32"))
-        for call in graph.aside:
-            copy.add(self._clone(call), call, call)
-        return copy.graph()
+                instead[call] = Instead(self._wrap(group), group.kernel)
+        made = values_in([graph.inputs, [call.outputs for call in instead]])
+        behind = {value: self._behind(value) for value in made}
+        ends = {
+            value: self._conversion(value, "float32")
+            for value in dict.fromkeys(values_in(graph.outputs))
+            if is_half(value.dtype)
+        }
+        return copied(graph, instead, behind, ends)
 
     def _behind(self, value: Value) -> list[Between]:
         """What comes behind a value: its quantizer, for an input the way to half precision."""

@@ -15,7 +15,7 @@ from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import normalization, scaled
 from keras_qat.lower import lower
 from keras_qat.patterns import Group, groups
-from keras_qat.placement import lowered, place
+from keras_qat.placement import lowered, placed
 from keras_qat.rewrite import PREFIX, QuantizedModel
 
 __all__ = ["strip_quantization"]
@@ -75,7 +75,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
         return type(there.get(PREFIX + call.name)) is type(call.layer)
 
     graph = lowered(read, model.recipe, is_there)
-    kernels = {group.kernel: group for group in place(graph, model.recipe).groups}
+    kernels = {group.kernel: group for group in placed(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
     for call in graph.calls + graph.aside:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.keras2.graph import Call, Graph, Value, map_values, split_aside, values_in
 
-__all__ = ["Between", "GraphCopy"]
+__all__ = ["Between", "Instead", "copied"]
 
 
 class Between(NamedTuple):
@@ -24,52 +24,62 @@ class Between(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class GraphCopy:
-    """What has been made of a graph so far: its inputs, in the beginning.
+class Instead(NamedTuple):
+    """A call that takes the place of another.
+
+    Args:
+        layer: the layer.
+        reads: the call whose arguments it takes.
+    """
+
+    layer: Any
+    reads: Call
+
+
+def copied(
+    graph: Graph,
+    instead: Mapping[Call, Instead],
+    behind: Mapping[Value, list[Between]],
+    ends: Mapping[Value, Between],
+) -> Graph:
+    """The graph with other calls in place of its own, and calls in between.
 
     Args:
         graph: the graph, which stays as it is.
-        behind: what comes behind a value, in order.
+        instead: what takes the place of its calls, in order. Calls that are not there drop out.
+        behind: what comes behind the inputs and what those calls write, for all that reads it.
+        ends: what comes behind outputs, for nobody but who reads the outputs.
     """
+    calls: list[Call] = []
+    current: dict[Value, Value] = {}  # Value of the graph -> the value that takes its place.
 
-    def __init__(self, graph: Graph, behind: Callable[[Value], list[Between]]) -> None:
-        self._graph, self._behind = graph, behind
-        self._calls: list[Call] = []
-        self._current: dict[Value, Value] = {}
-        """Value of the graph -> the value that takes its place."""
-        self._inputs = map_values(self._input, graph.inputs)
-        self._finish(graph.inputs)
+    def copy(value: Value) -> Value:
+        current[value] = Value(value.name, value.shape, value.dtype)
+        return current[value]
 
-    def add(self, layer: Any, reads: Call, writes: Call) -> None:
-        """Calls `layer` on what `reads` reads, in place of what `writes` computes."""
-        args, kwargs = map_values(self._current.__getitem__, (reads.args, reads.kwargs))
-        outputs = map_values(self._copy, writes.outputs)
-        self._calls.append(Call(layer, args, kwargs, outputs, layer.name))
-        self._finish(writes.outputs)
-
-    def put_behind(self, value: Value, between: Between) -> None:
-        """Puts a call behind a value: what comes later reads its output instead."""
-        layer, name, kwargs = between
-        before = self._current[value]
-        self._calls.append(Call(layer, (before,), kwargs, self._copy(value), name))
-
-    def graph(self) -> Graph:
-        """The new graph."""
-        old = self._graph
-        outputs = map_values(self._current.__getitem__, old.outputs)
-        calls, aside = split_aside(self._calls, outputs)
-        return Graph(old.name, self._inputs, outputs, old.output_names, calls, aside=aside)
-
-    def _copy(self, value: Value) -> Value:
-        self._current[value] = Value(value.name, value.shape, value.dtype)
-        return self._current[value]
-
-    def _input(self, value: Value) -> Value:
+    def in_float32(value: Value) -> Value:
         """An input; in float32, as the file's, for any real numbers."""
-        self._copy(value).dtype = value.inference_dtype
-        return self._current[value]
+        copy(value).dtype = value.inference_dtype
+        return current[value]
 
-    def _finish(self, values: Any) -> None:
+    def put_behind(value: Value, between: Between) -> None:
+        layer, name, kwargs = between
+        before = current[value]
+        calls.append(Call(layer, (before,), kwargs, copy(value), name))
+
+    def finish(values: Any) -> None:
         for value in values_in(values):
-            for each in self._behind(value):
-                self.put_behind(value, each)
+            for each in behind[value]:
+                put_behind(value, each)
+
+    inputs = map_values(in_float32, graph.inputs)
+    finish(graph.inputs)
+    for call, (layer, reads) in instead.items():
+        args, kwargs = map_values(current.__getitem__, (reads.args, reads.kwargs))
+        calls.append(Call(layer, args, kwargs, map_values(copy, call.outputs), layer.name))
+        finish(call.outputs)
+    for value, between in ends.items():
+        put_behind(value, between)
+    outputs = map_values(current.__getitem__, graph.outputs)
+    needed, aside = split_aside(calls, outputs)
+    return Graph(graph.name, inputs, outputs, graph.output_names, needed, aside=aside)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.keras2.graph import Call, Graph
 
-__all__ = ["why_not_loaded", "why_not_saved"]
+__all__ = ["warn_of_closed", "why_not_loaded", "why_not_saved"]
 
 _OURS = ("keras", "tf_keras", "keras_qat", "tensorflow")
 
@@ -50,3 +52,25 @@ def _is_known(part: Any) -> bool:
     name = keras.utils.get_registered_name(part)
     is_registered = keras.utils.get_registered_object(name) is not None
     return str(part.__module__).split(".")[0] in _OURS or is_registered
+
+
+def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
+    """Names the layers of a user's own that could not be opened, and what Keras does not save."""
+    closed, said = graph.closed, []
+    lines = [f"  {name}: {closed[name]}" for name in float_layers if name in closed]
+    if lines:
+        said += ["These layers compute in float, as they cannot be opened:", *lines]
+        said += [
+            "keras_qat.register_op says what a layer is, override(layer, open=False) that it "
+            "shall stay closed."
+        ]
+    lines = []
+    for call in graph.calls:
+        reason = why_not_saved(call)
+        if reason is None and call.name in closed:
+            reason = why_not_loaded(call)
+        lines += [] if reason is None else [f"  {call.name}: {reason}."]
+    if lines:
+        said += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
+    if said:
+        warnings.warn("\n".join(said), stacklevel=3)

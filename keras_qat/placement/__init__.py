@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_qat.contrib.placement import ContribPlacement
-from keras_qat.keras2.graph import Call, Graph
+from keras_qat.keras2.graph import Call, Graph, values_in
+from keras_qat.keras2.precision import float32_policy
 from keras_qat.lower import lower
 from keras_qat.placement.int8 import Int8Placement
 from keras_qat.placement.settings import Settings, may_open
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
-from keras_qat.scope import Scope
+from keras_qat.scope import Scope, check_scope
 
-__all__ = ["RULES", "lowered", "place"]
+__all__ = ["RULES", "lowered", "place", "placed"]
 
 RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a placement, as recipes give it -> what carries it out."""
@@ -37,10 +38,19 @@ def lowered(
     return lower(graph, True, lambda call: False if stays_closed(call) else said(call))
 
 
-def place(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
-    """Decides for each tensor of a lowered graph how it is quantized; without a `scope` for all.
+def place(read: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
+    """Decides for each tensor of a graph, as it was read, how it is quantized.
 
     Raises:
         ValueError: if the scope or an override of the recipe matches no layer.
     """
+    with float32_policy():
+        graph = lowered(read, recipe)
+    inputs = [each.name for each in values_in(read.inputs)]
+    check_scope(scope, [*read.calls, *read.aside, *graph.calls], inputs)
+    return placed(graph, recipe, scope)
+
+
+def placed(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
+    """As `place`, of a lowered graph."""
     return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls)).plan()
