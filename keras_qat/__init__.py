@@ -5,6 +5,7 @@ from keras_qat.calibrate import calibrate
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.keras2.backend import keras
 from keras_qat.keras3 import from_keras_3, to_keras_3
+from keras_qat.pictures import Picture, plot_model, plot_quantizers
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.resolved.resolve import resolve
 from keras_qat.rules import register_op, register_rule
@@ -16,6 +17,7 @@ from keras_qat.verify import verify
 from keras_qat.version import __version__
 
 __all__ = [
+    "Picture",
     "Simulation",
     "Summary",
     "__version__",
@@ -31,6 +33,8 @@ __all__ = [
     "keras",
     "layers",
     "plan",
+    "plot_model",
+    "plot_quantizers",
     "quantize_model",
     "quantizers",
     "read_metadata",

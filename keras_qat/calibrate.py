@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -15,10 +14,11 @@ from keras_qat.data import batch_count, batches
 from keras_qat.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
-from keras_qat.keras2.graph import Call, Graph, takes_training, values_in
+from keras_qat.keras2.graph import Call, Graph, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, ScheduledLayer
-from keras_qat.layers.scheduled import NEVER, Phase, assuming
+from keras_qat.layers.scheduled import NEVER
+from keras_qat.observed import Observed, infer
 from keras_qat.progress import shown
 from keras_qat.range_methods import METHODS, Range
 from keras_qat.schedule import check_quantized, schedule, scheduled_layers
@@ -81,7 +81,7 @@ def calibrate(
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
-    found = _Observed(model, counts=method != "minmax")
+    found = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
 
@@ -127,135 +127,6 @@ def _input_limits(
         low, high = np.min(ends[place], 0)[0], np.max(ends[place], 0)[1]
         limits[place] = range_of(Histogram.of(counts[place], low, high), quantizer.spec)
     return {place: (found[place].observers[0], limits[place]) for place in found}
-
-
-class _Watch:
-    """A function that computes a model in float and tells what its quantizers see: traced once.
-
-    Args:
-        model: the model.
-        counts: whether histograms are wanted, and not the extremes alone.
-    """
-
-    def __init__(self, model: Any, counts: bool) -> None:
-        self.layers = list(scheduled_layers(model))
-        self.graph = graph_lib.read(model)
-        self.tensors: list[tuple[Any, int]] = []
-        """A quantizer and a slot of it, as often as it is called."""
-        signature = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in model.inputs]
-
-        def watch(*inputs: Any) -> Any:
-            seen = self._seen(inputs)
-            extremes = [extremes_of(x) for x in seen]
-            return extremes and tf.stack(extremes), [counts_of(x) for x in seen if counts]
-
-        self.watch = traced(watch, input_signature=signature)
-
-    def _seen(self, inputs: Any) -> list[Any]:
-        seen: list[Any] = []
-        self.tensors.clear()
-
-        def note(quantizer: Any, slot: int, x: Any) -> None:
-            self.tensors.append((quantizer, slot))
-            seen.append(x)
-
-        with contextlib.ExitStack() as stack:
-            for layer in self.layers:
-                for each in layer.quantizers:
-                    if isinstance(each.spec, specs.QuantSpec):
-                        stack.enter_context(_watched(each, functools.partial(note, each)))
-            phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
-            stack.enter_context(assuming(phase, self.layers))
-            graph_lib.evaluate(self.graph, list(inputs), _infer)
-        return seen
-
-    def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The extremes of each tensor, and the counts of each if they are wanted."""
-        dtypes = [each.dtype for each in self.watch.input_signature]
-        arrays = [
-            np.asarray(each, dtype.as_numpy_dtype)
-            for each, dtype in zip(batch, dtypes, strict=True)
-        ]
-        extremes, counts = self.watch(*map(tf.constant, arrays))
-        return np.asarray(extremes).reshape(-1, 2), [folded(each.numpy()) for each in counts]
-
-
-class _Observed:
-    """What the quantizers of a model see, over all batches."""
-
-    def __init__(self, model: Any, counts: bool) -> None:
-        watches = getattr(model, "_watches", None)
-        if watches is None:  # Past Keras, which would track them.
-            watches = {}
-            object.__setattr__(model, "_watches", watches)
-        if counts not in watches:
-            watches[counts] = _Watch(model, counts)
-        self.watch = watches[counts]
-        self.examples = 0
-        self.extremes: np.ndarray | None = None
-        self.counts: list[np.ndarray] = []
-
-    def add(self, batch: list[np.ndarray]) -> None:
-        """Takes in a batch of the model's inputs."""
-        extremes, counts = self.watch(batch)
-        self._check_finite(extremes)
-        self.examples += len(batch[0])
-        if self.extremes is None:
-            self.extremes, self.counts = extremes, counts
-            return
-        lowest, highest = (end(self.extremes, extremes) for end in (np.minimum, np.maximum))
-        self.extremes = np.stack([lowest[:, 0], highest[:, 1]], 1)
-        for sums, each in zip(self.counts, counts, strict=True):
-            sums += each
-
-    def _check_finite(self, found: np.ndarray) -> None:
-        there = {each: layer.name for layer in self.watch.layers for each in layer.quantizers}
-        broken = [
-            there[quantizer]
-            for (quantizer, _), ends in zip(self.watch.tensors, found, strict=True)
-            if not np.isfinite(ends).all()
-        ]
-        if broken:
-            raise ValueError(
-                f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "
-                f"{broken[0]}/output. It holds none itself: look for them in the weights, and for "
-                f"numbers in the data that are too large."
-            )
-
-    def ranges(self, method: Callable[..., Range]) -> dict[Any, Range]:
-        """The range of each observer: by the method of all that its quantizer has seen."""
-        places: dict[Any, list[int]] = {}
-        for place, (quantizer, slot) in enumerate(self.watch.tensors):
-            key = (quantizer, None if self.counts else slot)
-            places.setdefault(key, []).append(place)
-        found: dict[Any, Range] = {}
-        for (quantizer, slot), each in places.items():
-            assert self.extremes is not None
-            ends = self.extremes[each, 0].min(), self.extremes[each, 1].max()
-            if self.counts:
-                histogram = Histogram.of(np.sum([self.counts[place] for place in each], 0), *ends)
-                ends = method(histogram, quantizer.spec)
-            observers = quantizer.observers if slot is None else [quantizer.observers[slot]]
-            found |= dict.fromkeys(observers, (float(ends[0]), float(ends[1])))
-        return found
-
-
-@contextlib.contextmanager
-def _watched(quantizer: Any, note: Callable[[int, Any], None]) -> Iterator[None]:
-    """Runs a block in which a quantizer shows what it sees."""
-    quantizer.watched = note
-    try:
-        yield
-    finally:
-        quantizer.watched = None
-
-
-def _infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer as at inference, in float32."""
-    if takes_training(call.layer):
-        kwargs = {**kwargs, "training": False}
-    with computing_in_float32(call.layer):
-        return call.layer(*args, **kwargs)
 
 
 def _set(observer: Any, ends: tuple[float, float], count: float, reset: bool) -> None:
@@ -308,6 +179,6 @@ def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls a layer as at inference, but for what observes."""
     if not isinstance(call.layer, ScheduledLayer):
-        return _infer(call, args, kwargs)
+        return infer(call, args, kwargs)
     with computing_in_float32(call.layer), swapped(call.layer, mixed=False):
         return call.layer(*args, **{**kwargs, "training": True})

@@ -112,6 +112,12 @@ class Histogram:
         """How many numbers there are."""
         return float(self.counts.sum())
 
+    @property
+    def energy(self) -> float:
+        """The sum of the squares of the numbers, evenly spread within a bin."""
+        squares = (self.low**2 + self.low * self.high + self.high**2) / 3
+        return float(np.sum(self.counts * squares))
+
     def below(self, values: np.ndarray) -> np.ndarray:
         """How many numbers lie below each of some values: evenly spread within a bin."""
         sums = np.concatenate([[0.0], np.cumsum(self.counts)])

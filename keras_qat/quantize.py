@@ -23,7 +23,15 @@ from keras_qat.schedule import is_quantized, scheduled_layers
 from keras_qat.scope import Scope
 from keras_qat.specs import FixedSpec, QuantSpec
 
-__all__ = ["Quantizer", "activation_quantizers", "plan", "quantize_model", "quantizers"]
+__all__ = [
+    "Quantizer",
+    "activation_quantizers",
+    "layer_quantizers",
+    "plan",
+    "quantize_model",
+    "quantized_weight",
+    "quantizers",
+]
 
 
 def quantize_model(
@@ -145,7 +153,8 @@ def quantizers(model: Any) -> list[Quantizer]:
     return [
         each
         for layer in scheduled_layers(model)
-        for each in (*_weight_quantizers(layer), *_activation_quantizers(layer))
+        for part in layer_quantizers(layer)
+        for each in part
     ]
 
 
@@ -154,13 +163,21 @@ def activation_quantizers(model: Any) -> list[Quantizer]:
     return [each for layer in scheduled_layers(model) for each in _activation_quantizers(layer)]
 
 
+def layer_quantizers(layer: Any) -> tuple[list[Quantizer], list[Quantizer]]:
+    """Those of a layer: of its weights, and of activations."""
+    return _weight_quantizers(layer), _activation_quantizers(layer)
+
+
+def quantized_weight(layer: Any, name: str) -> Any:
+    """The weight of a layer that a quantizer of this name quantizes."""
+    is_path = isinstance(layer, QuantizeWeights)
+    return layer.weight(name) if is_path else getattr(layer.layer, name)
+
+
 def _weight_quantizers(layer: Any) -> list[Quantizer]:
     found = []
     for name, quantizer in getattr(layer, "weight_quantizers", {}).items():
-        is_path = isinstance(layer, QuantizeWeights)
-        limits = quantizer.current_range(
-            layer.weight(name) if is_path else getattr(layer.layer, name)
-        )
+        limits = quantizer.current_range(quantized_weight(layer, name))
         label = f"{layer.name.removeprefix(PREFIX)}/{name}"
         found.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
     return found

@@ -13,7 +13,15 @@ import numpy as np
 from keras_qat.histograms import Histogram
 from keras_qat.specs import QuantSpec
 
-__all__ = ["METHODS", "Range", "entropy", "extremes", "least_squares", "percentile"]
+__all__ = [
+    "METHODS",
+    "Range",
+    "entropy",
+    "extremes",
+    "least_squares",
+    "percentile",
+    "squared_error",
+]
 
 Range = tuple[float, float]
 
@@ -58,7 +66,11 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
                     best = _narrowed(histogram, spec, best, (side,), full[side])
             if best == before:
                 break
-    return best if _error(histogram, spec, best) < _GAIN * _error(histogram, spec, full) else full
+    return (
+        best
+        if squared_error(histogram, spec, best) < _GAIN * squared_error(histogram, spec, full)
+        else full
+    )
 
 
 def _narrowed(
@@ -75,7 +87,7 @@ def _narrowed(
             (start[0] * (f if 0 in sides else 1), start[1] * (f if 1 in sides else 1))
             for f in factors
         ]
-        return min(found, key=lambda each: _error(histogram, spec, each))
+        return min(found, key=lambda each: squared_error(histogram, spec, each))
 
     start = list(ends)
     if extreme is not None:
@@ -84,8 +96,8 @@ def _narrowed(
     return tried(coarse, _CLOSER)
 
 
-def _error(histogram: Histogram, spec: QuantSpec, ends: Range) -> float:
-    """The sum of squared errors, numbers being evenly spread within a bin."""
+def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range) -> float:
+    """The sum of squared errors of quantization, numbers being evenly spread within a bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)

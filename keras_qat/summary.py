@@ -15,7 +15,7 @@ from keras_qat.quantize import activation_quantizers
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.resolve import resolve
 
-__all__ = ["LayerSummary", "Summary", "summary"]
+__all__ = ["LayerSummary", "Summary", "summarized", "summary"]
 
 FLOAT = 4
 """Bytes of a number in float."""
@@ -151,12 +151,17 @@ def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Su
         >>> print(keras_qat.summary(qat))
     """
     graph = resolve(model, input_range=input_range)
-    unset = _unset(model, graph)
-    seen: set[int] = set()
-    layers = tuple(_layer(node, unset, seen) for node in graph.nodes)
+    layers = summarized(model, graph)
     peak, at = _peak(graph, _bytes)
     float_peak, _ = _peak(graph, _float_bytes)
     return Summary(graph.name, layers, peak, at, float_peak)
+
+
+def summarized(model: Any, graph: ResolvedGraph) -> tuple[LayerSummary, ...]:
+    """One for each node of a model's graph, in its order."""
+    unset = _unset(model, graph)
+    seen: set[int] = set()
+    return tuple(_layer(node, unset, seen) for node in graph.nodes)
 
 
 def _unset(model: Any, graph: ResolvedGraph) -> set[int]:

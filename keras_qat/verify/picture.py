@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ from keras_qat.verify.report import SAME, Report
 __all__ = ["draw"]
 
 
+NINES = 6
+"""Where the axis of identical codes ends: fewer than one in a million that differs."""
+
+
 def draw(report: Report) -> Any:
-    """A figure with bars per layer: on the left the codes that differ, on the right the noise."""
+    """A figure with bars per layer: codes that are the same, codes at the ends, and noise."""
     tensors = report.tensors
     if not tensors:
         raise ValueError("There are no layers to draw: call verify with per_layer=True.")
@@ -21,23 +26,34 @@ def draw(report: Report) -> Any:
     except ImportError as error:
         raise ImportError("Pictures need matplotlib: pip install 'keras-qat[plot]'.") from error
     rows = np.arange(len(tensors))
-    figure = Figure(figsize=(10, 1.5 + 0.28 * len(tensors)), layout="constrained")
-    differing, noise = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    run = [1 - each.run.identical for each in tensors]
-    fed = [0.0 if each.fed is None else 1 - each.fed.identical for each in tensors]
-    differing.barh(rows + 0.2, np.multiply(100, run), 0.4, color="0.75", label="free run")
-    colors = ["tab:blue" if each.agrees else "tab:red" for each in tensors]
-    label = "fed the model's codes (red: more than 0.1 % or 1 LSB)"
-    differing.barh(rows - 0.2, np.multiply(100, fed), 0.4, color=colors, label=label)
-    differing.axvline(100 * (1 - SAME), color="0.5", linewidth=0.8, linestyle="--")
-    differing.set_xscale("symlog", linthresh=0.1)
-    differing.set_xlim(0, 100)
-    differing.set_xlabel("codes that differ, %")
-    differing.set_yticks(rows, [each.name for each in tensors])
-    differing.set_ylim(len(tensors) - 0.5, -0.5)
-    figure.legend(loc="outside lower left", ncols=2, fontsize="small")
-    noise.barh(rows, [each.sqnr or 0.0 for each in tensors], 0.6, color="tab:green")
+    figure = Figure(figsize=(12, 1.9 + 0.28 * len(tensors)), layout="constrained")
+    same, ends, noise = figure.subplots(1, 3, sharey=True, width_ratios=[5, 2, 3])
+    run = [each.run.identical for each in tensors]
+    fed = [1.0 if each.fed is None else each.fed.identical for each in tensors]
+    same.barh(rows + 0.2, list(map(_nines, run)), 0.38, color="0.78", label="free run")
+    colors = ["tab:green" if each.agrees else "tab:red" for each in tensors]
+    label = "fed the model's codes (red: below 99.9 %, or 2 LSB off)"
+    same.barh(rows - 0.2, list(map(_nines, fed)), 0.38, color=colors, label=label)
+    same.axvline(_nines(SAME), color="0.4", linewidth=0.8, linestyle="--")
+    same.set_xlim(0, NINES)
+    ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "100 %"]
+    same.set_xticks(range(NINES + 1), ticks, fontsize="small")
+    same.set_xlabel("identical codes")
+    same.set_yticks(rows, [each.name for each in tensors])
+    same.set_ylim(len(tensors) - 0.5, -0.5)
+    same.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize="small", frameon=False)
+    ends.barh(rows, [100 * each.at_ends for each in tensors], 0.6, color="tab:orange")
+    ends.set_xlim(0, max(1.0, *(105 * each.at_ends for each in tensors)))
+    ends.set_xlabel("codes at the ends, %")
+    noise.barh(rows, [each.sqnr or 0.0 for each in tensors], 0.6, color="tab:blue")
     noise.set_xlabel("signal to quantization noise, dB")
-    title = f"TFLite ({report.kernels} kernels) against the model, {report.examples} examples"
-    figure.suptitle(title)
+    figure.suptitle(
+        f"TFLite ({report.kernels} kernels) against the model, {report.examples} examples: "
+        f"{'all as trained' if not report.findings() else 'see the findings'}"
+    )
     return figure
+
+
+def _nines(share: float) -> float:
+    """A share as the number of its nines, so that 99.9 % and 99.99 % are as far apart as 0, 90."""
+    return min(-math.log10(max(1 - share, 10.0**-NINES)), float(NINES))

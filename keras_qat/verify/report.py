@@ -95,6 +95,11 @@ class TensorReport:
             return self.run.identical == 1
         return self.fed.identical >= SAME and self.fed.max_difference <= 1
 
+    @property
+    def at_ends(self) -> float:
+        """Share of the codes that may be clipped: not those of zero behind a ReLU."""
+        return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -158,7 +163,7 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draws the layers as bars: the codes that differ, and the noise of quantization.
+        """Draws the layers as bars: identical codes, codes at the ends, quantization noise.
 
         Args:
             path: where to write the picture (.png, .svg, .pdf), or None.
@@ -227,12 +232,11 @@ class Report:
         for each in self.tensors:
             fed = "" if each.fed is None else _share(each.fed.identical)
             off = "" if each.fed is None else f"{each.fed.max_difference:.0f}"
-            at_ends = each.at_highest + (each.at_lowest if each.file_zero_point > -128 else 0)
             sqnr = "-" if each.sqnr is None else f"{each.sqnr:.1f}"
             yield (
                 f"{_fit(each.name, width):<{width}} {_fit(_kernels(each), 17):<17} "
                 f"{fed:>8} {off:>4} {_share(each.run.identical):>8} "
-                f"{each.run.max_difference:>4.0f} {at_ends:>5.1%} {sqnr:>5}"
+                f"{each.run.max_difference:>4.0f} {each.at_ends:>5.1%} {sqnr:>5}"
             )
 
     def __str__(self) -> str:

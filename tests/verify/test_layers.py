@@ -319,8 +319,12 @@ def test_is_drawn(report, tmp_path):
     pytest.importorskip("matplotlib")
     figure = report.plot(tmp_path / "layers.png")
     assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
-    differing, noise = figure.axes
-    assert [text.get_text() for text in differing.get_yticklabels()] == NAMES
+    same, ends, noise = figure.axes
+    assert [text.get_text() for text in same.get_yticklabels()] == NAMES
+    # A bar for each layer although nothing differs: as long as the axis, which ends at 100 %.
+    assert [bar.get_width() for bar in same.patches[: len(NAMES)]] == [6.0] * len(NAMES)
+    assert all(each.run.identical == 1 for each in report.tensors)
+    assert len(ends.patches) == len(NAMES)
     widths = [bar.get_width() for bar in noise.patches]
     assert widths == [each.sqnr for each in report.tensors]
 
