@@ -218,6 +218,7 @@ def export(
 @click.option("--per-layer", is_flag=True, help="Compare every tensor that both have.")
 @click.option("--min-identical", type=click.FloatRange(0, 100), help="Fail below so many percent.")
 @click.option("--max-difference", type=click.FloatRange(0), help="Fail beyond so many LSB.")
+@click.option("--html", type=OUTPUT, help="Write the report as a page, too.")
 @options.kernels
 @options.json_output
 @click.pass_obj
@@ -230,6 +231,7 @@ def verify(
     per_layer: bool,
     min_identical: float | None,
     max_difference: float | None,
+    html: Path | None,
     kernels: Any,
     as_json: bool,
 ) -> None:
@@ -247,6 +249,8 @@ def verify(
             batch_size=options.batch_size,
             verbose=settings.verbose,
         )
+        if html is not None:
+            report.to_html(html)
     identical, difference = 100 * report.identical, report.max_difference
     findings = []
     if min_identical is not None and identical < min_identical:

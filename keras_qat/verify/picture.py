@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from keras_qat.verify.page import NINES, nines
 from keras_qat.verify.report import SAME, Report
 
 __all__ = ["draw"]
-
-
-NINES = 6
-"""Where the axis of identical codes ends: fewer than one in a million that differs."""
 
 
 def draw(report: Report) -> Any:
@@ -30,11 +26,13 @@ def draw(report: Report) -> Any:
     same, ends, noise = figure.subplots(1, 3, sharey=True, width_ratios=[5, 2, 3])
     run = [each.run.identical for each in tensors]
     fed = [1.0 if each.fed is None else each.fed.identical for each in tensors]
-    same.barh(rows + 0.2, list(map(_nines, run)), 0.38, color="0.78", label="free run")
+    same.barh(
+        rows + 0.2, [NINES * nines(each) for each in run], 0.38, color="0.78", label="free run"
+    )
     colors = ["tab:green" if each.agrees else "tab:red" for each in tensors]
     label = "fed the model's codes (red: below 99.9 %, or 2 LSB off)"
-    same.barh(rows - 0.2, list(map(_nines, fed)), 0.38, color=colors, label=label)
-    same.axvline(_nines(SAME), color="0.4", linewidth=0.8, linestyle="--")
+    same.barh(rows - 0.2, [NINES * nines(each) for each in fed], 0.38, color=colors, label=label)
+    same.axvline(NINES * nines(SAME), color="0.4", linewidth=0.8, linestyle="--")
     same.set_xlim(0, NINES)
     ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "100 %"]
     same.set_xticks(range(NINES + 1), ticks, fontsize="small")
@@ -52,8 +50,3 @@ def draw(report: Report) -> Any:
         f"{'all as trained' if not report.findings() else 'see the findings'}"
     )
     return figure
-
-
-def _nines(share: float) -> float:
-    """A share as the number of its nines, so that 99.9 % and 99.99 % are as far apart as 0, 90."""
-    return min(-math.log10(max(1 - share, 10.0**-NINES)), float(NINES))

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
+from keras_qat.files import check_writable, replacing
+
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport"]
 
 SAME = 0.999
@@ -182,6 +184,32 @@ class Report:
             figure.savefig(path)
         return figure
 
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as one HTML page, which needs no other file and no network.
+
+        Tables are sorted by a click on the head of a column. With `per_layer=True` it has charts
+        of the layers, too.
+
+        Args:
+            path: where to write the page, or None.
+
+        Returns:
+            The page.
+
+        Raises:
+            OSError: if nothing can be written there.
+
+        Example:
+            >>> keras_qat.verify(qat, "model.tflite", x, per_layer=True).to_html("report.html")
+        """
+        from keras_qat.verify.page import report_page
+
+        text = report_page(self)
+        if path is not None:
+            with replacing(check_writable(path)) as file:
+                file.write_text(text, encoding="utf-8")
+        return text
+
     def findings(self) -> list[str]:
         """What is not as it should be, a sentence each."""
         rounding = [each for each in self.differing if each not in self.unexplained]
@@ -189,10 +217,10 @@ class Report:
             "Other ranges in the file than in the model": [each.name for each in self.other_ranges],
             "Computed in float": [f"{name} ({k})" for name, k in self.float_operations.items()],
             "Rounded by these kernels in their own way, code for code as keras_qat.simulate": [
-                f"{each.name} ({_kernels(each)})" for each in rounding
+                f"{each.name} ({kernel_names(each)})" for each in rounding
             ],
             "Fed the same codes, these differ in more than 0.1 % or by more than 1 LSB": [
-                f"{each.name} ({_kernels(each)})" for each in self.unexplained
+                f"{each.name} ({kernel_names(each)})" for each in self.unexplained
             ],
         }
         found = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
@@ -230,12 +258,12 @@ class Report:
             f"{'ends':>5} {'dB':>5}"
         )
         for each in self.tensors:
-            fed = "" if each.fed is None else _share(each.fed.identical)
+            fed = "" if each.fed is None else share(each.fed.identical)
             off = "" if each.fed is None else f"{each.fed.max_difference:.0f}"
             sqnr = "-" if each.sqnr is None else f"{each.sqnr:.1f}"
             yield (
-                f"{_fit(each.name, width):<{width}} {_fit(_kernels(each), 17):<17} "
-                f"{fed:>8} {off:>4} {_share(each.run.identical):>8} "
+                f"{_fit(each.name, width):<{width}} {_fit(kernel_names(each), 17):<17} "
+                f"{fed:>8} {off:>4} {share(each.run.identical):>8} "
                 f"{each.run.max_difference:>4.0f} {each.at_ends:>5.1%} {sqnr:>5}"
             )
 
@@ -251,14 +279,14 @@ MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
 """Operations that tables leave out where others compute."""
 
 
-def _kernels(each: TensorReport) -> str:
+def kernel_names(each: TensorReport) -> str:
     computing = [name for name in each.kernels if name not in MOVING]
     return "+".join(dict.fromkeys(computing or each.kernels)) or "input"
 
 
-def _share(share: float) -> str:
+def share(part: float) -> str:
     """A share in percent, rounded down, so that only what is all the same says 100."""
-    return f"{int(share * 100_000) / 1000:.3f}%"
+    return f"{int(part * 100_000) / 1000:.3f}%"
 
 
 def _fit(name: str, width: int) -> str:

@@ -79,7 +79,9 @@ def test_plan_and_summary(files):
 def test_verify(files):
     paths = files / "qat.keras", files / "model.tflite", files / "x.npy"
     assert "100.000%" in run("verify", *paths, "--min-identical", 100, "--max-difference", 0)
-    assert "Every layer computes" in run("verify", *paths, "--per-layer", "--limit", 8)
+    html = "--html", files / "report.html"
+    assert "Every layer computes" in run("verify", *paths, "--per-layer", "--limit", 8, *html)
+    assert "<svg" in (files / "report.html").read_text()
     found = json.loads(run("verify", *paths, "--json", "--limit", 7, "--kernels", "reference"))
     assert found["examples"] == 7
     assert found["kernels"] == "reference"

@@ -1,0 +1,130 @@
+"""The report as a page: complete, of one file, sorted in a browser where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+import keras_qat
+from keras_qat.verify import Agreement, TensorReport
+from keras_qat.verify.page import nines
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+
+class Reader(HTMLParser):
+    """Rows of the tables, tags, and what is left open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.rows = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def report(exported):
+    return keras_qat.verify(exported.model, exported.tflite, exported.x[:16], per_layer=True)
+
+
+@pytest.fixture
+def doubtful(report):
+    """The same with a layer that computes something else, and a name that has to be escaped."""
+    odd: TensorReport = dataclasses.replace(
+        report.tensors[2], name="<b>&odd", fed=Agreement(0.5, 7.0, 1.0), simulated=0.5, sqnr=None
+    )
+    return dataclasses.replace(report, tensors=(*report.tensors[:2], odd, *report.tensors[3:]))
+
+
+def test_holds_the_report(report, tmp_path):
+    text = report.to_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == text
+    page = Reader(text)
+    assert page.open == []
+    rows = {row[0]: row for row in page.rows}
+    for each in report.tensors:
+        assert rows[each.name][-2] == f"{each.file_scale:.6g}"
+    assert rows["stem"][3] == "100.000%"
+    assert "every layer computes what was trained" in text and 'class="verdict good"' in text
+    charts = [tag for tag, _ in page.tags if tag == "svg"]
+    assert len(charts) == 3
+
+
+def test_needs_nothing_else(report):
+    for _, attributes in Reader(report.to_html()).tags:
+        assert not {"src", "href"} & set(attributes)
+    assert "http" not in report.to_html() and "@import" not in report.to_html()
+
+
+def test_shows_what_differs(doubtful):
+    text = doubtful.to_html()
+    assert "<b>" not in text
+    assert 'class="verdict bad"' in text
+    assert "Fed the same codes, these differ" in text
+    page = Reader(text)
+    assert page.open == []
+    (row,) = [row for row in page.rows if row[0] == "<b>&odd"]
+    assert row[3] == "50.000%" and row[8] == "-"
+    assert ("rect", "bad") in [(tag, each.get("class")) for tag, each in page.tags]
+
+
+def test_without_layers(exported):
+    text = keras_qat.verify(exported.model, exported.tflite, exported.x[:8]).to_html()
+    assert "per_layer=True" in text and "<svg" not in text
+
+
+def test_nines():
+    assert [nines(each) for each in (0.0, 0.9, 1.0)] == pytest.approx([0, 1 / 6, 1])
+
+
+def test_where_it_cannot_be_written(report, tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        report.to_html(tmp_path / "none" / "report.html")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSER, reason="no browser is installed: chromium or google-chrome")
+def test_is_sorted_in_a_browser(doubtful, tmp_path):
+    """By a click on the order of layers, then on identical codes: what differs comes first."""
+    click = (
+        "<script>const heads = [...document.querySelectorAll('th button')].slice(-11);"
+        "heads[1].click(); heads[1].click(); document.body.dataset.down = first();"
+        "heads[3].click(); heads[3].click(); heads[3].click(); document.body.dataset.up = first(2);"
+        "function first(place = 1) { return [...document.querySelectorAll('table')].at(-1)"
+        ".rows[place].cells[0].textContent; }</script></body>"
+    )
+    path = tmp_path / "report.html"
+    path.write_text(doubtful.to_html().replace("</body>", click), encoding="utf-8")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    last, smallest = (
+        re.search(rf'data-{name}="([^"]*)"', shown).group(1) for name in ("down", "up")
+    )
+    assert last == doubtful.tensors[-1].name
+    assert smallest == "&lt;b&gt;&amp;odd"  # Behind the input, which has no such number.
