@@ -13,6 +13,7 @@ from keras_qat.keras2.precision import float32_policy
 from keras_qat.keras2.saving import warn_of_closed
 from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
+from keras_qat.layers.per_tensor import folded
 from keras_qat.placement import place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
@@ -170,8 +171,9 @@ def layer_quantizers(layer: Any) -> tuple[list[Quantizer], list[Quantizer]]:
 
 def quantized_weight(layer: Any, name: str) -> Any:
     """The weight of a layer that a quantizer of this name quantizes."""
-    is_path = isinstance(layer, QuantizeWeights)
-    return layer.weight(name) if is_path else getattr(layer.layer, name)
+    if isinstance(layer, QuantizeWeights):
+        return layer.weight(name)
+    return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
 
 
 def _weight_quantizers(layer: Any) -> list[Quantizer]:

@@ -127,7 +127,13 @@ class Recipe:
 _SPECS = ("weights", "activations", "folded_weights")
 
 
-def int8(weight_bits: int = 8, activation_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
+def int8(
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    ema_decay: float = 0.999,
+    *,
+    per_channel: bool = True,
+) -> Recipe:
     """What TFLite's int8 kernels compute: the default.
 
     Weights are symmetric with one range per output channel and a narrow range, taken from the
@@ -139,6 +145,9 @@ def int8(weight_bits: int = 8, activation_bits: int = 8, ema_decay: float = 0.99
         activation_bits: 2 to 8.
         ema_decay: decay per step of the moving averages, corrected for their start at zero:
             with 0.999 a range is the plain average of its first few hundred batches.
+        per_channel: False for weights with one range for the tensor, that of the kernel with its
+            BatchNormalization folded in: for NPUs that take nothing else, or take it several times
+            as fast. It needs training; `calibrate` alone loses accuracy.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -152,15 +161,15 @@ def int8(weight_bits: int = 8, activation_bits: int = 8, ema_decay: float = 0.99
             weight_bits,
             symmetric=True,
             narrow_range=True,
-            per_channel=True,
+            per_channel=per_channel,
             observer="current_value",
         ),
         activations=QuantSpec(activation_bits, ema_decay=ema_decay),
-        fold="per_channel",
+        fold="per_channel" if per_channel else "per_tensor",
     )
 
 
-def int16x8(weight_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
+def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True) -> Recipe:
     """Activations in int16, weights in int8: what TFLite's 16x8 kernels compute.
 
     For models whose activations need more than 256 levels (audio, regression, super-resolution):
@@ -171,7 +180,7 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
 
     Args:
         weight_bits: 2 to 8.
-        ema_decay: as in `int8`.
+        ema_decay, per_channel: as in `int8`.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -179,13 +188,15 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
     Source: the TFLite 16x8 quantization specification.
     """
     return dataclasses.replace(
-        int8(weight_bits, ema_decay=ema_decay),
+        int8(weight_bits, ema_decay=ema_decay, per_channel=per_channel),
         name="int16x8",
         activations=QuantSpec(16, symmetric=True, ema_decay=ema_decay),
     )
 
 
-def int4_weights(activation_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
+def int4_weights(
+    activation_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True
+) -> Recipe:
     """Weights in 4 bits, activations in int8: half of the size of `int8`.
 
     `export_tflite` writes the weights in int8 codes, which every kernel takes at full speed, or
@@ -193,12 +204,13 @@ def int4_weights(activation_bits: int = 8, ema_decay: float = 0.999) -> Recipe:
     first and last ones often: `recipes.int4_weights().override("logits", weight_bits=8)`.
 
     Args:
-        activation_bits, ema_decay: as in `int8`.
+        activation_bits, ema_decay, per_channel: as in `int8`.
 
     Raises:
         ValueError: on bits outside 2 to 8.
     """
-    return dataclasses.replace(int8(4, activation_bits, ema_decay), name="int4_weights")
+    base = int8(4, activation_bits, ema_decay, per_channel=per_channel)
+    return dataclasses.replace(base, name="int4_weights")
 
 
 def contrib(

@@ -118,7 +118,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
 
     def _exact_inference(self) -> Inference | None:
         """How it computes in integers; None for the original's models, which simulate."""
-        if self._inference is None and self.recipe.fold == "per_channel":
+        if self._inference is None and self.recipe.fold != "correction":
             # Past Keras, which would track the graph.
             object.__setattr__(self, "_inference", Inference(self, self._kernels))
         return self._inference

@@ -71,7 +71,7 @@ def recipe_of(model: Any) -> Any:
 def kernels_of(model: Any) -> Any:
     """The family of kernels whose rounding a model has at inference; None if it simulates."""
     recipe = getattr(model, "recipe", None)
-    return model.kernels if recipe is not None and recipe.fold == "per_channel" else None
+    return model.kernels if recipe is not None and recipe.fold != "correction" else None
 
 
 def set_quantization(model: Any, enabled: bool = True) -> None:

@@ -139,6 +139,10 @@ def _steps(kernel: np.ndarray, axis: int, layers: list[Weights]) -> Any:
         if not weights.name:
             continue
         real = (weights.q * weights.scale).astype(np.float32)
+        if not weights.per_channel:
+            if np.array_equal(np.sort(real, None), np.sort(kernel, None)):
+                return np.full(columns.shape[1], weights.scale.item(), np.float32)
+            continue
         sizes = weights.scale.shape
         axes = [each for each, size in enumerate(sizes) if size > 1] or [real.ndim - 1]
         found = _columns(real, axes)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_qat.contrib.correction import CorrectedFold
 from keras_qat.keras2 import backend
+from keras_qat.layers import per_tensor
 from keras_qat.layers.scheduled import Phase
 
 __all__ = ["FOLDS"]
@@ -43,6 +44,24 @@ def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     return CorrectedFold(wrapper, inputs, phase)(learning)
 
 
+def normalize_per_tensor(wrapper: Any, inputs: Any, phase: Phase) -> Any:
+    """The same with one scale for the folded kernel: `layers.per_tensor`."""
+    norm, layer = wrapper.batch_norm, wrapper.layer
+    if norm is None and wrapper.weight_axes:
+        return apply_quantized(wrapper, inputs, phase)
+    kernel, gains = per_tensor.quantized_parts(wrapper, phase)
+    if norm is not None:
+        (name,) = wrapper.weight_axes
+        with backend.swapped(layer, **{name: tf.cast(kernel, layer.compute_dtype)}):
+            x = layer(inputs)
+        with per_tensor.with_gains(norm, gains):
+            return norm(x, training=is_learning(phase))
+    if isinstance(layer, backend.keras.layers.BatchNormalization):
+        with per_tensor.with_gains(layer, gains):
+            return layer(inputs, training=is_learning(phase))
+    return per_tensor.gained(wrapper, layer(inputs), gains)
+
+
 def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     """The wrapped layer on `inputs`, with its weights quantized as they are."""
     layer = wrapper.layer
@@ -56,5 +75,9 @@ def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
         return layer(inputs)
 
 
-FOLDS = {"per_channel": normalize_per_channel, "correction": fold_with_correction}
+FOLDS = {
+    "per_channel": normalize_per_channel,
+    "per_tensor": normalize_per_tensor,
+    "correction": fold_with_correction,
+}
 """Name, as recipes give it -> what computes layer and BatchNormalization."""

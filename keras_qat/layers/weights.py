@@ -18,7 +18,8 @@ class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: how. Per channel is symmetric with a narrow range and takes the current values.
+        spec: how. Per channel is symmetric with a narrow range and takes the current values; so
+            may one range for all be, which then is the same with a single channel.
         host: the layer that owns the variables; called while that layer is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -28,8 +29,10 @@ class WeightQuantizer:
         self, spec: QuantSpec, host: Any, name: str, channel_axes: tuple[int, ...]
     ) -> None:
         self.spec = spec
-        self.channel_axes = channel_axes
-        self.observer = None if spec.per_channel else observers.make(spec, host, name)
+        self.channel_axes = channel_axes if spec.per_channel else ()
+        is_current = spec.observer == "current_value" and spec.symmetric and spec.narrow_range
+        is_stored = not (spec.per_channel or is_current)
+        self.observer = observers.make(spec, host, name) if is_stored else None
 
     def __call__(self, weights: Any, phase: Phase) -> Any:
         """Fake-quantizes `weights`, which are observed if this is training."""

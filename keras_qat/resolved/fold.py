@@ -14,6 +14,7 @@ from keras_qat import fake_quant
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
 from keras_qat.branching import traced_once
+from keras_qat.layers import per_tensor
 from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.ops.op import Op
 from keras_qat.resolved.weights import Weights, reach_of, terms
@@ -81,7 +82,9 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
         in_graph: whether tensors are wanted, instead of arrays.
     """
     rounding, spec = 0.0, wrapper.weight_spec
-    if wrapper.fold == "per_channel":
+    if wrapper.fold == "per_tensor":
+        q, scale, bias = _folded_per_tensor(wrapper)
+    elif wrapper.fold == "per_channel":
         q, scale, bias = _folded(wrapper)
     else:
         q, scale, bias, rounding = _folded_in_range(wrapper)
@@ -152,6 +155,17 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
     if not in_order:
         q = tf.transpose(q, np.argsort(order))
     return q, tf.reshape(scale, channels), bias
+
+
+def _folded_per_tensor(wrapper: Any) -> tuple[Any, Any, Any]:
+    """The same of weights with one scale for all, which are quantized folded."""
+    _, bias = factor_and_bias(wrapper, tf.float64)
+    q, scale, gains = per_tensor.codes_of(wrapper)
+    bits = wrapper.weight_spec.bits if wrapper.weight_axes else 8
+    finer = INT8_MAX // (2 ** (bits - 1) - 1)
+    scale = single(tf.cast(scale, tf.float64) / finer)
+    bias = None if bias is None else per_tensor.gained(wrapper, bias, gains)
+    return q * float(finer), tf.reshape(scale, [1] * len(q.shape)), bias
 
 
 _VECTOR = tf.TensorSpec([None], tf.float64)

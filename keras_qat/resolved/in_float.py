@@ -12,7 +12,7 @@ from keras_qat import fake_quant
 from keras_qat.keras2.backend import recurrence, swapped, takes_mask
 from keras_qat.keras2.graph import map_values, takes_training
 from keras_qat.keras2.precision import computing_in_float32, is_half
-from keras_qat.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.layers import QuantizeWeights, QuantizeWrapper, per_tensor
 from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.resolved.float_forms import form_of
 from keras_qat.resolved.graph import Node
@@ -128,7 +128,13 @@ def _folded_weights(wrapper: Any) -> dict[str, Any]:
     the other way round; otherwise it was trained folded: `layers.folding`.
     """
     factor, bias = factor_and_bias(wrapper, tf.float64)
+    codes = None
+    if wrapper.fold == "per_tensor" and set(wrapper.weight_quantizers) == set(wrapper.weight_axes):
+        codes = per_tensor.codes_of(wrapper)
+        bias = None if bias is None else per_tensor.gained(wrapper, bias, codes.gains)
     found = {} if bias is None else {"bias": tf.cast(bias, tf.float32)}
+    if codes is not None:
+        return {**found, next(iter(wrapper.weight_axes), "factor"): codes.q * codes.scale}
     if not wrapper.weight_axes:
         return {**found, "factor": tf.cast(factor, tf.float32)}
     ((name, axes),) = wrapper.weight_axes.items()

@@ -50,9 +50,10 @@ def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = Fal
     return QuantParams.of_range(low, high, bits)
 
 
-def random_weights(call: Call, op: Op, params: QuantParams, numbers: Any) -> Weights:
+def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -> Weights:
     """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
     ((name, axes),) = op.weights.items()
+    axes = axes if per_channel else ()
     shape = tuple(getattr(call.layer, name).shape) if name else (call.output.shape[-1],)
     channels = [shape[axis] if axis in axes else 1 for axis in range(-len(shape), 0)]
     scale = np.float32(10.0 ** numbers.uniform(-3, -1, channels)).astype(np.float64)
@@ -64,7 +65,9 @@ def random_weights(call: Call, op: Op, params: QuantParams, numbers: Any) -> Wei
     return Weights(name, q, scale, bias)
 
 
-def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple[Node, Any]:
+def node_of(
+    op: Op, bits: int, seed: int, maximum: float | None = None, per_channel: bool = True
+) -> tuple[Node, Any]:
     """A node of a random example of an operator, and the random numbers to go on with."""
     numbers = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
@@ -76,10 +79,12 @@ def node_of(op: Op, bits: int, seed: int, maximum: float | None = None) -> tuple
     model = keras.Model(inputs, example.build(*inputs))
     graph = graph_lib.read(model)
     (call,) = [each for each in graph.calls if getattr(match(each).op, "name", "") == op.name]
-    return make_node(call, bits, numbers, maximum), numbers
+    return make_node(call, bits, numbers, maximum, per_channel), numbers
 
 
-def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None) -> Node:
+def make_node(
+    call: Call, bits: int, numbers: Any, maximum: float | None = None, per_channel: bool = True
+) -> Node:
     """A call as a node with random quantization parameters."""
     op, attributes, reason = match(call)
     assert op is not None, reason
@@ -105,7 +110,7 @@ def make_node(call: Call, bits: int, numbers: Any, maximum: float | None = None)
             operands.append(constant_of(each, bits, shared if is_shared else None))
     weights = None
     if op.weights:
-        weights = random_weights(call, op, operands[0].params, numbers)
+        weights = random_weights(call, op, numbers, per_channel)
     outputs = []
     for value in graph_lib.values_in(call.outputs):
         params = None
@@ -227,9 +232,11 @@ def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: Family) -
     ]
 
 
-def assert_exact(op: Op, bits: int, family: Family, seed: int, maximum: Any = None) -> None:
+def assert_exact(
+    op: Op, bits: int, family: Family, seed: int, maximum: Any = None, per_channel: bool = True
+) -> None:
     """Asserts that file and implementation give the same values, all of them."""
-    node, numbers = node_of(op, bits, seed, maximum)
+    node, numbers = node_of(op, bits, seed, maximum, per_channel)
     assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 

@@ -51,6 +51,23 @@ def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
         assert_exact(op, bits, family, seed)
 
 
+OF_CHANNELS = [each for each in CASES if any(each.values[0].weights.values())]
+"""Those whose weights have a scale for each output channel."""
+
+
+@pytest.mark.parametrize(("op", "bits", "family"), OF_CHANNELS)
+def test_with_one_scale_for_the_weights(op, bits, family):
+    for seed in range(2):
+        assert_exact(op, bits, family, seed, per_channel=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "bits", "family"), OF_CHANNELS)
+def test_many_more_with_one_scale(op, bits, family, seeds):
+    for seed in range(2, seeds):
+        assert_exact(op, bits, family, seed, per_channel=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "bits", "family"), CASES)
 def test_many_more(op, bits, family, seeds):
