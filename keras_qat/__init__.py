@@ -6,6 +6,7 @@ from keras_qat.export import export_c, export_onnx, export_saved_model, export_t
 from keras_qat.keras2.backend import keras
 from keras_qat.keras3 import from_keras_3, to_keras_3
 from keras_qat.pictures import Picture, plot_model, plot_quantizers
+from keras_qat.post_training import bias_correction, equalize, learn_rounding
 from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.resolved.resolve import resolve
 from keras_qat.rules import register_op, register_rule
@@ -21,8 +22,10 @@ __all__ = [
     "Simulation",
     "Summary",
     "__version__",
+    "bias_correction",
     "calibrate",
     "callbacks",
+    "equalize",
     "export_c",
     "export_onnx",
     "export_saved_model",
@@ -32,6 +35,7 @@ __all__ = [
     "from_keras_3",
     "keras",
     "layers",
+    "learn_rounding",
     "plan",
     "plot_model",
     "plot_quantizers",

@@ -19,6 +19,7 @@ from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 from keras_qat.observed import Observed, infer
+from keras_qat.post_training.weight_ranges import clip_weights
 from keras_qat.progress import shown
 from keras_qat.range_methods import METHODS, Range
 from keras_qat.schedule import check_quantized, schedule, scheduled_layers
@@ -38,6 +39,7 @@ def calibrate(
     *,
     method: Method = "minmax",
     percentile: float = 99.99,
+    weights: Literal["minmax", "mse"] = "minmax",
     reset: bool = True,
     verbose: int = 0,
 ) -> None:
@@ -45,8 +47,8 @@ def calibrate(
 
     After this the model can be exported: post-training quantization. Ranges are those of the
     float model at inference: quantization, dropout and noise are off. They depend neither on the
-    batch size nor on the order of the examples. No other weight changes: not those that train, not
-    BatchNormalization's statistics, not the training step.
+    batch size nor on the order of the examples. No other weight changes, unless `weights` says so:
+    not those that train, not BatchNormalization's statistics, not the training step.
 
     Args:
         model: the model.
@@ -63,6 +65,9 @@ def calibrate(
             computed from them, for which it reads the data twice, if it is no generator. Ranges
             that a kernel fixes stay as they are.
         percentile: share of the numbers, in percent, below the upper end, and above the lower one.
+        weights: ranges of weights per channel: their extremes, which change nothing, or with "mse"
+            those with the smallest mean squared error, which weights are clipped to. Pays with 4
+            bits and fewer; `learn_rounding` does more, and this as well.
         reset: whether what was observed before, by training or in an earlier call, is forgotten.
             If not, ranges are averaged with it, each part counting by its number of examples.
         verbose: 1 shows progress.
@@ -78,6 +83,8 @@ def calibrate(
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: use one of {', '.join(map(repr, METHODS))}.")
+    if weights not in ("minmax", "mse"):
+        raise ValueError(f"weights={weights!r}: use 'minmax' or 'mse'.")
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
@@ -102,6 +109,8 @@ def calibrate(
     _observe_weights(model, first, reset)
     for observer, ends in ranges.items():
         _set(observer, ends, found.examples / EXAMPLES_PER_BATCH, reset)
+    if weights == "mse":
+        clip_weights(model)
 
 
 def _input_limits(

@@ -13,7 +13,11 @@ _Item = TypeVar("_Item")
 
 
 def shown(
-    items: Iterable[_Item], what: str, verbose: int, total: int | None = None
+    items: Iterable[_Item],
+    what: str,
+    verbose: int,
+    total: int | None = None,
+    unit: str = "batch",
 ) -> Iterator[_Item]:
     """The items, one for each batch; with `verbose` a bar of how many there were.
 
@@ -22,13 +26,14 @@ def shown(
         what: what is done with them, a few words.
         verbose: 0 for silence.
         total: how many items there are, where they do not know.
+        unit: what an item is.
     """
     if not verbose:
         yield from items
         return
     print(what)
     count = len(items) if isinstance(items, Sized) else total
-    bar: Any = keras.utils.Progbar(count, unit_name="batch")
+    bar: Any = keras.utils.Progbar(count, unit_name=unit)
     done = 0
     for done, item in enumerate(items, start=1):
         yield item

@@ -1,0 +1,109 @@
+"""Cross-layer equalization: outputs stay to the last bit, ranges become alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.post_training.equalize import _equalize, _Layer, _pairs
+from tests.helpers import images, rng, scramble
+from tests.networks.small import functional, layers, residual_net
+
+pytestmark = pytest.mark.legacy
+X = images(16, (8, 8, 2))
+
+
+def separable(x, end=None, **norm):
+    """Depthwise and pointwise convolutions, the channels of which differ by powers of ten."""
+    x = layers.Conv2D(8, 3, use_bias=False, name="stem")(x)
+    x = layers.ReLU(end)(layers.BatchNormalization(**norm)(x))
+    x = layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2, name="depthwise")(x)
+    x = layers.MaxPooling2D()(layers.ReLU(end)(x))
+    x = layers.Conv2D(6, 1, activation="relu", name="project")(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return layers.Dense(3, name="logits")(layers.Dense(5, activation="tanh", name="hidden")(x))
+
+
+def uneven(model):
+    for name, axis in (("stem", 3), ("depthwise", 2), ("project", 3)):
+        kernel = model.get_layer(name).weights[0]
+        shape = [size if place == axis else 1 for place, size in enumerate(kernel.shape)]
+        kernel.assign(kernel * 10.0 ** rng().uniform(-2, 2, shape))
+    return model
+
+
+@pytest.mark.parametrize("norm", [{}, pytest.param({"center": False}, marks=pytest.mark.slow)])
+def test_outputs_stay_to_the_last_bit(norm):
+    model = uneven(functional((8, 8, 2), build=lambda x: separable(x, **norm)))
+    before = model.get_weights()
+    found = keras_qat.equalize(model)
+    np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert [each.name for each in found.layers] == [each.name for each in model.layers]
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_ranges_become_alike():
+    """As equal as powers of two make them."""
+    from keras_qat.keras2 import graph as graph_lib
+    from keras_qat.lower import lower
+
+    model = keras_qat.equalize(uneven(functional((8, 8, 2), build=separable)))
+    graph = lower(graph_lib.read(model), activations=False)
+    pairs = [(one, other) for one, other, reason in _pairs(graph) if not reason]
+    assert [one.kernel.name for one, _ in pairs] == ["stem", "depthwise", "project"]
+    for one, other in pairs:
+        first, second = _Layer(one, graph), _Layer(other, graph)
+        ratio = first.ranges_out() / second.ranges_in()
+        assert np.all((ratio < 2.01) & (ratio > 0.49))
+        assert not _equalize(first, second)
+
+
+def test_separable_layers_and_nested_models():
+    inner = keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            layers.SeparableConv2D(6, 3, activation="relu", name="one"),
+            layers.SeparableConv2D(4, 3, activation="relu", name="other"),
+        ],
+        name="inner",
+    )
+    model = functional((8, 8, 2), build=lambda x: layers.Conv2D(2, 1, name="y")(inner(x)))
+    kernel = inner.get_layer("one").pointwise_kernel
+    kernel.assign(kernel * 10.0 ** rng().uniform(-2, 2, 6))
+    found = keras_qat.equalize(model)
+    np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
+    other = found.get_layer("inner").get_layer("one").pointwise_kernel
+    assert np.ptp(np.log(np.abs(other).max((0, 1, 2)))) < np.ptp(
+        np.log(np.abs(kernel).max((0, 1, 2)))
+    )
+
+
+@pytest.mark.slow
+def test_fewer_bits_lose_less():
+    model = uneven(functional((8, 8, 2), build=separable))
+    wanted = model.predict(X, verbose=0)
+
+    def off(model):
+        qat = keras_qat.quantize_model(model, "int4_weights")
+        keras_qat.calibrate(qat, X)
+        return np.mean((qat.predict(X, verbose=0) - wanted) ** 2)
+
+    assert off(keras_qat.equalize(model)) < 0.7 * off(model)
+
+
+def test_what_is_not_equalized(capsys):
+    model = functional((8, 8, 2), build=lambda x: separable(x, 6.0))
+    found = keras_qat.equalize(model, verbose=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert "stem: its ReLU ends at 6, whatever the factor" in lines
+    assert "project: equalized" in lines
+    assert "hidden: Activation follows" in lines
+    np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
+    scramble(residual := residual_net())
+    with pytest.warns(UserWarning, match="No layers of 'residual' can be equalized: "):
+        keras_qat.equalize(residual)
+    with pytest.raises(ValueError, match="quantized"):
+        keras_qat.equalize(keras_qat.quantize_model(model))

@@ -1,0 +1,176 @@
+"""Weights that change after training: what is computed, and that models and files follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import fake_quant, recipes
+from keras_qat.keras2.backend import keras
+from keras_qat.post_training.weight_ranges import least_squares_limits, rounded
+from tests.helpers import images, rng, scramble
+from tests.networks.small import functional, layers, residual_net, tiny_net
+
+pytestmark = pytest.mark.legacy
+X = images(48, (8, 8, 1))
+
+
+def calibrated(recipe="int4_weights", model=None, x=X, **options):
+    qat = keras_qat.quantize_model(model or scramble(residual_net()), recipe)
+    keras_qat.calibrate(qat, x, **options)
+    return qat
+
+
+def of_float(qat, x=X):
+    keras_qat.set_quantization(qat, False)
+    y = qat.predict(x, verbose=0)
+    keras_qat.set_quantization(qat, True)
+    return y
+
+
+def error(qat, wanted, x=X):
+    return float(np.mean((qat.predict(x, verbose=0) - wanted) ** 2))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_limits_have_the_least_error(bits):
+    """Compared with a finer search, channel by channel."""
+    weights = rng().laplace(size=(3, 3, 5, 4)).astype(np.float32)
+    weights[..., 2] = 0
+    limits = least_squares_limits(weights, (-1,), bits)
+    assert limits.shape == (1, 1, 1, 4)
+    assert limits[0, 0, 0, 2] == 1
+    for channel in (0, 1, 3):
+        each = weights[..., channel]
+
+        def off(limit, each=each):
+            return np.sum((rounded(each, np.float32(limit), bits) - each) ** 2)
+
+        best = min(map(off, np.linspace(0.05, 1, 400) * np.abs(each).max()))
+        assert off(limits[0, 0, 0, channel]) <= 1.03 * best
+        assert bits == 4 or off(limits[0, 0, 0, channel]) < 0.9 * off(np.abs(each).max())
+
+
+def test_weights_are_clipped_where_asked():
+    plain, clipped = calibrated(), calibrated(weights="mse")
+    for one, other in zip(plain.trainable_weights, clipped.trainable_weights, strict=True):
+        if "kernel" not in one.name:
+            np.testing.assert_array_equal(one, other)
+    kernels = [each.get_layer("quant_stem").layer.kernel.numpy() for each in (plain, clipped)]
+    limits = least_squares_limits(kernels[0], (-1,), 4)
+    np.testing.assert_array_equal(kernels[1], np.clip(kernels[0], -limits, limits))
+    with pytest.raises(ValueError, match="weights='best': use 'minmax' or 'mse'"):
+        keras_qat.calibrate(plain, X, weights="best")
+
+
+def test_bias_correction_takes_back_the_mean():
+    """Of a single layer: the mean of its outputs is then that of the float model."""
+    model = functional((16,), build=layers.Dense(5, name="y"))
+    x = np.abs(images(64, (16,)))
+    qat = calibrated(recipes.int8(weight_bits=3), model, x)
+    wanted = model.predict(x, verbose=0).mean(0)
+    before = np.abs(qat.predict(x, verbose=0).mean(0) - wanted).max()
+    keras_qat.bias_correction(qat, x)
+    after = np.abs(qat.predict(x, verbose=0).mean(0) - wanted).max()
+    assert before > 0.1
+    assert after < 0.02
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [{"center": False}, *(pytest.param(each, marks=SLOW) for each in ({}, {"scale": False}, None))],
+)
+def test_bias_correction_of_normalized_layers(norm):
+    def build(x):
+        y = layers.Conv2D(6, 3, use_bias=norm is None, name="conv")(x)
+        return y if norm is None else layers.BatchNormalization(**norm)(y)
+
+    model = functional((8, 8, 1), build=build)
+    x = np.abs(X)
+    qat = calibrated(recipes.int8(weight_bits=2), model, x)
+    wanted = model.predict(x, verbose=0).mean((0, 1, 2))
+    before = np.abs(qat.predict(x, verbose=0).mean((0, 1, 2)) - wanted).max()
+    keras_qat.bias_correction(qat, x, batch_size=7)
+    after = np.abs(qat.predict(x, verbose=0).mean((0, 1, 2)) - wanted).max()
+    assert after < 0.1 * before
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """A model with learned rounding, one without, and the weights before."""
+    plain, qat = calibrated(), calibrated()
+    keras_qat.learn_rounding(qat, X, iterations=60, verbose=1)
+    return plain, qat
+
+
+def test_learned_rounding_is_nearer_to_float(learned):
+    plain, qat = learned
+    wanted = of_float(plain)
+    assert error(qat, wanted) < 0.7 * error(plain, wanted)
+
+
+def test_learned_rounding_ends_on_the_levels(learned):
+    """Rounding them to the nearest changes nothing: each is up or down from where it was."""
+    plain, qat = learned
+    for name in ("stem", "depthwise", "project", "logits"):
+        layer = qat.get_layer(f"quant_{name}")
+        ((weight, quantizer),) = layer.weight_quantizers.items()
+        value, axes = getattr(layer.layer, weight).numpy(), quantizer.channel_axes
+        limits = fake_quant.channel_limits(value, axes)
+        found = fake_quant.fake_quantize_channels(value, limits, 4).numpy()
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-7)
+        before = getattr(plain.get_layer(f"quant_{name}").layer, weight).numpy()
+        limits = least_squares_limits(before, axes, 4)
+        steps = np.clip(before, -limits, limits) * 7 / limits
+        assert np.all(np.abs(value * 7 / limits - steps) < 1 + 1e-4)
+
+
+def test_learned_rounding_is_what_the_file_computes(learned):
+    _, qat = learned
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)
+    assert report.identical == 1
+
+
+@SLOW
+def test_layers_called_twice_stay():
+    def build(x):
+        shared = layers.Dense(6, name="shared")
+        return layers.Dense(2, name="y")(shared(shared(x)))
+
+    qat = calibrated(model=functional((6,), build=build), x=images(32, (6,)))
+    kernels = [qat.get_layer(f"quant_{name}").layer.kernel for name in ("shared", "y")]
+    before = [each.numpy() for each in kernels]
+    keras_qat.learn_rounding(qat, images(32, (6,)), iterations=5, weights="minmax")
+    keras_qat.bias_correction(qat, images(32, (6,)))
+    np.testing.assert_array_equal(kernels[0], before[0])
+    assert np.any(kernels[1].numpy() != before[1])
+
+
+def test_what_cannot_be_learned():
+    qat = keras_qat.quantize_model(tiny_net(), "int4_weights")
+    with pytest.raises(ValueError, match="have seen no data yet: call"):
+        keras_qat.learn_rounding(qat, images(4, (6, 6, 2)))
+    with pytest.raises(ValueError, match="not quantization-aware"):
+        keras_qat.bias_correction(tiny_net(), images(4, (6, 6, 2)))
+    contrib = keras_qat.quantize_model(tiny_net(), "contrib")
+    with pytest.raises(ValueError, match="'contrib' has weights per tensor"):
+        keras_qat.learn_rounding(contrib, images(4, (6, 6, 2)))
+    with pytest.raises(ValueError, match="weights='max': use"):
+        keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), weights="max")
+
+
+@SLOW
+def test_several_inputs():
+    def build(x, y):
+        return layers.Dense(3, name="logits")(layers.Concatenate()([layers.Dense(4)(x), y]))
+
+    model = functional((5,), (2,), build=build)
+    data = [images(20, (5,)), images(20, (2,), seed=3)]
+    qat = calibrated(model=model, x=data)
+    keras_qat.learn_rounding(qat, data, iterations=10)
+    keras_qat.bias_correction(qat, keras.utils.pack_x_y_sample_weight(data))
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
