@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import functools
 import inspect
 import json
 import resource
@@ -30,11 +29,8 @@ CLASSES = 10
 BATCH = 4
 SIZES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 """Smallest input, where it is not 64."""
-NORMALIZING = (
-    ("LayerNormalization", "layer_norm", ("epsilon",)),
-    ("GroupNormalization", "group_norm", ("epsilon", "groups")),
-)
-"""Layers, operators for them, and the attributes that those need."""
+NORMALIZING = ("LayerNormalization", "GroupNormalization")
+"""Layers that are computed in integers if an override asks for it."""
 
 
 def constructors() -> dict[str, Any]:
@@ -97,25 +93,15 @@ class Result(dict):
             print(json.dumps(self), flush=True)
 
 
-def normalize_in_integers(model: Any, float_layers: dict[str, str]) -> int:
-    """Makes LayerNormalization and GroupNormalization integer operators, which is to be asked for.
-
-    Returns:
-        How many layers of a model that takes out of `float_layers`.
-    """
+def normalizing_in_integers(float_layers: dict[str, str]) -> Any:
+    """The recipe that computes what a plan says to normalize in float in integers."""
     import keras_qat
-    from keras_qat.keras2.backend import keras
 
-    def attributes(names: tuple[str, ...], layer: Any) -> dict[str, Any]:
-        return {name: getattr(layer, name) for name in names}
-
-    for layer, row, options in NORMALIZING:
-        given = functools.partial(attributes, options)
-        keras_qat.register_op(getattr(keras.layers, layer), row, attributes=given)
-    before, left = len(float_layers), keras_qat.plan(model).float_layers
-    float_layers.clear()
-    float_layers.update(left)
-    return before - len(left)
+    recipe = keras_qat.recipes.int8()
+    for layer in NORMALIZING:
+        if any(f"override('{layer}'" in reason for reason in float_layers.values()):
+            recipe = recipe.override(layer, quantize=True)
+    return recipe
 
 
 def train_step(model: Any, x: Any, eagerly: bool = False) -> bool:
@@ -157,10 +143,12 @@ def run(name: str, wild: bool = False) -> None:
         result["parameters"] = model.count_params()
         x: Any = None if wild else images(model, count)
     with result.step("quantize"):
-        result["float_layers"] = keras_qat.plan(model).float_layers
+        result["float_layers"] = before = keras_qat.plan(model).float_layers
+        recipe = normalizing_in_integers(before) if wild else "int8"
         if wild:
-            result["normalizing"] = normalize_in_integers(model, result["float_layers"])
-        qat = keras_qat.quantize_model(model)
+            result["float_layers"] = keras_qat.plan(model, recipe).float_layers
+            result["normalizing"] = len(before) - len(result["float_layers"])
+        qat = keras_qat.quantize_model(model, recipe)
         x = arrays(qat, count) if wild else [x]
 
     def part(start: int, end: int) -> Any:

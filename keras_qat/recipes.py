@@ -24,7 +24,9 @@ class Override:
         layers: a layer's name, the beginning of names, a pattern with `*`, or a class name.
         weight_bits: 2 to 8, or None for the recipe's.
         activation_bits: 2 to 8, or None for the recipe's.
-        quantize: False to leave the layers in float, True to take back an earlier False.
+        quantize: False to leave the layers in float; True to take back an earlier False, and to
+            have integers for layers that are in float unless asked for: LayerNormalization and
+            GroupNormalization.
         open: whether custom layers are opened: False to compute them in float as a whole, True to
             open also those that normalize, None for what is usual.
     """
@@ -40,7 +42,7 @@ class Override:
         if all(each is None for each in settings):
             raise ValueError(
                 f"override({self.layers!r}) changes nothing. Say what differs for these layers: "
-                f"weight_bits=, activation_bits=, quantize=False or open=False."
+                f"weight_bits=, activation_bits=, quantize=, open=."
             )
         for bits in (self.weight_bits, self.activation_bits):
             if bits is not None:

@@ -45,8 +45,14 @@ from keras_qat.keras2.precision import (
     policy_of,
 )
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.layers.left_in_float import leave_in_float, why_left_in_float
+from keras_qat.layers.left_in_float import (
+    ask_for_integers,
+    asked_for_integers,
+    leave_in_float,
+    why_left_in_float,
+)
 from keras_qat.layers.scheduled import NEVER, Phase, shapes_only
+from keras_qat.ops.registry import on_request
 from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
 from keras_qat.recipes import Recipe
@@ -175,6 +181,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             "float_config": self._float_config_to_save(),
             "output_names": list(self.output_names),
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
+            "asked_for": [each.name for each in self.layers if asked_for_integers(each)],
             "kernels": self._kernels,
         }
 
@@ -185,6 +192,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         config = dict(config)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
+        asked_for = config.pop("asked_for", ())
         kernels = config.pop("kernels", "xnnpack")
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             model = super().from_config(config, custom_objects)
@@ -196,6 +204,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             float_layers = dict.fromkeys(float_layers, "left in float")
         for name, reason in float_layers.items():
             leave_in_float(model.get_layer(name), reason)
+        for name in asked_for:
+            ask_for_integers(model.get_layer(name))
         if kernels != "xnnpack":
             model.kernels = kernels
         return model
@@ -305,6 +315,8 @@ class _Visitor:
             self._start_from(inner, call.layer)
         if call.name in self.plan.left_in_float:
             leave_in_float(self.layers[call.layer], self.plan.left_in_float[call.name])
+        elif on_request(call.layer):
+            ask_for_integers(self.layers[call.layer])
         return self.layers[call.layer]
 
     def _wrap(self, group: Group) -> QuantizeWrapper:

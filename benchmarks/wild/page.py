@@ -24,7 +24,7 @@ each in a process of its own: {packages} of other packages and {by_hand} written
 integers, and compared with the model on 8 examples, with XNNPACK.
 
 {ints} of them ({share:.0%}) have no float operator left if LayerNormalization and
-GroupNormalization are computed in integers, which `register_op` asks for ([layers](layers.md)), as
+GroupNormalization are computed in integers, which an override asks for ([layers](layers.md)), as
 this table does. By default those are in float, and {default} ({default_share:.0%}) have no float
 operator: in the other {norms} nothing else is in float. Of the {ints}, {exact} give all codes of
 the model's outputs, and {simulated} all that `simulate` computes.

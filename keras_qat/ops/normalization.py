@@ -4,7 +4,7 @@ The differences from the mean, their squares, the variance and the normalized va
 1 / sqrt(variance + epsilon) is looked up in a table. What each part can reach follows from the
 range of the input, so that none needs a range of its own.
 
-No layer is this operator by itself: runtimes that compute in float do so much faster.
+Layers are these operators on request: runtimes that compute in float do so much faster.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.elementwise import ADD, MULTIPLY, SUBTRACT
 from keras_qat.ops.lookup import of_reals
@@ -234,18 +235,23 @@ LAYER_NORM = Op(
     "layer_norm",
     _compute,
     _emit,
-    doc="LayerNormalization along the last axis, in parts of 16 bits",
+    doc="normalization along the last axis, in parts of 16 bits, where asked for",
+    layers=(keras.layers.LayerNormalization,),
+    attributes=lambda call: {"epsilon": call.layer.epsilon},
     needs=("epsilon",),
     accepts=_accepts,
     max_axes=5,
     integers=(),
     bits=(8,),
+    on_request=True,
 )
 
 GROUP_NORM = dataclasses.replace(
     LAYER_NORM,
     name="group_norm",
-    doc="GroupNormalization of the channels in the last axis, in parts of 16 bits",
+    doc="normalization of groups of channels, in parts of 16 bits, where asked for",
+    layers=(keras.layers.GroupNormalization,),
+    attributes=lambda call: {"epsilon": call.layer.epsilon, "groups": call.layer.groups},
     needs=("epsilon", "groups"),
     accepts=_accepts_groups,
 )

@@ -146,6 +146,7 @@ class Op:
         max_axes: of inputs that kernels take.
         integers: types of integers that it computes too, all by default.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
+        on_request: whether its layers are in float unless an override says `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
             from the end, `()` for one scale for all.
@@ -178,6 +179,7 @@ class Op:
     max_axes: int = 99
     integers: tuple[str, ...] | None = None
     bits: tuple[int, ...] = (8, 16)
+    on_request: bool = False
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     trains_weights: bool = True

@@ -20,6 +20,7 @@ __all__ = [
     "is_registered",
     "lists",
     "match",
+    "on_request",
     "op_named",
     "op_of",
     "register",
@@ -152,6 +153,11 @@ def is_listed(layer: Any) -> bool:
 def is_registered(layer: Any) -> bool:
     """Whether a user said what a layer is."""
     return type(layer) in _REGISTERED
+
+
+def on_request(layer: Any) -> bool:
+    """Whether a layer is in float unless an override asks for integers."""
+    return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
 
 def lists(function: Any) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from keras_qat.keras2.graph import Call
+from keras_qat.ops.registry import on_request
 from keras_qat.recipes import Recipe
 from keras_qat.scope import Scope, matcher
 from keras_qat.specs import QuantSpec
@@ -46,7 +47,12 @@ class Settings:
             return "outside the scope"
         said = [each.quantize for each, matches in self.overrides if matches(call)]
         said = [each for each in said if each is not None]
-        return "left in float by the recipe" if said and not said[-1] else None
+        if said:
+            return None if said[-1] else "left in float by the recipe"
+        if on_request(call.layer):
+            kind = type(call.layer).__name__
+            return f"in float, unless override({kind!r}, quantize=True) asks for integers"
+        return None
 
     def quantizes(self, call: Call) -> bool:
         """Whether a call is to be quantized."""

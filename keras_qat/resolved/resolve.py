@@ -11,12 +11,12 @@ from keras_qat.inner_layers import WeightTensor
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.layers.left_in_float import why_left_in_float
+from keras_qat.layers.left_in_float import asked_for_integers, why_left_in_float
 from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
-from keras_qat.ops.registry import Match, match, relu_maximum
+from keras_qat.ops.registry import Match, match, on_request, relu_maximum
 from keras_qat.resolved import fold
 from keras_qat.resolved.constants import constant_of
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
@@ -116,6 +116,8 @@ class _Resolver:
 
     def _match(self, call: Call) -> Match:
         reason = why_left_in_float(call.layer)
+        if reason is None and on_request(call.layer) and not asked_for_integers(call.layer):
+            reason = "in float unless asked for"
         return match(call) if reason is None else Match(None, {}, reason)
 
     # Tensors.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -15,15 +17,9 @@ layers = keras.layers
 pytestmark = pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
 
 
-@pytest.fixture
-def in_16_bits():
-    epsilon = lambda layer: {"epsilon": layer.epsilon}  # noqa: E731
-    groups = lambda layer: {**epsilon(layer), "groups": layer.groups}  # noqa: E731
-    with (
-        keras_qat.register_op(layers.LayerNormalization, "layer_norm", attributes=epsilon),
-        keras_qat.register_op(layers.GroupNormalization, "group_norm", attributes=groups),
-    ):
-        yield
+def in_integers(kind, recipe=None):
+    """The recipe that asks for integers for a class of layers."""
+    return (recipe or keras_qat.recipes.int8()).override(kind, quantize=True)
 
 
 def signal_to_noise(found, expected):
@@ -35,13 +31,15 @@ LONG = [pytest.param(spread, marks=pytest.mark.slow) for spread in (0.25, 1.0)]
 
 
 @pytest.mark.parametrize("spread", [0.5, *LONG])
-def test_loses_next_to_nothing_to_float(spread, in_16_bits):
+def test_loses_next_to_nothing_to_float(spread):
     """On vectors of many sizes: 8 bits for each part gave 10 dB where float gives 29."""
     numbers = rng(0)
     x = numbers.normal(size=(512, 64)) * np.exp(spread * numbers.normal(size=(512, 1)))
     inputs = keras.Input((64,))
     model = keras.Model(inputs, layers.LayerNormalization()(inputs))
-    exported = export(model, x.astype(np.float32), strict=True)
+    exported = export(
+        model, x.astype(np.float32), recipe=in_integers("LayerNormalization"), strict=True
+    )
     expected = model(exported.x)
     in_float = signal_to_noise(exported.model(exported.x, training=True), expected)
     assert signal_to_noise(exported.model(exported.x), expected) > in_float - 0.1
@@ -49,13 +47,15 @@ def test_loses_next_to_nothing_to_float(spread, in_16_bits):
 
 
 @pytest.mark.slow
-def test_a_transformer_block_is_one_chain_of_integers(in_16_bits):
+def test_a_transformer_block_is_one_chain_of_integers():
     inputs = keras.Input((6, 8))
     x = layers.LayerNormalization()(inputs)
     x = layers.Add()([inputs, layers.MultiHeadAttention(2, 4)(x, x)])
     y = layers.Dense(16, activation="gelu")(layers.LayerNormalization()(x))
     model = scramble(keras.Model(inputs, layers.Add()([x, layers.Dense(8)(y)])))
-    exported = export(model, images(24, (6, 8)), strict=True)
+    exported = export(
+        model, images(24, (6, 8)), recipe=in_integers("LayerNormalization"), strict=True
+    )
     assert exported.report.outputs[0].identical == 1.0
     for _, reads, writes in exported.file.operations():
         assert not any(dtype.kind == "f" for dtype in (*reads, *writes))
@@ -65,19 +65,52 @@ def test_a_transformer_block_is_one_chain_of_integers(in_16_bits):
 
 
 @pytest.mark.slow
-def test_groups_in_a_residual_block(in_16_bits):
+def test_groups_in_a_residual_block():
     inputs = keras.Input((6, 6, 8))
     x = layers.GroupNormalization(4)(layers.Conv2D(8, 3, padding="same")(inputs))
     x = layers.Add()([inputs, layers.ReLU()(x)])
     model = scramble(keras.Model(inputs, layers.Conv2D(3, 1)(layers.GroupNormalization(-1)(x))))
-    exported = export(model, images(24, (6, 6, 8)), strict=True)
+    exported = export(
+        model, images(24, (6, 6, 8)), recipe=in_integers("GroupNormalization"), strict=True
+    )
     assert exported.report.outputs[0].identical == 1.0
     for kernels in KERNELS:
         assert_identical(exported.model, exported.x, kernels, exported.contents)
 
 
 @pytest.mark.parametrize("axis", [1, (1, 2)])
-def test_other_axes_stay_in_float(axis, in_16_bits):
+def test_other_axes_stay_in_float(axis):
     inputs = keras.Input((6, 8))
     model = keras.Model(inputs, layers.LayerNormalization(axis=axis, name="norm")(inputs))
-    assert "not along the last axis alone" in keras_qat.plan(model).float_layers["norm"]
+    found = keras_qat.plan(model, in_integers("norm")).float_layers["norm"]
+    assert "not along the last axis alone" in found
+
+
+@pytest.mark.parametrize(
+    "layer", [layers.LayerNormalization(name="norm"), layers.GroupNormalization(2, name="norm")]
+)
+def test_integers_are_asked_for(layer, tmp_path):
+    """By an override, which the saved model keeps; by nothing else."""
+    inputs, path = keras.Input((6, 8)), str(tmp_path / "qat.keras")
+    model = keras.Model(inputs, layers.Dense(3)(layer(inputs)))
+    reason = keras_qat.plan(model).float_layers["norm"]
+    kind = re.search(r"override\('(\w+)', quantize=True\)", reason).group(1)
+    for recipe, in_float in ((keras_qat.recipes.int8(), True), (in_integers(kind), False)):
+        exported = export(model, images(24, (6, 8)), recipe=recipe)
+        assert exported.report.outputs[0].identical == 1.0
+        assert ("norm" in keras_qat.plan(model, recipe).float_layers) is in_float
+        exported.model.save(path)
+        assert keras_qat.export_tflite(keras.models.load_model(path)) == exported.contents
+        floats = [op for op, reads, _ in exported.file.operations() if reads[0].kind == "f"]
+        assert bool(set(floats) - {"QUANTIZE"}) is in_float
+
+
+def test_earlier_versions_did_not_note_that_it_is_in_float(tmp_path):
+    inputs = keras.Input((6, 8))
+    model = keras.Model(inputs, layers.LayerNormalization(name="norm")(inputs))
+    qat = export(model, images(24, (6, 8))).model
+    config = {**qat.get_config(), "float_layers": {}}
+    del config["asked_for"]
+    old = type(qat).from_config(config)
+    old.set_weights(qat.get_weights())
+    assert keras_qat.export_tflite(old) == keras_qat.export_tflite(qat)
