@@ -1,19 +1,26 @@
-"""Keras callbacks that decide when a model quantizes, and when it freezes statistics and ranges.
+"""Keras callbacks: when a model quantizes, when statistics and ranges freeze, what quantizers do.
 
-They only set thresholds that the layers compare their own training step with. So they are exact
-to the step with any `steps_per_execution`, and training that is saved and resumed goes on in the
-middle of a delay: the layers' steps are saved with the model.
+Those that decide only set thresholds that the layers compare their own training step with. So they
+are exact to the step with any `steps_per_execution`, and training that is saved and resumed goes on
+in the middle of a delay: the layers' steps are saved with the model.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readable import is_graph_model
-from keras_qat.schedule import schedule
+from keras_qat.quantize import Quantizer, quantizers
+from keras_qat.schedule import check_quantized, schedule
+from keras_qat.statistics import statistics
 
-__all__ = ["FreezeBatchNorm", "FreezeRanges", "QuantDelay"]
+__all__ = ["FreezeBatchNorm", "FreezeRanges", "LogQuantization", "QuantDelay"]
 
 
 class _Threshold(keras.callbacks.Callback):
@@ -26,15 +33,20 @@ class _Threshold(keras.callbacks.Callback):
         self.steps, self.within = steps, model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        model = self.model if self.within is None else self.within
-        if isinstance(model, keras.Model) and not is_graph_model(model):
-            name = type(self).__name__
-            raise ValueError(
-                f"{type(model).__name__} '{model.name}' trains other models, and {name} does not "
-                f"know which of them it is for. Say so: {name}({self.steps}, model=qat), with the "
-                f"model that quantize_model returned."
-            )
-        schedule(model, **{self.threshold: self.steps})
+        schedule(_meant(self, self.steps), **{self.threshold: self.steps})
+
+
+def _meant(callback: Any, given: Any) -> Any:
+    """The model that a callback is for: that which is trained, unless it is told of another."""
+    model = callback.model if callback.within is None else callback.within
+    if isinstance(model, keras.Model) and not is_graph_model(model):
+        name = type(callback).__name__
+        raise ValueError(
+            f"{type(model).__name__} '{model.name}' trains other models, and {name} does not "
+            f"know which of them it is for. Say so: {name}({given!r}, model=qat), with the "
+            f"model that quantize_model returned."
+        )
+    return model
 
 
 class QuantDelay(_Threshold):
@@ -101,3 +113,85 @@ class FreezeRanges(_Threshold):
     """
 
     threshold = "freeze_ranges_from"
+
+
+class LogQuantization(keras.callbacks.Callback):
+    """Logs the range of each quantizer to TensorBoard, and what it cuts off and costs.
+
+    In TensorBoard's scalars are `range_min/` and `range_max/`, each with the name of the tensor
+    behind it; with data also `saturation/`, the share of the numbers that lie beyond the range,
+    and `sqnr/`, the signal to quantization noise of that tensor alone, in dB. They stand at the
+    epoch, as the metrics of `keras.callbacks.TensorBoard` do.
+
+    No callback is needed for the accuracy of the file: `evaluate`, and so `val_accuracy`, compute
+    what the exported file gives, code for code.
+
+    Args:
+        log_dir: directory of the log, as that of `keras.callbacks.TensorBoard`; what is logged
+            here is a run of its own in it, "quantization".
+        data: inputs as for `calibrate`, some dozens of them; None for the ranges alone.
+        every: how many epochs there are from one entry to the next.
+        model: as for `QuantDelay`.
+
+    Raises:
+        ValueError: if `every` is not a whole number from 1 on; at `fit` if the model is not
+            quantized, trains others and `model` is not given, or the data is not what it takes.
+
+    Example:
+        >>> log = keras_qat.callbacks.LogQuantization("logs", x_train[:64])
+        >>> qat.fit(x, y, callbacks=[log, keras.callbacks.TensorBoard("logs")])
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str],
+        data: Any = None,
+        *,
+        every: int = 1,
+        model: Any = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every={every!r}: give a whole number of epochs, 1 or more.")
+        self.log_dir, self.data, self.every, self.within = os.fspath(log_dir), data, every, model
+        self._writer: Any = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        check_quantized(_meant(self, self.log_dir), ": call keras_qat.quantize_model(model) first.")
+        self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization"))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if (epoch + 1) % self.every:
+            return
+        # As tf.summary.scalar does, which TensorFlow has with TensorBoard alone.
+        metadata = tf.compat.v1.SummaryMetadata(data_class=1)
+        metadata.plugin_data.plugin_name = "scalars"
+        with self._writer.as_default():
+            for name, value in self._scalars(_meant(self, self.log_dir)):
+                tf.summary.write(name, tf.constant(value, tf.float32), epoch, metadata)
+        self._writer.flush()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._writer.close()
+
+    def _scalars(self, model: Any) -> Iterator[tuple[str, float]]:
+        if self.data is None:
+            for each in quantizers(model):
+                yield from _ends(each)
+            return
+        for found in statistics(model, self.data):
+            name = _named(found.quantizer)
+            yield from _ends(found.quantizer)
+            yield f"saturation/{name}", found.saturation
+            if found.sqnr is not None:
+                yield f"sqnr/{name}", found.sqnr
+
+
+def _ends(quantizer: Quantizer) -> Iterator[tuple[str, float]]:
+    if quantizer.calibrated:
+        yield f"range_min/{_named(quantizer)}", float(np.min(quantizer.minimum))
+        yield f"range_max/{_named(quantizer)}", float(np.max(quantizer.maximum))
+
+
+def _named(quantizer: Quantizer) -> str:
+    return "+".join(quantizer.quantizes)

@@ -84,7 +84,7 @@ def label(x: float, y: float, words: str, size: float = 12, **attributes: Any) -
 def width_of(words: str, size: float = 12) -> float:
     """About how wide some words are. Capitals and digits are wider than other letters."""
     wide = sum(each.isupper() or each.isdigit() or each in "mw_@" for each in words)
-    return size * (0.53 * len(words) + 0.14 * wide)
+    return size * (0.5 * len(words) + 0.13 * wide)
 
 
 def fitted(words: str, width: float, size: float = 12) -> str:

@@ -1,0 +1,74 @@
+"""What is logged to TensorBoard is what the quantizers are and do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.callbacks import LogQuantization
+from keras_qat.keras2.backend import keras
+from keras_qat.statistics import statistics
+from tests.helpers import images, train
+from tests.networks.small import tiny_net
+
+X = images(24, (6, 6, 2))
+
+
+def logged(folder):
+    """Epoch -> tag -> value."""
+    found: dict[int, dict[str, float]] = {}
+    for path in (folder / "quantization").iterdir():
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for each in event.summary.value:
+                assert each.metadata.plugin_data.plugin_name == "scalars"
+                number = float(tf.make_ndarray(each.tensor))
+                found.setdefault(event.step, {})[each.tag] = number
+    return found
+
+
+def test_ranges_saturation_and_noise(tmp_path):
+    qat = keras_qat.quantize_model(tiny_net())
+    train(qat, X, epochs=4, callbacks=[LogQuantization(tmp_path, X[:8], every=2)])
+    found = logged(tmp_path)
+    assert list(found) == [1, 3]
+    last = found[3]
+    for each in statistics(qat, X[:8]):
+        name = "+".join(each.quantizer.quantizes)
+        assert last[f"range_min/{name}"] == pytest.approx(np.min(each.quantizer.minimum))
+        assert last[f"range_max/{name}"] == pytest.approx(np.max(each.quantizer.maximum))
+        assert last[f"saturation/{name}"] == pytest.approx(each.saturation)
+        assert last[f"sqnr/{name}"] == pytest.approx(each.sqnr)
+    assert {"range_max/image", "sqnr/conv/kernel", "saturation/relu"} <= set(last)
+    assert found[1]["range_max/logits"] != last["range_max/logits"]
+
+
+def test_training_is_not_changed(tmp_path):
+    one, other = (keras_qat.quantize_model(tiny_net()) for _ in range(2))
+    train(one, X, epochs=2)
+    train(other, X, epochs=2, callbacks=[LogQuantization(tmp_path, X[:8])])
+    for ours, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_ranges_alone(tmp_path):
+    qat = keras_qat.quantize_model(tiny_net())
+    train(qat, X, callbacks=[LogQuantization(tmp_path)])
+    (found,) = logged(tmp_path).values()
+    assert {tag.split("/")[0] for tag in found} == {"range_min", "range_max"}
+
+
+def test_mistakes(tmp_path):
+    for every in (0, 1.5, True):
+        with pytest.raises(ValueError, match="whole number of epochs"):
+            LogQuantization(tmp_path, every=every)
+    callback = LogQuantization(tmp_path)
+    callback.set_model(tiny_net())
+    with pytest.raises(ValueError, match=r"not quantization-aware: call keras_qat.quantize_model"):
+        callback.on_train_begin()
+    callback.set_model(type("Trainer", (keras.Model,), {})(name="trainer"))
+    with pytest.raises(ValueError, match=r"Trainer 'trainer' trains other models.*model=qat"):
+        callback.on_train_begin()
