@@ -11,6 +11,8 @@ from keras_qat.quantize import plan, quantize_model, quantizers
 from keras_qat.resolved.resolve import resolve
 from keras_qat.rules import register_op, register_rule
 from keras_qat.schedule import freeze_batch_norm, freeze_ranges, set_quantization
+from keras_qat.search_bits import search_bits
+from keras_qat.sensitivity import sensitivity
 from keras_qat.simulate import Simulation, simulate
 from keras_qat.strip import strip_quantization
 from keras_qat.summary import Summary, summary
@@ -46,6 +48,8 @@ __all__ = [
     "register_op",
     "register_rule",
     "resolve",
+    "search_bits",
+    "sensitivity",
     "set_quantization",
     "simulate",
     "specs",

@@ -54,7 +54,7 @@ def clip_weights(model: Any) -> None:
         if not isinstance(layer, QuantizeWrapper):
             continue
         for name, quantizer in layer.weight_quantizers.items():
-            if quantizer.observer is None:
+            if quantizer.spec.per_channel:
                 weights = getattr(layer.layer, name)
                 value = weights.numpy()
                 axes, bits = quantizer.channel_axes, quantizer.spec.bits
