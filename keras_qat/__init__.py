@@ -1,4 +1,9 @@
-"""Quantization-aware training for Keras 2, down to the int8 file that runs."""
+"""Quantization-aware training for Keras 2, down to the int8 file that runs.
+
+`quantize_model` makes a `QuantizedModel` of a float one; `plan` says beforehand what it would do,
+as a `Plan`. `quantizers` lists each `Quantizer`, `summary` gives a `Summary`, `verify` a `Report`,
+`simulate` a `Simulation`, `resolve` the `ResolvedGraph` that all exports are written from.
+"""
 
 from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.calibrate import calibrate
@@ -6,9 +11,13 @@ from keras_qat.export import export_c, export_onnx, export_saved_model, export_t
 from keras_qat.keras2.backend import keras
 from keras_qat.keras3 import from_keras_3, to_keras_3
 from keras_qat.pictures import Picture, plot_model, plot_quantizers
+from keras_qat.plan import Plan
 from keras_qat.post_training import bias_correction, equalize, learn_rounding
-from keras_qat.quantize import plan, quantize_model, quantizers
+from keras_qat.quantize import Quantizer, plan, quantize_model, quantizers
+from keras_qat.recipes import Recipe
+from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
+from keras_qat.rewrite import QuantizedModel
 from keras_qat.rules import register_op, register_rule
 from keras_qat.schedule import freeze_batch_norm, freeze_ranges, set_quantization
 from keras_qat.search_bits import search_bits
@@ -16,11 +25,17 @@ from keras_qat.sensitivity import sensitivity
 from keras_qat.simulate import Simulation, simulate
 from keras_qat.strip import strip_quantization
 from keras_qat.summary import Summary, summary
-from keras_qat.verify import verify
+from keras_qat.verify import Report, verify
 from keras_qat.version import __version__
 
 __all__ = [
     "Picture",
+    "Plan",
+    "QuantizedModel",
+    "Quantizer",
+    "Recipe",
+    "Report",
+    "ResolvedGraph",
     "Simulation",
     "Summary",
     "__version__",

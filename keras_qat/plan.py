@@ -50,7 +50,7 @@ class Range:
 
 @dataclasses.dataclass
 class Plan:
-    """What happens to each tensor of a model.
+    """What happens to each tensor of a model: prints as a table, `rows` and `to_dict` are its data.
 
     Args:
         recipe: the recipe it follows.

@@ -70,9 +70,17 @@ FILES = (".keras", ".h5", ".hdf5")
 
 @register
 class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
-    """A functional model that knows what it was made of: float model and recipe."""
+    """A quantization-aware Keras model: what `quantize_model` returns, and `load_model` too.
+
+    It is compiled, trained, evaluated and saved as any functional model. Training simulates
+    quantization; `predict` and `evaluate` compute what the exported file gives, code for code.
+
+    Shapes: inputs and outputs have the names and shapes of the float model's, and are real numbers,
+    whatever types the file takes.
+    """
 
     recipe: Recipe
+    """What it was quantized with."""
     float_config: dict[str, Any] | None
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
     customs: Customs = Customs({}, False)
