@@ -18,7 +18,7 @@ WORKERS := -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-legacy test-version lint format clean
+.PHONY: help demo test test-slow test-legacy test-version lint format dist clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-version run it on another (TENSORFLOW=2.19 PYTHON=python3.12 NUMPY='numpy<2')"
 	@echo "make lint         check style, formatting and types"
 	@echo "make format       put style and formatting right"
+	@echo "make dist         build the wheel, check it, use it in clean environments of Python 3.10 to 3.13"
 	@echo "make clean        remove the virtual environments and caches"
 
 demo: $(VENV)/.complete
@@ -55,6 +56,9 @@ format: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check --fix .
 	$(VENV)/bin/python -m ruff format .
 
+dist: .venv-dist/.complete
+	.ci/dist .venv-dist/bin/python
+
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
@@ -65,6 +69,9 @@ $(VENV)/.complete: pyproject.toml
 
 $(VENV_LEGACY)/.complete: pyproject.toml
 	$(call make_venv,$(VENV_LEGACY),-e '.[test]' 'tensorflow==2.15.*')
+
+.venv-dist/.complete:
+	$(call make_venv,.venv-dist,build twine)
 
 # TensorFlow has the interpreter of 2.15 and 2.16 itself; kernels of 2.17 to 2.19 have faults.
 .venv-%: FORCE
