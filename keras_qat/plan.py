@@ -10,6 +10,8 @@ from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.patterns import Group
 from keras_qat.recipes import Recipe
 from keras_qat.specs import FixedSpec, QuantSpec, Spec
+from keras_qat.targets.problems import Problem, described
+from keras_qat.targets.target import Target
 
 __all__ = ["Plan", "Range", "Row"]
 
@@ -65,6 +67,8 @@ class Plan:
             the original's placement files quantize more than its quantizers say.
         replaced: layer -> the class of the layer that takes its place.
         weights_only: calls of those whose weights are quantized all the same -> their paths.
+        target: where the file is to run, if that was asked for.
+        problems: what of it does not run there.
     """
 
     recipe: Recipe
@@ -80,6 +84,8 @@ class Plan:
     weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = dataclasses.field(
         default_factory=dict
     )
+    target: Target | None = None
+    problems: tuple[Problem, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -123,7 +129,14 @@ class Plan:
                 {**dataclasses.asdict(row), "spec": row.spec and str(row.spec)} for row in self.rows
             ],
             "float_layers": self.float_layers,
+            **self._of_target(),
         }
+
+    def _of_target(self) -> dict[str, Any]:
+        if self.target is None:
+            return {}
+        problems = [dataclasses.asdict(each) for each in self.problems]
+        return {"target": self.target.name, "problems": problems}
 
     def __str__(self) -> str:
         table = [("tensor", "layer", "quantized to", "why")]
@@ -138,4 +151,7 @@ class Plan:
         if self.float_layers:
             names = ", ".join(self.float_layers)
             counts += f"; {len(self.float_layers)} layers stay in float: {names}"
-        return "\n".join([*lines, f"recipe {self.recipe.name}: {counts}"])
+        lines.append(f"recipe {self.recipe.name}: {counts}")
+        if self.target is not None:
+            lines += described(self.target, self.problems)
+        return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.arithmetic.families import Family, check_family
+from keras_qat.arithmetic.families import Family
 from keras_qat.keras2.float_model import read_float
 from keras_qat.keras2.precision import float32_policy
 from keras_qat.keras2.saving import warn_of_closed
@@ -17,12 +17,13 @@ from keras_qat.layers.per_tensor import folded
 from keras_qat.placement import place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
-from keras_qat.recipes import get as get_recipe
 from keras_qat.replicas import strategy_scope
 from keras_qat.rewrite import PREFIX, QuantizedModel, rewrite
 from keras_qat.schedule import is_quantized, scheduled_layers
 from keras_qat.scope import Scope
 from keras_qat.specs import FixedSpec, QuantSpec
+from keras_qat.targets import Target, problems
+from keras_qat.targets.target import settings
 
 __all__ = [
     "Quantizer",
@@ -37,11 +38,12 @@ __all__ = [
 
 def quantize_model(
     model: Any,
-    recipe: str | Recipe = "int8",
+    recipe: str | Recipe | None = None,
     *,
     scope: Scope | None = None,
     strict: bool = False,
-    kernels: Family = "xnnpack",
+    kernels: Family | None = None,
+    target: str | Target | None = None,
     inputs: Any = None,
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
@@ -55,14 +57,18 @@ def quantize_model(
             takes symbolic tensors. It is not changed. A model that
             was quantized with the same recipe gives an equal copy. Of one of Keras 3 it is what
             `from_keras_3` makes of it, with a warning that says so.
-        recipe: a recipe or its name.
+        recipe: a recipe or its name; by default the target's, without one "int8".
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
             `-`, a pattern with `*`, a class name, a list of those, or a function that takes a
             layer. All layers by default.
         strict: whether a layer that would stay in float is an error.
         kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops),
             "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
-            model's attribute `kernels` changes it at any time; training does not depend on it.
+            model's attribute `kernels` changes it at any time; training does not depend on it. By
+            default the target's, without one "xnnpack".
+        target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
+            "ethos_u85", "edgetpu", "stm32_npu", "esp_nn", a `keras_qat.targets.Target`, or None. It
+            says recipe and kernels, and `export_tflite` writes for it; `plan` names what it lacks.
         inputs: for a subclassed model that was not called yet: what it is to be called on, such as
             `keras.Input(shape)`, or a structure of them.
 
@@ -72,14 +78,15 @@ def quantize_model(
     Raises:
         ValueError: if the model cannot be read, trains in its own way, is quantized with another
             recipe, has tensors without elements or numbers in float64, an entry of the scope
-            matches no layer, `strict` and a layer stays in float, or there are no such kernels.
+            matches no layer, `strict` and a layer stays in float, there are no such kernels or no
+            such target, or these contradict each other.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
         >>> [layer.name for layer in keras_qat.quantize_model(model).layers]
         ['input_1', 'input_1_quant', 'quant_logits']
     """
-    recipe, family = get_recipe(recipe), check_family(kernels)
+    recipe, family, place_of_use = settings(recipe, kernels, target)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
@@ -94,28 +101,41 @@ def quantize_model(
     with float32_policy(), strategy_scope(model):
         qat = rewrite(found, model)
     qat.kernels = family
+    qat.target = place_of_use
     warn_of_closed(found.graph, found.float_layers)
     return qat
 
 
 def plan(
-    model: Any, recipe: str | Recipe = "int8", *, scope: Scope | None = None, inputs: Any = None
+    model: Any,
+    recipe: str | Recipe | None = None,
+    *,
+    scope: Scope | None = None,
+    target: str | Target | None = None,
+    inputs: Any = None,
 ) -> Plan:
-    """Says what `quantize_model` would do to each tensor and why, without building anything.
+    """Says what `quantize_model` would do to each tensor and why, before anything is trained.
+
+    With a `target` it also names each operator that would not run there, why, and what helps.
 
     Args and errors: as for `quantize_model`.
 
     Example:
-        >>> print(keras_qat.plan(model))
+        >>> print(keras_qat.plan(model, target="ethos_u55"))
     """
     if is_quantized(model):
         raise ValueError(
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.quantizers(model)."
         )
-    recipe = get_recipe(recipe)
-    _, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    return place(graph, recipe, scope)
+    recipe, _, place_of_use = settings(recipe, None, target)
+    model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
+    found = place(graph, recipe, scope)
+    if place_of_use is None:
+        return found
+    with float32_policy():
+        lacking = problems(rewrite(found, model), place_of_use)
+    return dataclasses.replace(found, target=place_of_use, problems=lacking)
 
 
 @dataclasses.dataclass(frozen=True)

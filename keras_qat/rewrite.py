@@ -60,6 +60,7 @@ from keras_qat.replicas import agree, observed_alike
 from keras_qat.resolved.inference import Inference, is_exact
 from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import schedule, scheduled_layers
+from keras_qat.targets.target import Target, remembered
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
@@ -90,6 +91,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
     """Whether no code of its configuration may run: it was loaded, not in safe_mode=False."""
 
     _kernels: Family = "xnnpack"
+    target: Target | None = None
+    """Where its file is to run, as `quantize_model` was told; None if it was not."""
     _inference: Inference | None = None
 
     @property
@@ -191,6 +194,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [each.name for each in self.layers if asked_for_integers(each)],
             "kernels": self._kernels,
+            **({} if self.target is None else {"target": self.target.name}),
         }
 
     @classmethod
@@ -201,7 +205,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
-        kernels = config.pop("kernels", "xnnpack")
+        kernels, target = config.pop("kernels", "xnnpack"), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             model = super().from_config(config, custom_objects)
         model.safe_mode = in_safe_mode() is not False
@@ -216,6 +220,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             ask_for_integers(model.get_layer(name))
         if kernels != "xnnpack":
             model.kernels = kernels
+        if target is not None:
+            model.target = remembered(target, model.name)
         return model
 
 

@@ -20,6 +20,7 @@ from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.names import PREFIX
 from keras_qat.resolved.resolve import resolve
 from keras_qat.resolved.run import held_in, quantized_input, run
+from keras_qat.targets.target import kernels_for
 
 __all__ = ["Codes", "Simulation", "run_batch", "simulate"]
 
@@ -87,7 +88,7 @@ class Simulation:
 def simulate(
     model: Any,
     x: Any,
-    kernels: Family = "xnnpack",
+    kernels: Family | None = None,
     *,
     input_range: tuple[float, float] | None = None,
     batch_size: int = 32,
@@ -99,7 +100,8 @@ def simulate(
         model: a trained quantization-aware model.
         x: inputs, as `verify` takes them; real numbers, or quantized values of its type.
         kernels: whose rounding: "xnnpack", what phones run, "tflm", TFLite Micro's kernels, which
-            microcontrollers run, or "reference", TFLite's portable ones.
+            microcontrollers run, or "reference", TFLite's portable ones. By default that of the
+            model's target, without one "xnnpack".
         input_range: as in `export_tflite`.
         batch_size: how many examples are computed at a time.
         verbose: 1 shows progress.
@@ -115,7 +117,7 @@ def simulate(
         >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
         >>> golden.outputs["logits"].codes, golden.outputs["logits"].scale
     """
-    family = check_family(kernels)
+    family = check_family(kernels or kernels_for(model))
     check_exportable(model)
     graph = resolve(model, input_range=input_range)
     arrays = arrays_of(model, x)
@@ -131,7 +133,7 @@ def simulate(
             inside[label].append(found[tensor])
     in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
     return Simulation(
-        kernels,
+        family,
         _ByName({name: _joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
         _ByName({label: _joined(parts, labels[label]) for label, parts in inside.items()}),
         tuple(dict.fromkeys(in_float)),

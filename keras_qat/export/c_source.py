@@ -75,6 +75,7 @@ def export_c(
         output_dtype=output_dtype,
         input_range=input_range,
         batch_size=1,
+        target="xnnpack",  # What TFLite Micro lacks is said below.
     )
     lacking = problems(contents, TFLM)
     if lacking:

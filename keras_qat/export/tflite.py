@@ -13,6 +13,8 @@ from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
+from keras_qat.targets.problems import described, problems
+from keras_qat.targets.target import Target, get, target_of
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.metadata import fingerprint
 from keras_qat.tflite.write import write_graph
@@ -34,6 +36,7 @@ def export_tflite(
     input_range: tuple[float, float] | None = None,
     pack_int4: bool = False,
     batch_size: int | None = None,
+    target: str | Target | None = None,
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
@@ -57,15 +60,17 @@ def export_tflite(
             they unpack the weights first, so that it is slower (docs/export.md has figures).
 
         batch_size: how many examples a run takes, for all time: microcontrollers and NPUs ask for
-            shapes that are known, and 1. None: any number.
+            shapes that are known, and 1. None: as the target has it, without one any number.
+        target: where the file is to run, by default what `quantize_model` was told. A warning
+            names what does not run there at all; `targets.problems` what runs elsewhere.
 
     Returns:
         The file's contents.
 
     Raises:
         ValueError: if the model is not quantized, a quantizer has no usable range, a type,
-            `input_range` or `batch_size` is none, or TFLite has no operator for a layer in float;
-            the message names it.
+            `input_range` or `batch_size` is none or not one of the target, or TFLite has no
+            operator for a layer in float; the message names it.
         OSError: if `path` cannot be written; checked before the work begins.
 
     Example:
@@ -81,7 +86,15 @@ def export_tflite(
         raise ValueError(f"batch_size={batch_size}: give the number of examples, or None for any.")
     check_exportable(model)
     warn_if_untrained(model)
-    target = None if path is None else check_writable(path)
+    place = target_of(model) if target is None else get(target)
+    if place is not None and place.batch_size is not None:
+        if batch_size not in (None, place.batch_size):
+            raise ValueError(
+                f"batch_size={batch_size}: {place.title} takes {place.batch_size} at a time. Leave "
+                f"it out, or say target='xnnpack'."
+            )
+        batch_size = place.batch_size
+    destination = None if path is None else check_writable(path)
     graph = resolve(model, input_range=input_range)
     _warn_of_rounding(graph)
     if batch_size is not None:
@@ -99,10 +112,19 @@ def export_tflite(
         "fingerprint": fingerprint(model),
     }
     contents = builder.finish(inputs, outputs, keras_qat=about)
-    if target is not None:
-        with replacing(target) as scratch:
+    if place is not None:
+        _warn_of_problems(contents, place)
+    if destination is not None:
+        with replacing(destination) as scratch:
             scratch.write_bytes(contents)
     return contents
+
+
+def _warn_of_problems(contents: bytes, target: Target) -> None:
+    """Names the operators with which the file does not run at all."""
+    found = problems(contents, target)
+    if found and target.elsewhere is None:
+        warnings.warn("\n".join(described(target, found)), stacklevel=4)
 
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:

@@ -6,9 +6,11 @@ was seen to run, for each operator's random examples (tests/targets); its source
 
 from __future__ import annotations
 
+import dataclasses
+
 from keras_qat.targets.target import Kernel, Target
 
-__all__ = ["TFLM"]
+__all__ = ["CMSIS_NN", "TFLM"]
 
 INTEGERS = ("int8", "int16")
 REAL = (*INTEGERS, "float32")
@@ -23,6 +25,7 @@ TFLM = Target(
     title="TFLite Micro",
     kernels="tflm",
     batch_size=1,
+    source="run here, in the interpreter of the package tflite-micro",
     operators={
         **dict.fromkeys(
             ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"), Kernel(WEIGHTED)
@@ -75,4 +78,12 @@ TFLM = Target(
         **dict.fromkeys(("WHILE", "IF"), Kernel((*PLACES, "bool"))),
     },
 )
-"""Rounds as `kernels="tflm"`. RELU6 has no scales of its own in int8, so it counts as float."""
+"""RELU6 has no scales of its own in int8, so it counts as float."""
+
+CMSIS_NN = dataclasses.replace(
+    TFLM,
+    name="cmsis_nn",
+    title="TFLite Micro with CMSIS-NN",
+    source="read: CMSIS-NN's sources say that its kernels give the numbers of TFLite Micro's",
+)
+"""Cortex-M: operators that CMSIS-NN has no kernel for are those of TFLite Micro."""

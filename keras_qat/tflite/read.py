@@ -74,6 +74,10 @@ class FileGraph:
         graph = self._graph = self._model.subgraphs[0]
         self.tensors = [_tensor(index, each) for index, each in enumerate(graph.tensors)]
         self.operations = [self._operation(each) for each in graph.operators]
+        self._options = {
+            each: operator.builtinOptions
+            for each, operator in zip(self.operations, graph.operators, strict=True)
+        }
         self.producers = {index: each for each in self.operations for index in each.outputs}
         self.inputs = self._ends("inputs")
         self.outputs = self._ends("outputs")
@@ -94,6 +98,20 @@ class FileGraph:
     def ends(self, end: Literal["inputs", "outputs"]) -> list[int]:
         """The tensors at one end, in the order in which interpreters count them."""
         return [int(index) for index in getattr(self._graph, end)]
+
+    def options(self, operation: Operation) -> Any:
+        """The options of an operation, with the names that TFLite's schema has; None if none."""
+        return self._options[operation]
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The values of a tensor that are in the file; None if it is computed, or an input."""
+        data, tensor = (
+            self._model.buffers[self._graph.tensors[index].buffer].data,
+            self.tensors[index],
+        )
+        if data is None or not len(data) or tensor.dtype == object:
+            return None
+        return np.frombuffer(bytes(data), tensor.dtype).reshape(tensor.shape)
 
     def piece(self, index: int, known: Iterable[int]) -> list[Operation]:
         """The operations that compute a tensor from known tensors and constants, in order."""

@@ -12,6 +12,7 @@ from keras_qat.interpreter import Kernels
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.micro import MicroModel, opened
 from keras_qat.schedule import check_process, check_quantized
+from keras_qat.targets.target import kernels_for
 from keras_qat.tflite.objects import contents_of
 from keras_qat.untrained import untrained
 from keras_qat.verify.doubts import doubts
@@ -29,7 +30,7 @@ def verify(
     x: Any,
     *,
     per_layer: bool = False,
-    kernels: Kernels = "xnnpack",
+    kernels: Kernels | None = None,
     batch_size: int = 32,
     verbose: int = 0,
 ) -> Report:
@@ -46,7 +47,8 @@ def verify(
             named. Holds the tensors of one batch in memory.
         kernels: which kernels compute the file: "xnnpack" (as on phones), "optimized" (TFLite's
             own), "reference" (its portable ones), or "tflm": the file, exported with
-            `batch_size=1`, runs in TFLite Micro, as on microcontrollers.
+            `batch_size=1`, runs in TFLite Micro, as on microcontrollers. By default those of the
+            model's target, without one "xnnpack".
         batch_size: how many examples to run at a time.
         verbose: 1 shows progress.
 
@@ -66,6 +68,7 @@ def verify(
     check_quantized(model, ": verify what was exported.")
     check_process(model)
     contents = contents_of(tflite)
+    kernels = kernels or kernels_for(model)
     file = opened(contents, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)

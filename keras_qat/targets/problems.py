@@ -1,0 +1,191 @@
+"""What of a model a target does not run, by the file that the model would become."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_qat.resolved.batch import with_batch
+from keras_qat.resolved.names import PREFIX
+from keras_qat.resolved.resolve import resolve
+from keras_qat.schedule import check_quantized
+from keras_qat.targets.target import Target, get
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.names import SCOPE
+from keras_qat.tflite.read import FileGraph, Operation, Tensor
+from keras_qat.tflite.write import write_graph
+
+__all__ = ["Problem", "Site", "described", "problems"]
+
+WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
+
+ACTIVATION = "take an activation that it has, such as ReLU"
+CHANGES = {
+    **dict.fromkeys(("GELU", "HARD_SWISH", "ELU", "PRELU", "EXP", "LOG"), ACTIVATION),
+    "RESIZE_BILINEAR": "resize by 2, or by interpolation='nearest'",
+    "RESIZE_NEAREST_NEIGHBOR": "resize by 2",
+    "GATHER": "index before the model",
+    "WHILE": "unroll the layer, or leave it out of the model",
+}
+"""Operator -> what helps where a target lacks it."""
+
+IN_FLOAT = "keras_qat.plan says why it computes in float"
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """An operator of a file, as checks see it.
+
+    Args:
+        graph: the file.
+        operation: the operator.
+    """
+
+    graph: FileGraph
+    operation: Operation
+
+    @property
+    def inputs(self) -> list[Tensor | None]:
+        """The tensors that it reads, None for one that is left out."""
+        tensors = self.graph.tensors
+        return [tensors[index] if index >= 0 else None for index in self.operation.inputs]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The tensors that it gives."""
+        return [self.graph.tensors[index] for index in self.operation.outputs]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [each for each in (*self.inputs, *self.outputs) if each is not None]
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """One of its options, by the name that TFLite's schema has."""
+        return getattr(self.graph.options(self.operation), name, default)
+
+    def constant(self, place: int) -> np.ndarray | None:
+        """The values of an input, None if they are known at run time only."""
+        tensor = self.inputs[place]
+        return None if tensor is None else self.graph.constant(tensor.index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """An operator of a file that a target does not run.
+
+    Args:
+        tensor: what it computes: the layer, and what the file calls a part of it.
+        operator: TFLite's name of it.
+        reason: why, in a few words.
+        change: what helps, in a few words; "" where nothing is known.
+        elsewhere: what computes it instead, None: nothing, and the file does not run.
+        index: which operator of the file it is, counted from 0.
+    """
+
+    tensor: str
+    operator: str
+    reason: str
+    change: str = ""
+    elsewhere: str | None = None
+    index: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.tensor}: {self.operator}, {self.reason}"
+        return f"{text}; {self.change}" if self.change else text
+
+
+def problems(
+    model: Any, target: str | Target, *, input_range: tuple[float, float] | None = None
+) -> tuple[Problem, ...]:
+    """What of a model a target does not run: asked before training, or of a file.
+
+    Args:
+        model: what `quantize_model` returned, with or without ranges, or a file's contents.
+        target: where it is to run: a name, such as "ethos_u55", or a `keras_qat.targets.Target`.
+        input_range: as of `export_tflite`.
+
+    Returns:
+        One entry for each operator, in the order of computation; none if all is well.
+
+    Raises:
+        ValueError: as `resolve`, or on an unknown target.
+
+    Example:
+        >>> for each in keras_qat.targets.problems(qat, "tflm"):
+        ...     print(each)
+    """
+    target = get(target)
+    if not isinstance(model, bytes):
+        model = _written(model, target, input_range)
+    graph = FileGraph(model)
+    return tuple(_problems(target, graph))
+
+
+def described(target: Target, found: Sequence[Problem]) -> list[str]:
+    """What to say of a model's problems, line by line."""
+    if not found:
+        return [f"target {target.name}: {target.title} runs all of it"]
+    what = f"left to {target.elsewhere}" if target.elsewhere else "lacking: no file with them runs"
+    head = f"target {target.name}: operators {what}"
+    return [head, *(f"  {each}" for each in found)]
+
+
+def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
+    for index, operation in enumerate(graph.operations):
+        site = Site(graph, operation)
+        found = _refusal(target, site)
+        if found is not None:
+            reason, change = found
+            reason = f"which {target.title} {reason}"
+            name, place = _name(site), target.elsewhere
+            yield Problem(name, operation.kernel, reason, change, place, index)
+
+
+def _name(site: Site) -> str:
+    return site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
+
+
+def _written(model: Any, target: Target, input_range: Any) -> bytes:
+    check_quantized(model, ": quantize it first.")
+    graph = resolve(model, input_range=input_range)
+    if target.batch_size is not None:
+        graph = with_batch(graph, target.batch_size)
+    builder = Builder()
+    return builder.finish(*write_graph(graph, builder))
+
+
+def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
+    """Why a target does not run an operator, and what helps."""
+    name = site.operation.kernel
+    if target.operators is None:
+        return None
+    kernel = target.operators.get(name)
+    is_float = any(each.dtype.name.startswith("float") for each in site.tensors)
+    change = IN_FLOAT if is_float else CHANGES.get(name, "")
+    if kernel is None:
+        return "has no kernel for", change
+    first = site.inputs[0] if site.inputs else None
+    others = [each.dtype.name for each in site.tensors if each.dtype.name not in kernel.types]
+    if first is not None and first.dtype.name not in (kernel.reads or kernel.types):
+        others = [first.dtype.name]
+    if others:
+        return f"has no kernel for with {others[0]}", change
+    if len(site.inputs) > kernel.max_inputs:
+        return f"takes up to {kernel.max_inputs} tensors in, not {len(site.inputs)}", ""
+    axes = max(len(each.shape) for each in site.tensors)
+    if axes > kernel.max_axes:
+        return f"takes up to {kernel.max_axes} axes in, not {axes}", ""
+    for check in (*target.checks, *kernel.checks):
+        reason = check(site)
+        if reason is not None:
+            return reason, ""
+    if not target.per_channel and name in WEIGHTED:
+        weights = site.inputs[1]
+        if weights is not None and weights.scale == 0:
+            change = "quantize with recipes.int8(per_channel=False)"
+            return "is slow at with a scale for each channel", change
+    return None

@@ -1,0 +1,136 @@
+"""Targets: what follows from them, what contradicts them, and what they are asked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import recipes, targets
+from keras_qat.keras2.backend import keras
+from keras_qat.targets import Kernel, Target, problems
+from keras_qat.tflite.read import FileGraph
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers, residual_net
+
+X = images(24, (8, 8, 1))
+MINE = Target("mine", "My chip", "reference", 1, {"CONV_2D": Kernel(("int8", "int32"))})
+
+
+def wide(activation="relu"):
+    """A network of which several targets lack something."""
+
+    def build(x):
+        x = layers.UpSampling2D(3, interpolation="bilinear", name="up")(x)
+        x = layers.Conv2D(4, 5, strides=4, padding="same", name="wide")(x)
+        return layers.Activation(activation, name="last")(x)
+
+    return functional((8, 8, 2), build=build)
+
+
+@pytest.fixture(scope="module")
+def for_tflm():
+    return observe(keras_qat.quantize_model(residual_net(), target="tflm"), X)
+
+
+def test_all_targets_are_there():
+    assert targets.known() == (
+        *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
+        *("edgetpu", "stm32_npu", "esp_nn"),
+    )
+    assert all(targets.get(name).source for name in targets.known())
+
+
+def test_recipe_and_kernels_follow():
+    qat = keras_qat.quantize_model(residual_net(), target="stm32_npu")
+    assert qat.recipe == recipes.int8(per_channel=False)
+    assert qat.kernels == "xnnpack"
+    qat = keras_qat.quantize_model(residual_net(), target=targets.ETHOS_U55)
+    assert (qat.recipe, qat.kernels) == (recipes.int8(), "tflm")
+
+
+def test_the_user_may_say_another_recipe():
+    recipe = recipes.int4_weights()
+    qat = keras_qat.quantize_model(residual_net(), recipe, target="ethos_u55", kernels="tflm")
+    assert qat.recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "tflm", "kernels": "xnnpack"}, "rounds as 'tflm'. Leave kernels out"),
+        ({"target": "edgetpu", "recipe": "int16x8"}, "no kernels for activations of 16 bits"),
+        ({"target": "ethos"}, r"target='ethos': use one of 'xnnpack', 'tflm'.*register"),
+    ],
+)
+def test_contradictions_are_said(options, message):
+    with pytest.raises(ValueError, match=message):
+        keras_qat.quantize_model(residual_net(), **options)
+
+
+def test_the_file_is_for_the_target(for_tflm, tmp_path):
+    pytest.importorskip("tflite_micro")
+    contents = keras_qat.export_tflite(for_tflm)
+    (image,) = FileGraph(contents).inputs.values()
+    assert image.shape[0] == 1
+    report = keras_qat.verify(for_tflm, contents, X)
+    assert (report.kernels, report.identical) == ("tflm", 1)
+    assert keras_qat.simulate(for_tflm, X[:2]).kernels == "tflm"
+    with pytest.raises(ValueError, match="batch_size=4: TFLite Micro takes 1 at a time"):
+        keras_qat.export_tflite(for_tflm, batch_size=4)
+    (image,) = FileGraph(keras_qat.export_tflite(for_tflm, target="xnnpack")).inputs.values()
+    assert image.shape[0] == -1
+
+
+def test_a_model_remembers_its_target(for_tflm, tmp_path):
+    for_tflm.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.target is targets.TFLM
+    assert keras_qat.quantize_model(residual_net()).target is None
+
+
+def test_the_target_of_a_vendor(tmp_path):
+    undo = targets.register(MINE)
+    try:
+        qat = observe(keras_qat.quantize_model(residual_net(), target="mine"), X)
+        assert qat.kernels == "reference"
+        qat.save(tmp_path / "model.keras")
+        assert keras.models.load_model(tmp_path / "model.keras").target is MINE
+        with pytest.warns(UserWarning, match="which My chip has no kernel for"):
+            keras_qat.export_tflite(qat)
+    finally:
+        undo()
+    with pytest.warns(UserWarning, match="'mine', which is not registered"):
+        assert keras.models.load_model(tmp_path / "model.keras").target is None
+    assert keras_qat.quantize_model(residual_net(), target=MINE).target is MINE
+
+
+def test_a_plan_names_what_the_target_lacks_and_what_to_change():
+    text = str(keras_qat.plan(wide("gelu"), target="ethos_u55"))
+    assert "target ethos_u55: operators left to the CPU" in text
+    assert "up: RESIZE_BILINEAR, which Ethos-U55 takes by 2x only, not 3x3" in text
+    assert "wide: CONV_2D, which Ethos-U55 takes strides up to 3 of, not 4" in text
+    found = keras_qat.plan(wide("gelu"), target="tflm")
+    assert "lacking: no file with them runs" in str(found)
+    (problem,) = found.problems
+    assert str(problem).endswith("has no kernel for; take an activation that it has, such as ReLU")
+    assert found.to_dict()["problems"][0]["operator"] == "GELU"
+    assert "LiteRT runs all of it" in str(keras_qat.plan(wide("gelu"), target="xnnpack"))
+    assert "target" not in keras_qat.plan(wide()).to_dict()
+
+
+def test_weights_with_a_scale_for_each_channel_are_named_where_they_are_slow():
+    slow = keras_qat.plan(residual_net(), recipes.int8(), target="stm32_npu").problems
+    assert {each.operator for each in slow} == {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
+    assert all("per_channel=False" in each.change for each in slow)
+    assert keras_qat.plan(residual_net(), target="stm32_npu").problems == ()
+
+
+def test_tables_differ_by_their_data():
+    qat = keras_qat.quantize_model(wide())
+    own = dataclasses.replace(targets.ETHOS_U55, name="other", operators=None)
+    assert [each.tensor for each in problems(qat, "ethos_u55")] == ["up", "last"]
+    assert problems(qat, own) == ()
+    assert np.all([each.elsewhere == "the CPU" for each in problems(qat, "ethos_u55")])

@@ -1,0 +1,125 @@
+"""Arm's compiler for Ethos-U: the NPU gets what the table says, operator by operator."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.targets import get, problems
+from keras_qat.tflite.read import FileGraph
+from tests.helpers import images, observe, scramble
+from tests.networks import composite, convolutional, single_layers
+from tests.ops.harness import file_of, node_of
+from tests.ops.test_contracts import MATCHING
+
+FAMILIES = {
+    name: family
+    for name, family in (
+        convolutional.FAMILIES | single_layers.FAMILIES | composite.FAMILIES
+    ).items()
+    if not family.slow and not any(None in shape for shape in family.shapes)
+}
+REFUSED = ("argmax",)
+"""Vela compiles no file that has one of 16 bits."""
+
+ACCELERATORS = {
+    "ethos_u55": "ethos-u55-128",
+    "ethos_u65": "ethos-u65-256",
+    "ethos_u85": "ethos-u85-256",
+}
+ZOO = ("MobileNetV2", "MobileNetV3Small", "ResNet50")
+
+
+@functools.cache
+def family_file(name: str) -> bytes:
+    qat = keras_qat.quantize_model(scramble(FAMILIES[name].model()), kernels="tflm")
+    observe(qat, *FAMILIES[name].inputs(8))
+    return keras_qat.export_tflite(qat, batch_size=1)
+
+
+@functools.cache
+def zoo_file(name: str) -> bytes:
+    model = getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3))
+    qat = keras_qat.quantize_model(model, target="ethos_u55")
+    return keras_qat.export_tflite(observe(qat, images(4, (64, 64, 3)), batches=1))
+
+
+def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
+    """The tensors that operators compute which Vela leaves in its file."""
+    path = folder / "file.tflite"
+    path.write_bytes(contents)
+    run = [sys.executable, "-m", "ethosu.vela", str(path), "--output-dir", str(folder)]
+    run += ["--accelerator-config", ACCELERATORS[target]]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    graph = FileGraph((folder / "file_vela.tflite").read_bytes())
+    left = [each for each in graph.operations if not each.kernel.startswith("ethos")]
+    return {graph.tensors[index].name for each in left for index in each.outputs}
+
+
+def compared(contents: bytes, target: str, folder: Path) -> tuple[int, list[str]]:
+    """How many operators a file has, and those of which the table says something else."""
+    left, graph = on_the_cpu(contents, target, folder), FileGraph(contents)
+    refused = Counter(each.index for each in problems(contents, target))
+    differing = []
+    for index, each in enumerate(graph.operations):
+        is_left = any(graph.tensors[output].name in left for output in each.outputs)
+        if is_left != (index in refused):
+            differing.append(f"{each.kernel}: Vela has it on the {'CPU' if is_left else 'NPU'}")
+    return len(graph.operations), differing
+
+
+def check(files: dict[str, bytes], target: str, folder: Path) -> None:
+    pytest.importorskip("ethosu.vela")
+    total, wrong = 0, []
+    for name, contents in files.items():
+        count, differing = compared(contents, target, folder)
+        total += count
+        wrong += [f"{name}: {each}" for each in differing]
+    share = 1 - len(wrong) / total
+    print(f"{target}: {total} operators, {share:.2%} as Vela says", *wrong, sep="\n  ")
+    assert share >= 0.99, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["ethos_u55", "ethos_u85"])
+def test_structures(target, tmp_path):
+    check({name: family_file(name) for name in FAMILIES}, target, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["ethos_u55", "ethos_u85"])
+def test_operators(target, tmp_path):
+    rows = [
+        (op, bits)
+        for op in MATCHING
+        for bits in (8, 16)
+        if op.has_kernel_for(bits) and op.name not in REFUSED
+    ]
+    files = {f"{op.name}-{bits}": file_of(node_of(op, bits, 0)[0], 1) for op, bits in rows}
+    check(files, target, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", list(ACCELERATORS))
+def test_networks(target, tmp_path):
+    check({name: zoo_file(name) for name in ZOO}, target, tmp_path)
+
+
+def test_one_network(tmp_path):
+    pytest.importorskip("ethosu.vela")
+    x = keras.Input((12, 12, 3))
+    y = keras.layers.Conv2D(4, 5, strides=4, name="wide", padding="same")(x)
+    y = keras.layers.Conv2D(4, 3, activation="relu")(keras.layers.UpSampling2D(2)(y))
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Flatten()(y)))
+    qat = observe(keras_qat.quantize_model(model, target="ethos_u55"), images(6, (12, 12, 3)))
+    contents = keras_qat.export_tflite(qat)
+    assert [each.tensor for each in problems(contents, get("ethos_u55"))] == ["wide"]
+    assert compared(contents, "ethos_u55", tmp_path)[1] == []
