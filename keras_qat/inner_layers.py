@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras, register, resolve_training
@@ -12,6 +13,7 @@ __all__ = [
     "Contract",
     "FoldSteps",
     "HardSwish",
+    "MaskScores",
     "Regularize",
     "Roll",
     "TrainingOnly",
@@ -48,6 +50,50 @@ class FoldSteps(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.TensorShape([None, *input_shape[2:]])
+
+
+@register
+class MaskScores(keras.layers.Layer):
+    """Lowers scores of attention where masks hide them, for softmax to make next to nothing of it.
+
+    It takes the scores, [batch, ..., steps, steps], and masks that are False, or 0, where there is
+    nothing to attend to: [batch, steps, steps], or what is broadcast to that.
+
+    Args:
+        causal: how many steps attend to how many, if later ones are hidden too.
+    """
+
+    BELOW = 12.0
+    """How far below all scores: exp(-12) is 6e-6. -1e9 would leave 8 bits nothing for the rest."""
+
+    def __init__(self, causal: tuple[int, int] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.causal = None if causal is None else np.tri(*causal, dtype=bool)
+
+    def masks(self, scores: Any, masks: Any) -> list[Any]:
+        """The masks, bool, that of causality too, each with as many axes as the scores."""
+        found = []
+        for mask in masks:
+            for _ in range(len(scores.shape) - len(mask.shape)):
+                mask = tf.expand_dims(mask, -3)
+            found.append(tf.cast(mask, tf.bool))
+        return found if self.causal is None else [*found, tf.constant(self.causal)]
+
+    def call(self, inputs: Any) -> Any:
+        scores, *masks = tf.nest.flatten(inputs)
+        low = tf.stop_gradient(tf.reduce_min(scores) - self.BELOW)
+        for mask in self.masks(scores, masks):
+            scores = tf.where(mask, scores, low)
+        return scores
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.nest.flatten(input_shape)[0]
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "causal": None if self.causal is None else list(self.causal.shape),
+        }
 
 
 @register

@@ -130,10 +130,13 @@ class TFLiteModel:
 
         Args:
             inputs: an array for each input, any number of examples.
-            batch: how many examples are run at a time.
+            batch: how many examples are run at a time, if the file does not say it.
             verbose: 1 shows progress.
         """
         count = len(next(iter(inputs.values())))
+        fixed = max((each["shape_signature"][0] for each in self.inputs.values()), default=-1)
+        if fixed > 0 and count % fixed == 0:  # Shapes inside of the file may depend on it.
+            batch = fixed
         results = [
             self.run_once({name: each[start : start + batch] for name, each in inputs.items()})
             for start in shown(range(0, count, batch), "The file", verbose)

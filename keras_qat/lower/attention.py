@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.inner_layers import Contract, Regularize
+from keras_qat.inner_layers import Contract, MaskScores, Regularize
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import attention_parts, keras
 from keras_qat.keras2.graph import Call, Value
@@ -19,17 +19,19 @@ _layers = keras.layers
 
 
 def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
-    """MultiHeadAttention -> projections, Rescaling, product, softmax, product, projection.
+    """MultiHeadAttention -> projections, Rescaling, product, masks, softmax, product, projection.
 
-    With a mask, or over several axes at once, it stays one layer: its softmax has no int8 kernel.
+    With a mask that Keras hands on or that is a constant, or over several axes, it stays one layer.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
     query, value, key, mask, with_scores, _, causal = operands(call, *names, "use_causal_mask")
     key = value if key is None else key
     known = attention_parts(layer)
-    is_masked = mask is not None or causal or any(each.masked for each in (query, value, key))
-    if is_masked or known is None:
+    steps = (query.shape[1], value.shape[1])
+    is_masked = any(each.masked for each in (query, value, key))
+    is_masked = is_masked or not (mask is None or isinstance(mask, Value))
+    if is_masked or known is None or (causal and None in steps):
         return []
     parts = Parts(call, made)
 
@@ -46,6 +48,11 @@ def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
     queries = parts.add(scale, project("query", query))
     product = parts.new("scores", Contract, known["product"])
     products = parts.add(product, [project("key", key), queries])
+    if mask is not None or causal:
+        hide = parts.new("mask", MaskScores, steps if causal else None)
+        products = parts.add(
+            hide, [products, *([] if mask is None else [mask])], shape=products.shape
+        )
     weights = parts.add(parts.new("softmax", _layers.Softmax), products, output=scores)
     if known["dropout"]:
         weights = parts.add(parts.new("dropout", _layers.Dropout, known["dropout"]), weights)
@@ -60,24 +67,26 @@ def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
 
 
 def split_attention(call: Call, made: Made) -> list[Call]:
-    """Attention -> product, softmax, product. With a mask, or weights in it, it stays one layer."""
+    """Attention -> product, softmax, product. With masks given, or weights, it stays one layer."""
     layer = call.layer
     names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
     (query, value, *key), mask, _, with_scores, causal = operands(call, *names)
     given = [each for each in tf.nest.flatten(mask) if each is not None]
-    is_masked = given or causal or any(each.masked for each in (query, value, *key))
-    if is_masked or layer.use_scale or layer.score_mode != "dot":
+    is_masked = given or any(each.masked for each in (query, value, *key))
+    size = (query.shape[1], value.shape[1])
+    if is_masked or (causal and None in size) or layer.use_scale or layer.score_mode != "dot":
         return []
     result, scores = call.outputs if with_scores else (call.output, None)
 
     parts = Parts(call, made)
     steps = [
         parts.new("scores", Contract, "btd,bsd->bts"),
+        *([parts.new("mask", MaskScores, size)] if causal else []),
         parts.new("softmax", _layers.Softmax),
         *([parts.new("dropout", _layers.Dropout, layer.dropout)] if layer.dropout else []),
     ]
     weights: Any = [query, *(key or [value])]
-    shape = (*query.shape[:2], value.shape[1])
+    shape = (query.shape[0], *size)
     for step in steps:
         output = scores if step is steps[-1] else None
         weights = parts.add(step, weights, shape=shape, output=output)

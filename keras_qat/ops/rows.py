@@ -20,6 +20,7 @@ from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.lookup import LOOKUPS
+from keras_qat.ops.masking import MASK_SCORES
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
@@ -34,7 +35,7 @@ ROWS: list[Op] = [
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
     *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),
-    *(LAYER_NORM, GROUP_NORM),
+    *(LAYER_NORM, GROUP_NORM, MASK_SCORES),
     *(matmul.MATMUL, matmul.CONTRACT, pooling.MAX_POOLING, pooling.AVERAGE_POOLING),
     *(pooling.REDUCE_MAX, pooling.REDUCE_MIN, reshaping.MEAN_OF_ONE, pooling.MEAN),
     *(resize.RESIZE_NEAREST, resize.RESIZE_BILINEAR, slicing.CONCATENATE, slicing.STACK),

@@ -32,7 +32,7 @@ TFLM = Target(
         ),
         **dict.fromkeys(
             (
-                *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "RESHAPE", "PACK"),
+                *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "PACK"),
                 *(
                     "UNPACK",
                     "SPLIT",
@@ -58,6 +58,7 @@ TFLM = Target(
         "TRANSPOSE": Kernel(PLACES, max_axes=5),
         "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),
         "SHAPE": Kernel(PLACES),
+        "RESHAPE": Kernel((*PLACES, "int64", "bool")),
         **dict.fromkeys(
             ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
         ),
@@ -71,9 +72,10 @@ TFLM = Target(
         ),
         **dict.fromkeys(("FLOOR", "CEIL", "DIV", "RELU6"), Kernel(("float32",))),
         **dict.fromkeys(
-            ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL", "SELECT_V2"),
-            Kernel((*PLACES, "bool")),
+            ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
+            Kernel((*NARROW, "int64", "bool")),
         ),
+        "SELECT_V2": Kernel((*PLACES, "bool")),
         **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"), Kernel(("bool",))),
         **dict.fromkeys(("WHILE", "IF"), Kernel((*PLACES, "bool"))),
     },

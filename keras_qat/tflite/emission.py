@@ -127,6 +127,10 @@ class Emission:
         """The shape of a tensor, None for open sizes."""
         return tuple(None if size < 0 else int(size) for size in self.builder.sizes(index))
 
+    def dtype(self, index: int) -> str:
+        """The type of a tensor."""
+        return TYPE_NAMES[self.builder.graph.tensors[index].type]
+
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of one tensor to the shape of another.
 

@@ -87,13 +87,13 @@ ATTENTION = {
     "dot_product": lambda x, z: layers.Attention()([x, z]),
     "with_key_and_dropout": lambda x, z: layers.Attention(dropout=0.2)([x, z, layers.ReLU()(z)]),
     "scores": lambda x, z: layers.Attention()([z, x], return_attention_scores=True)[1],
+    "causal_product": lambda x, z: layers.Attention()([x, x], use_causal_mask=True),
+    "causal": lambda x, z: layers.MultiHeadAttention(2, 3)(x, z, use_causal_mask=True),
 }
 
 MASKED_ATTENTION = {
     "scaled": lambda x, z: layers.Attention(use_scale=True)([x, z]),
     "concatenated": lambda x, z: layers.Attention(score_mode="concat")([x, z]),
-    "causal_product": lambda x, z: layers.Attention()([x, x], use_causal_mask=True),
-    "causal": lambda x, z: layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True),
     "masked": lambda x, z: layers.MultiHeadAttention(2, 3)(x, layers.Masking(0.5)(x)),
     "luong": lambda x, z: layers.Attention(use_scale=True)([x, layers.Dense(4)(z)]),
     "bahdanau": lambda x, z: layers.AdditiveAttention()([x, layers.Dense(4)(z)]),

@@ -136,7 +136,7 @@ def output_params(
         if isinstance(each, Tensor):
             sizes = [BATCH if size is None else size for size in each.shape]
             if each.params is None:
-                real.append(tf.constant(numbers.integers(0, SMALL, sizes), each.dtype))
+                real.append(tf.constant(numbers.integers(0, SMALL, sizes).astype(each.dtype)))
                 continue
             q = numbers.integers(each.params.lowest, each.params.highest + 1, sizes)
             real.append(tf.constant(each.params.dequantize(q)))

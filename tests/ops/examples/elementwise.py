@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.inner_layers import HardSwish
+from keras_qat.inner_layers import HardSwish, MaskScores
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options
 
@@ -56,6 +56,15 @@ def _softmax(numbers):
         lambda x: keras.activations.softmax(x, axis=axis),
     )
     return Example(build, (shape,))
+
+
+def _mask_scores(numbers):
+    queries, keys, heads = sizes(numbers, 1, 9, 3)
+    shape = chosen(numbers, (queries, keys), (heads, queries, keys))
+    masks = [(queries, keys), (1, keys), (queries, 1), shape][: numbers.integers(3)]
+    layer = MaskScores(None if masks and numbers.random() < 0.5 else (queries, keys))
+    dtypes = [str(numbers.choice(["bool", "int32", "int64"])) for _ in masks]
+    return Example(lambda *x: layer([*x]), (shape, *masks), ("float32", *dtypes))
 
 
 @keras.utils.register_keras_serializable("tests")
@@ -151,6 +160,7 @@ EXAMPLES = {
     "sqrt": of_any_shape(tf.sqrt),
     "rsqrt": of_any_shape(tf.math.rsqrt),
     "softmax": _softmax,
+    "mask_scores": _mask_scores,
     "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "unit_norm": _unit_norm,

@@ -1,0 +1,65 @@
+"""Attention with masks: integers, exact, and close to float."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.comparison import export
+from tests.helpers import rng, scramble
+
+layers = keras.layers
+
+STEPS = 5
+SHAPES = {"padding": (STEPS,), "pairs": (STEPS, STEPS)}
+
+
+def model_of(mask, causal, dtype):
+    inputs = [keras.Input((STEPS, 8))]
+    given = None
+    if mask is not None:
+        inputs.append(keras.Input(SHAPES[mask], dtype=dtype))
+        given = inputs[1] if mask == "pairs" else inputs[1][:, tf.newaxis, :]
+    attention = layers.MultiHeadAttention(2, 4)
+    x = attention(inputs[0], inputs[0], attention_mask=given, use_causal_mask=causal)
+    return scramble(keras.Model(inputs, layers.Dense(3)(x)))
+
+
+def data_of(model, count=16):
+    numbers = rng(0)
+    found = [numbers.normal(size=(count, STEPS, 8)).astype(np.float32)]
+    for each in model.inputs[1:]:
+        mask = numbers.random((count, *each.shape[1:])) < 0.6
+        mask[..., 0] = True  # Each step sees something.
+        found.append(mask.astype(each.dtype.name))
+    return found
+
+
+CASES = [
+    ("pairs", True, "bool"),
+    ("padding", False, "int32"),
+    pytest.param("pairs", False, "int64", marks=pytest.mark.slow),
+    pytest.param("padding", True, "float32", marks=pytest.mark.slow),
+    pytest.param(None, True, "", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("recipe", ["int8", pytest.param("int16x8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("mask", "causal", "dtype"), CASES)
+def test_masked_attention_is_integers(mask, causal, dtype, recipe):
+    model = model_of(mask, causal, dtype)
+    x = data_of(model)
+    qat = keras_qat.quantize_model(model, recipe)
+    keras_qat.set_quantization(qat, False)
+    in_float = model(x)
+    np.testing.assert_allclose(qat(x, training=True), in_float, rtol=1e-3, atol=1e-4)
+    exported = export(model, *x, recipe=recipe, strict=True)
+    assert exported.report.outputs[0].identical == 1.0
+    noise = in_float - exported.model(exported.x)
+    # With -1e9 in the range of the scores all attention would be uniform.
+    assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20
+    fixed = keras_qat.export_tflite(exported.model, batch_size=1)
+    assert keras_qat.verify(exported.model, fixed, exported.x).outputs[0].identical == 1.0
