@@ -19,11 +19,11 @@ from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
 from keras_qat.observed import Observed, infer
-from keras_qat.post_training.weight_ranges import clip_weights
 from keras_qat.progress import shown
 from keras_qat.range_methods import METHODS, Range
 from keras_qat.schedule import check_quantized, schedule, scheduled_layers
 from keras_qat.untrained import EXAMPLES_PER_BATCH
+from keras_qat.weight_ranges import clip_weights
 
 __all__ = ["calibrate"]
 

@@ -15,7 +15,7 @@ from keras_qat import fake_quant
 from keras_qat.replicas import mean_over_replicas
 from keras_qat.specs import QuantSpec
 
-__all__ = ["CurrentValue", "LastValue", "MovingAverage", "ShadowedMovingAverage", "make"]
+__all__ = ["CurrentValue", "LastValue", "Learned", "MovingAverage", "ShadowedMovingAverage", "make"]
 
 
 def if_seen(seen: Any, new: Any, old: Any) -> Any:
@@ -234,6 +234,30 @@ class CurrentValue:
         return self.range(x)
 
 
+class Learned(LastValue):
+    """A range that trains with the weights: data sets where it starts, by `calibrate`.
+
+    The sign of an end says nothing, so that no step of training makes a range empty.
+    """
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        self.spec, self.host = spec, host
+        own = {"shape": (), "dtype": "float32", "initializer": "zeros"}
+        has_minimum = not (self.ignores_minimum or spec.symmetric)
+        self.minimum = host.add_weight(name=f"{name}_min", trainable=has_minimum, **own)
+        self.maximum = host.add_weight(name=f"{name}_max", trainable=True, **own)
+
+    def range(self, x: Any) -> tuple[Any, Any]:
+        spec, high = self.spec, tf.abs(self.maximum.read_value())
+        if spec.symmetric:
+            return -high * (1.0 if spec.narrow_range else 2**spec.bits / (2**spec.bits - 2)), high
+        return -tf.abs(self.minimum.read_value()), high
+
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+        """The same: a batch changes it by its gradient."""
+        return self.range(x)
+
+
 def make(spec: QuantSpec, host: Any, name: str) -> Any:
     """The observer that `spec` names, with its variables added to the layer `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
@@ -244,5 +268,7 @@ OBSERVERS: dict[str, Any] = {
     "shadowed_moving_average": ShadowedMovingAverage,
     "last_value": LastValue,
     "current_value": CurrentValue,
+    "learned": Learned,
+    "learned_clipping": Learned,
 }
 """Name, as in `QuantSpec.observer` -> class."""

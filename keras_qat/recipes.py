@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 from keras_qat import specs
 from keras_qat.specs import QuantSpec
 
-__all__ = ["Override", "Recipe", "contrib", "get", "int4_weights", "int8", "int16x8"]
+__all__ = ["Override", "Recipe", "contrib", "get", "int4_weights", "int8", "int16x8", "low_bits"]
+
+
+Ranges = Literal["moving_average", "learned", "learned_clipping"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Recipe:
         freeze_bn_delay: first training step that freezes BatchNormalization, None for never;
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: other settings for some layers; later ones win. See `override`.
+        end_bits: bits of the weights of the first and the last layers, None for those of the rest.
     """
 
     name: str
@@ -77,8 +81,11 @@ class Recipe:
     quant_delay: int = 0
     freeze_bn_delay: int | None = None
     overrides: tuple[Override, ...] = ()
+    end_bits: int | None = None
 
     def __post_init__(self) -> None:
+        if self.end_bits is not None:
+            specs.check_bits(self.end_bits)
         wide = self.activations.bits == 16
         for each in self.overrides:
             if each.activation_bits is not None and wide:
@@ -135,6 +142,7 @@ def int8(
     ema_decay: float = 0.999,
     *,
     per_channel: bool = True,
+    ranges: Ranges = "moving_average",
 ) -> Recipe:
     """What TFLite's int8 kernels compute: the default.
 
@@ -150,12 +158,24 @@ def int8(
         per_channel: False for weights with one range for the tensor, that of the kernel with its
             BatchNormalization folded in: for NPUs that take nothing else, or take it several times
             as fast. It needs training; `calibrate` alone loses accuracy.
+        ranges: what ranges are made of. "moving_average" follows what is seen. "learned" trains
+            them with the weights, by the errors of rounding and clipping (LSQ), those of weights
+            too: for 4 bits and fewer. "learned_clipping" trains those of activations, by what is
+            clipped (PACT). Both start from `calibrate`, best with method="mse".
 
     Raises:
-        ValueError: on bits outside 2 to 8.
+        ValueError: on bits outside 2 to 8, and learned ranges without `per_channel`.
 
     Source: Krishnamoorthi 2018 (arXiv:1806.08342) and the TFLite 8-bit specification.
     """
+    if ranges not in get_args(Ranges):
+        names = ", ".join(map(repr, get_args(Ranges)))
+        raise ValueError(f"ranges={ranges!r}: use one of {names}.")
+    if ranges == "learned" and not per_channel:
+        raise ValueError(
+            "ranges='learned' takes weights with one range per channel: leave per_channel=True, or "
+            "use ranges='learned_clipping'."
+        )
     return Recipe(
         name="int8",
         placement="int8",
@@ -164,9 +184,9 @@ def int8(
             symmetric=True,
             narrow_range=True,
             per_channel=per_channel,
-            observer="current_value",
+            observer="learned" if ranges == "learned" else "current_value",
         ),
-        activations=QuantSpec(activation_bits, ema_decay=ema_decay),
+        activations=QuantSpec(activation_bits, observer=ranges, ema_decay=ema_decay),
         fold="per_channel" if per_channel else "per_tensor",
     )
 
@@ -197,22 +217,53 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
 
 
 def int4_weights(
-    activation_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True
+    activation_bits: int = 8,
+    ema_decay: float = 0.999,
+    *,
+    per_channel: bool = True,
+    ranges: Ranges = "moving_average",
+    end_bits: int | None = None,
 ) -> Recipe:
     """Weights in 4 bits, activations in int8: half of the size of `int8`.
 
     `export_tflite` writes the weights in int8 codes, which every kernel takes at full speed, or
-    with `pack_int4=True` two in a byte. Fine-tuning is a must. Other bits for sensitive layers,
-    first and last ones often: `recipes.int4_weights().override("logits", weight_bits=8)`.
+    with `pack_int4=True` two in a byte. `learn_rounding` or training is a must. Other bits for
+    sensitive layers: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
 
     Args:
-        activation_bits, ema_decay, per_channel: as in `int8`.
+        activation_bits, ema_decay, per_channel, ranges: as in `int8`.
+        end_bits: bits of the weights of the first and the last layers, often 8; 4 by default.
 
     Raises:
         ValueError: on bits outside 2 to 8.
     """
-    base = int8(4, activation_bits, ema_decay, per_channel=per_channel)
-    return dataclasses.replace(base, name="int4_weights")
+    base = int8(4, activation_bits, ema_decay, per_channel=per_channel, ranges=ranges)
+    return dataclasses.replace(base, name="int4_weights", end_bits=end_bits)
+
+
+def low_bits(
+    weights: int = 4,
+    activations: int = 4,
+    *,
+    ranges: Ranges = "learned",
+    end_bits: int | None = 8,
+) -> Recipe:
+    """Few bits for weights and activations, as research has them: learned ranges, 8 bits at ends.
+
+    Files hold activations in int8, of which 2^bits values occur: for hardware that has kernels of
+    fewer bits, and for comparisons. Training is a must, after `calibrate(qat, x, method="mse")`.
+
+    Args:
+        weights: bits, 2 to 8.
+        activations: bits, 2 to 8.
+        ranges: as in `int8`.
+        end_bits: bits of the weights of the first and the last layers, None for those of the rest.
+
+    Raises:
+        ValueError: on bits outside 2 to 8.
+    """
+    base = int8(weights, activations, ranges=ranges)
+    return dataclasses.replace(base, name="low_bits", end_bits=end_bits)
 
 
 def contrib(
@@ -285,6 +336,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
     "int8": int8,
     "int16x8": int16x8,
     "int4_weights": int4_weights,
+    "low_bits": low_bits,
     "contrib": contrib,
 }
 

@@ -61,6 +61,7 @@ from keras_qat.resolved.inference import Inference, is_exact
 from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import schedule, scheduled_layers
 from keras_qat.targets.target import Target, remembered
+from keras_qat.weight_ranges import start_limits
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
@@ -259,6 +260,7 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(tf.cast(old, new.dtype))
         layer.finalize_state()  # Normalization computes with what it makes of its weights.
+    start_limits(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
         frozen_from = NEVER if recipe.freeze_bn_delay is None else recipe.freeze_bn_delay

@@ -12,7 +12,14 @@ from typing import Any, Literal, get_args
 
 __all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
 
-Observer = Literal["moving_average", "shadowed_moving_average", "last_value", "current_value"]
+Observer = Literal[
+    "moving_average",
+    "shadowed_moving_average",
+    "last_value",
+    "current_value",
+    "learned",
+    "learned_clipping",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +35,9 @@ class QuantSpec:
         observer: what the range is made of. `moving_average` of the batches' extremes, corrected
             for its start at zero; `shadowed_moving_average`, the same with TensorFlow 1's shadow
             variables; `last_value`, the extremes of the last training batch;
-            `current_value`, those of the tensor at hand, with nothing stored (for weights).
+            `current_value`, those of the tensor at hand, with nothing stored (for weights);
+            `learned`, what training makes of it, by the errors of rounding and clipping (LSQ);
+            `learned_clipping`, the same by those of clipping alone (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: what the tensor cannot fall below (0 behind a ReLU), if known. The minimum
             is then not observed.

@@ -45,6 +45,8 @@ class PhasedModel:
     def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
         """A function that runs, and makes where it is missing, Keras' function for the phase."""
         attribute = f"{name}_function"
+        if name == "train":
+            _check_started(self)
         object.__setattr__(self, "_settled_at", None)  # One of Keras' verbs begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
@@ -66,6 +68,19 @@ class PhasedModel:
 
         setattr(self, attribute, function)
         return function
+
+
+def _check_started(model: Any) -> None:
+    """Raises a `ValueError` if ranges that training learns have none to start from."""
+    learned = [
+        each for layer in scheduled_layers(model) for each in layer.quantizers if each.learns
+    ]
+    blind = [each for each in learned if not each.is_calibrated()]
+    if blind:
+        raise ValueError(
+            f"{len(blind)} ranges of '{model.name}' are learned, and have none to start from. Call "
+            f"keras_qat.calibrate(model, data, method='mse') before training."
+        )
 
 
 def phase_finder(model: Any) -> PhaseFinder:

@@ -13,6 +13,7 @@ from keras_qat import fake_quant, observers, specs
 from keras_qat.branching import cond, straight_through
 from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
+from keras_qat.learned import fake_quantize_learned
 
 __all__ = ["ActivationQuantizer", "Quantize"]
 
@@ -51,6 +52,19 @@ class ActivationQuantizer:
         taken = True if phase.fixed is False else tf.logical_not(phase.fixed)
         minimum, maximum = self.observe(x, training, slot, ceiling, taken)
         applies = self.applies(phase, minimum, maximum)
+        if slot is not None and self.learns:
+            y = fake_quantize_learned(
+                applies,
+                x,
+                minimum,
+                maximum,
+                self.spec.bits,
+                rounding=getattr(self.spec, "observer", "") == "learned",
+                fixed=phase.fixed,
+            )
+            if self.watched is not None:
+                self.watched(slot, y)
+            return y
         if slot is not None:
             y = fake_quant.fake_quantize_if(
                 applies, x, minimum, maximum, self.spec.bits, ceiling=ceiling
@@ -66,10 +80,18 @@ class ActivationQuantizer:
         )
 
     @property
+    def learns(self) -> bool:
+        """Whether its range trains."""
+        learned = ("learned", "learned_clipping")
+        return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
+
+    @property
     def clips_at_zero(self) -> bool:
         """Whether the range begins at zero, so that the quantizer computes a ReLU as well."""
         spec = self.spec
         if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
+            return False
+        if self.learns:
             return False
         starts_at_zero = spec.initial_range is None or spec.initial_range[0] == 0.0
         return spec.lower_bound == 0.0 and not spec.symmetric and starts_at_zero

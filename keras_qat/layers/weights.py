@@ -9,9 +9,13 @@ import tensorflow as tf
 from keras_qat import fake_quant, observers
 from keras_qat.branching import cond, straight_through
 from keras_qat.layers.scheduled import Phase
+from keras_qat.learned import fake_quantize_weights_learned
 from keras_qat.specs import QuantSpec
 
 __all__ = ["WeightQuantizer"]
+
+LEAST_LIMIT = 1e-12
+"""Of a learned range, so that no step of training makes it empty."""
 
 
 class WeightQuantizer:
@@ -32,7 +36,36 @@ class WeightQuantizer:
         self.channel_axes = channel_axes if spec.per_channel else ()
         is_current = spec.observer == "current_value" and spec.symmetric and spec.narrow_range
         is_stored = not (spec.per_channel or is_current)
+        is_learned = spec.per_channel and spec.observer == "learned"
         self.observer = observers.make(spec, host, name) if is_stored else None
+        self.learned = self._learned(host, name) if is_learned and channel_axes else None
+        """The limits of the channels, where training learns them."""
+
+    def _learned(self, host: Any, name: str) -> Any:
+        shape = getattr(host.layer, name).shape
+        rank, axes = len(shape), self.channel_axes
+        return host.add_weight(
+            name=f"{name}_limits",
+            shape=[shape[axis] if axis in axes else 1 for axis in range(-rank, 0)],
+            dtype="float32",
+            initializer="ones",
+        )
+
+    def limits(self, weights: Any) -> Any:
+        """The largest magnitude that each output channel can have, shaped to broadcast."""
+        if self.learned is None:
+            return fake_quant.channel_limits(weights, self.channel_axes)
+        return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
+
+    def set_limits(self, limits: Any) -> None:
+        """Sets limits that are learned; others are those of the weights."""
+        if self.learned is not None:
+            self.learned.assign(limits)
+
+    def codes_from(self, weights: Any) -> Any:
+        """What is rounded: the weights, clipped where limits are learned."""
+        limits = self.limits(weights)
+        return weights if self.learned is None else tf.clip_by_value(weights, -limits, limits)
 
     def __call__(self, weights: Any, phase: Phase) -> Any:
         """Fake-quantizes `weights`, which are observed if this is training."""
@@ -46,6 +79,10 @@ class WeightQuantizer:
             return fake_quant.fake_quantize_if(
                 quantizing, weights, minimum, maximum, spec.bits, spec.narrow_range
             )
+
+        if self.learned is not None:
+            limits = self.limits(weights)
+            return fake_quantize_weights_learned(quantizing, weights, limits, spec.bits)
 
         def quantized(weights: Any) -> Any:
             limits = fake_quant.channel_limits(weights, self.channel_axes)
@@ -63,5 +100,5 @@ class WeightQuantizer:
         if self.observer is not None:
             minimum, maximum = self.observer.range(weights)
             return minimum.numpy(), maximum.numpy()
-        limits = tf.reshape(fake_quant.channel_limits(weights, self.channel_axes), [-1]).numpy()
+        limits = tf.reshape(self.limits(weights), [-1]).numpy()
         return -limits, limits

@@ -218,7 +218,9 @@ class Int8Placement:
         for each in found:
             makers = [value.producer and op_of(value.producer) for value in each.observed]
             if isinstance(each.spec, QuantSpec) and set(makers) == {WEIGHT_TENSOR}:
-                each.spec = dataclasses.replace(each.spec, ema_decay=0.0)  # As they are.
+                each.spec = dataclasses.replace(  # As they are.
+                    each.spec, ema_decay=0.0, observer="moving_average"
+                )
         return found
 
 

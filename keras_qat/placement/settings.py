@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from keras_qat.keras2.graph import Call
-from keras_qat.ops.registry import on_request
+from keras_qat.keras2.graph import Call, Value, values_in
+from keras_qat.ops.embedding import EMBEDDING
+from keras_qat.ops.registry import on_request, op_of
 from keras_qat.recipes import Recipe
 from keras_qat.scope import Scope, matcher
 from keras_qat.specs import QuantSpec
@@ -29,6 +30,33 @@ def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]
     return opens
 
 
+def first_and_last(calls: list[Call]) -> set[Call]:
+    """The calls with weights that no others come before, and those that no others come behind."""
+    weighted = {call for call in calls if _has_weights(call)}
+    found: set[Call] = set()
+    behind: set[Value] = set()
+    for call in calls:
+        is_behind = not behind.isdisjoint(call.inputs)
+        if call in weighted and not is_behind:
+            found.add(call)
+        if call in weighted or is_behind:
+            behind.update(values_in(call.outputs))
+    before: set[Value] = set()
+    for call in reversed(calls):
+        is_before = not before.isdisjoint(values_in(call.outputs))
+        if call in weighted and not is_before:
+            found.add(call)
+        if call in weighted or is_before:
+            before.update(call.inputs)
+    return found
+
+
+def _has_weights(call: Call) -> bool:
+    """Whether a layer has weights that are quantized: no factors alone, and no table."""
+    op = op_of(call)
+    return op is not None and op.is_weighted and "" not in op.weights and op is not EMBEDDING
+
+
 class Settings:
     """A recipe and a scope, asked call by call.
 
@@ -40,6 +68,7 @@ class Settings:
         self.recipe = recipe
         self.in_scope = None if scope is None else matcher(scope, calls)
         self.overrides = [(each, matcher(each.layers, calls)) for each in recipe.overrides]
+        self.ends = set() if recipe.end_bits is None else first_and_last(calls)
 
     def why_not(self, call: Call) -> str | None:
         """The reason why a call is not to be quantized, None if it is."""
@@ -61,6 +90,8 @@ class Settings:
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
         """The specification of the weights of a kernel, behind which something is folded or not."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
+        if self.recipe.end_bits is not None and call in self.ends:
+            spec = dataclasses.replace(spec, bits=self.recipe.end_bits)
         for each, matches in self.overrides:
             if each.weight_bits is not None and matches(call):
                 spec = dataclasses.replace(spec, bits=each.weight_bits)

@@ -12,8 +12,8 @@ from keras_qat import fake_quant
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.post_training.bias import mean_of, shift_output
 from keras_qat.post_training.sweep import IN_FLOAT, QUANTIZED, before_activation, sweep
-from keras_qat.post_training.weight_ranges import least_squares_limits
 from keras_qat.schedule import recipe_of
+from keras_qat.weight_ranges import least_squares_limits
 
 __all__ = ["learn_rounding"]
 
@@ -103,6 +103,7 @@ class _Layer:
     def __init__(self, wrapper: Any, ranges: str) -> None:
         self.wrapper = wrapper
         ((self.name, quantizer),) = wrapper.weight_quantizers.items()
+        self.quantizer = quantizer
         self.weights = getattr(wrapper.layer, self.name)
         value, axes = self.weights.numpy(), quantizer.channel_axes
         if ranges == "mse":
@@ -132,6 +133,7 @@ class _Layer:
             if self._error(learned, x, y) < least:
                 best = learned
         self.weights.assign((self.below + best) * self.scale)
+        self.quantizer.set_limits(self.scale * np.float32(self.levels))
 
     def _output(self, up: Any, x: Any) -> Any:
         """The output, of weights that lie so far above the level below, in steps."""

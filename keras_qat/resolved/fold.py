@@ -150,7 +150,13 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
     in_order = order == list(range(rank))
     arranged = kernel if in_order else tf.transpose(kernel, order)
     columns = tf.reshape(arranged, [-1, math.prod(channels)])
-    q, scale = _quantized(wrapper.weight_spec.bits)(columns, factor)
+    quantizer = wrapper.weight_quantizers[name]
+    if quantizer.learned is None:
+        q, scale = _quantized(wrapper.weight_spec.bits)(columns, factor)
+    else:
+        limits = tf.reshape(quantizer.limits(kernel), [1, -1])
+        columns = tf.clip_by_value(columns, -limits, limits)
+        q, scale = _quantized(wrapper.weight_spec.bits, True)(columns, factor, limits)
     q = tf.reshape(q, arranged.shape)
     if not in_order:
         q = tf.transpose(q, np.argsort(order))
@@ -172,14 +178,18 @@ _VECTOR = tf.TensorSpec([None], tf.float64)
 
 
 @functools.cache
-def _quantized(bits: int) -> Any:
-    """From a kernel, a column for each channel, and a factor for each to values and scales."""
+def _quantized(bits: int, is_learned: bool = False) -> Any:
+    """From a kernel, a column for each channel, and a factor for each to values and scales.
+
+    With learned limits these are given, too.
+    """
+    given = [tf.TensorSpec([1, None])] if is_learned else []
     levels = 2 ** (bits - 1) - 1
     finer = INT8_MAX // levels
 
-    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR])
-    def found(kernel: Any, factor: Any) -> tuple[Any, Any]:
-        limits = fake_quant.channel_limits(kernel, (-1,))
+    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *given])
+    def found(kernel: Any, factor: Any, *learned: Any) -> tuple[Any, Any]:
+        limits = learned[0] if learned else fake_quant.channel_limits(kernel, (-1,))
         q = fake_quant.quantize_channels(kernel, limits, bits)
         q *= tf.cast(tf.sign(factor), tf.float32) * finer
         return q, single(tf.cast(limits, tf.float64) / (levels * finer) * _size(factor))

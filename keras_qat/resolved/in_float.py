@@ -91,7 +91,7 @@ def _quantized(weights: Any, quantizer: Any) -> Any:
     """Weights, fake-quantized as at inference."""
     weights, spec = tf.convert_to_tensor(weights), quantizer.spec
     if quantizer.observer is None:
-        limits = fake_quant.channel_limits(weights, quantizer.channel_axes)
+        limits, weights = quantizer.limits(weights), quantizer.codes_from(weights)
         return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
     minimum, maximum = quantizer.observer.range(weights)
     return fake_quant.fake_quantize(weights, minimum, maximum, spec.bits, spec.narrow_range)
@@ -162,7 +162,7 @@ def weight_scales(node: Node) -> list[float]:
     for path, weight in weights.items():
         quantizer = layer.weight_quantizers[path]
         if quantizer.observer is None:
-            limits = fake_quant.channel_limits(weight, quantizer.channel_axes).numpy()
+            limits = quantizer.limits(weight).numpy()
             if limits.size == 1:
                 found.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
     return found
