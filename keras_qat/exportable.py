@@ -17,13 +17,21 @@ def check_exportable(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
     check_quantized(
         model,
-        ". Call keras_qat.quantize_model(model) and train it, then export what it returns.",
+        ". Call keras_qat.quantize_model(model), train or calibrate what it returns, pass that.",
     )
     check_process(model)
     found = [
         each for each in activation_quantizers(model) if isinstance(each.spec, specs.QuantSpec)
     ]
-    broken = [each.name for each in found if not np.all(np.isfinite([each.minimum, each.maximum]))]
+    unusable = [each for each in found if not np.all(np.isfinite([each.minimum, each.maximum]))]
+    broken = [each.name for each in unusable]
+    given = [each for each in model.input_names if any(each in q.quantizes for q in unusable)]
+    if given:
+        raise ValueError(
+            f"The data for {some(list(map(repr, given)))} held NaN or infinity in training, and so "
+            f"do the ranges of {len(broken)} quantizers. Take such examples out, and train anew "
+            f"from a checkpoint from before."
+        )
     if broken:
         raise ValueError(
             f"{len(broken)} quantizers have a range with NaN or infinity: {some(broken)}. The "

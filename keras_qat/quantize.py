@@ -94,7 +94,7 @@ def quantize_model(
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
         raise ValueError(
-            f"{len(lines)} layers of '{model.name}' would stay in float:\n"
+            f"{len(lines)} layer{'s' * (len(lines) > 1)} of '{model.name}' would stay in float:\n"
             + "\n".join(lines)
             + "\nLeave strict=False to let them compute in float."
         )

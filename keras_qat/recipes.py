@@ -41,6 +41,11 @@ class Override:
     open: bool | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, str):
+            name = getattr(self.layers, "__name__", getattr(self.layers, "name", "Dense"))
+            raise ValueError(
+                f"override({self.layers!r}): layers are named here, or their class: {name!r}."
+            )
         settings = (self.weight_bits, self.activation_bits, self.quantize, self.open)
         if all(each is None for each in settings):
             raise ValueError(
@@ -349,8 +354,11 @@ def get(recipe: str | Recipe) -> Recipe:
     """
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe in NAMED:
+    if isinstance(recipe, str) and recipe in NAMED:
         return NAMED[recipe]()
+    name = getattr(recipe, "__name__", None)
+    if name in NAMED:
+        raise ValueError(f"recipes.{name} is the function that makes a recipe: pass {name}().")
     raise ValueError(
         f"There is no recipe {recipe!r}. Use one of {sorted(NAMED)}, or a Recipe made by a "
         f"function in keras_qat.recipes."

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from keras_qat import specs
 from keras_qat.arithmetic.families import Family, check_family
-from keras_qat.files import whole
 from keras_qat.keras2.backend import (
     Customs,
     KeepsTrainable,
@@ -52,6 +51,7 @@ from keras_qat.layers.left_in_float import (
     why_left_in_float,
 )
 from keras_qat.layers.scheduled import NEVER, Phase, shapes_only
+from keras_qat.model_files import WholeFiles
 from keras_qat.ops.registry import on_request
 from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
@@ -66,12 +66,8 @@ from keras_qat.weight_ranges import start_limits
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 
 
-FILES = (".keras", ".h5", ".hdf5")
-"""Endings of the names of what Keras writes as one file."""
-
-
 @register
-class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
+class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model):
     """A quantization-aware Keras model: what `quantize_model` returns, and `load_model` too.
 
     It is compiled, trained, evaluated and saved as any functional model. Training simulates
@@ -159,19 +155,6 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, keras.Model):
             config = config_of(model)
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", customs_of(layers_in(model)))
-
-    def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
-        """As Keras documents it. A file is replaced by a whole one, also if the process is killed.
-
-        Keras writes to the file itself: what was there is lost as soon as it begins.
-        """
-        with whole(filepath, FILES if overwrite else ()) as path:
-            super().save(path, overwrite, *args, **kwargs)
-
-    def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras documents it; a file is replaced by a whole one, as in `save`."""
-        with whole(filepath, FILES if overwrite else ()) as path:
-            return super().save_weights(path, overwrite, *args, **kwargs)
 
     def _float_config_to_save(self) -> dict[str, Any] | None:
         """`float_config`, None if Keras cannot save what is in it."""

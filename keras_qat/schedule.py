@@ -32,7 +32,7 @@ def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
 
 def is_quantized(model: Any) -> bool:
     """Whether a model holds quantize-aware layers."""
-    return any(True for _ in scheduled_layers(model))
+    return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
 
 
 def check_quantized(model: Any, instead: str) -> None:

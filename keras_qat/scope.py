@@ -7,9 +7,10 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 
-__all__ = ["Scope", "check_scope", "matcher"]
+__all__ = ["Scope", "check_entries", "check_scope", "matcher"]
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
 """A layer's name; if no layer has it, the beginning of names, up to a `_`, `/`, `.` or `-`; a
@@ -24,7 +25,10 @@ def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -
         calls: those of the model as it was read, where each layer is still there.
         inputs: names of the model's inputs, which may stand in a list of all layers' names.
     """
-    if scope is None or isinstance(scope, str) or callable(scope):
+    if scope is None:
+        return
+    check_entries(scope)
+    if isinstance(scope, str) or callable(scope):
         return
     names, known = {call.origin for call in calls}, set(inputs)
     missing = [
@@ -36,6 +40,21 @@ def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -
     ]
     if missing:
         raise ValueError(_no_match(missing, calls))
+
+
+def check_entries(scope: Any) -> None:
+    """Raises a `ValueError` if something in a scope is neither a name nor a function."""
+    entries = scope if isinstance(scope, (list, tuple, set, frozenset)) else [scope]
+    for each in entries:
+        if isinstance(each, keras.layers.Layer):
+            raise ValueError(f"Layers are named in a scope: give {each.name!r}, not the layer.")
+        if isinstance(each, type) and issubclass(each, keras.layers.Layer):
+            raise ValueError(f"Classes are named in a scope: give {each.__name__!r}.")
+        if not (isinstance(each, str) or callable(each) or hasattr(each, "__iter__")):
+            raise ValueError(
+                f"{each!r} is no scope: give the name of a layer or of a class, a pattern with *, "
+                f"a list of those, or a function that takes a layer."
+            )
 
 
 def _no_match(patterns: Any, calls: list[Call]) -> str:

@@ -49,8 +49,78 @@ def test_why_a_tensor_in_front_of_the_scope_is_quantized():
     assert reasons["flatten"] == "input of logits; outside the scope"
 
 
+SCOPES = {
+    "number": (3, "3 is no scope: give the name of a layer"),
+    "class": (layers.Dense, "Classes are named in a scope: give 'Dense'"),
+    "layer": ([layers.ReLU(name="r")], "Layers are named in a scope: give 'r', not the layer"),
+}
+
+
+@pytest.mark.parametrize("kind", SCOPES)
+def test_what_is_no_scope(kind):
+    scope, message = SCOPES[kind]
+    with pytest.raises(ValueError, match=message):
+        keras_qat.plan(tiny_net(), scope=scope)
+
+
+def test_overrides_of_classes_and_layers():
+    for given, name in ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r")):
+        with pytest.raises(ValueError, match=f"layers are named here, or their class: '{name}'"):
+            recipes.int8().override(given, weight_bits=4)
+
+
+def test_recipes_that_are_not_called():
+    with pytest.raises(ValueError, match=r"recipes.int8 is the function .*: pass int8\(\)"):
+        keras_qat.plan(tiny_net(), recipes.int8)
+
+
+def test_names_of_operators():
+    with pytest.raises(ValueError, match=r"no operator 'moves'. Did you mean 'move'\? There are"):
+        keras_qat.register_rule(Mine, kind="moves")
+
+
+def test_what_is_no_model():
+    order = "arguments come in the order model, file, data"
+    for given, message in ((b"TFL3", order), (X, order), (keras.Model, "got the class Model")):
+        with pytest.raises(ValueError, match=message):
+            keras_qat.verify(given, b"TFL3", X)
+        with pytest.raises(ValueError, match=message):
+            keras_qat.quantize_model(given)
+
+
+@pytest.mark.parametrize("name", ["weights.h5", "checkpoint", "new.weights.h5"])
+def test_weights_of_the_float_model(name, tmp_path):
+    """Keras would load what it can of a checkpoint, and say nothing."""
+    model = tiny_net()
+    model.save_weights(str(tmp_path / name))
+    qat = keras_qat.quantize_model(model)
+    with pytest.raises(ValueError, match=r"loaded into that, before keras_qat\.quantize_model"):
+        qat.load_weights(str(tmp_path / name))
+    with pytest.raises(ValueError, match=r"9 weights are given, and 'tiny' has \d+, of which some"):
+        qat.set_weights([*model.get_weights(), np.zeros(1)])
+
+
+def test_checkpoints_of_its_own(tmp_path):
+    qat = observe(keras_qat.quantize_model(tiny_net()), X)
+    qat.save_weights(str(tmp_path / "own"))
+    other = keras_qat.quantize_model(tiny_net())
+    other.load_weights(str(tmp_path / "own"))
+    for ours, theirs in zip(qat.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_training_data_with_nan():
+    """It is not the training that diverged."""
+    qat = keras_qat.quantize_model(tiny_net())
+    x = X.copy()
+    x[3, 0, 0, 0] = np.nan
+    qat(x, training=True)
+    with pytest.raises(ValueError, match=r"data for 'image' held NaN .*Take such examples out"):
+        keras_qat.export_tflite(qat)
+
+
 def test_overrides_without_settings():
-    with pytest.raises(ValueError, match=r"override\('Dense'\) changes nothing.*quantize=False"):
+    with pytest.raises(ValueError, match=r"override\('Dense'\) changes nothing.*quantize="):
         recipes.int8().override("Dense")
 
 

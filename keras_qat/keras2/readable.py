@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
@@ -22,6 +23,10 @@ def check_readable(model: Any) -> None:
             f"{type(model).__name__} is of Keras 3, and this works on Keras 2. Of a model, "
             f"keras_qat.from_keras_3 makes one of Keras 2; or build it with the package tf_keras."
         )
+    if isinstance(model, type):
+        raise ValueError(
+            f"Expected a Keras model, got the class {model.__name__}: pass a model of it."
+        )
     if not isinstance(model, _Model) and hasattr(model, "get_layer"):
         raise ValueError(
             f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
@@ -31,6 +36,11 @@ def check_readable(model: Any) -> None:
         raise ValueError(
             f"Expected a Keras model, got {type(model).__name__} {str(model)!r}. Load it first: "
             f"keras.models.load_model({str(model)!r})."
+        )
+    if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__}: arguments come in the order "
+            f"model, file, data."
         )
     if not isinstance(model, _Model):
         raise ValueError(

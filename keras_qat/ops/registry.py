@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -140,7 +141,9 @@ def op_named(name: str) -> Op:
         ValueError: if there is none; the message lists all.
     """
     if name not in _BY_NAME:
-        raise ValueError(f"There is no operator {name!r}. Use one of {', '.join(_BY_NAME)}.")
+        near = difflib.get_close_matches(str(name), _BY_NAME, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no operator {name!r}.{meant} There are: {', '.join(_BY_NAME)}.")
     return _BY_NAME[name]
 
 
