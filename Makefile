@@ -8,6 +8,9 @@ TENSORFLOW ?= 2.19
 NUMPY ?= numpy
 PYTHON_VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV_VERSION = .venv-$(TENSORFLOW)-$(PYTHON_VERSION)-$(shell echo '$(NUMPY)' | tr -cs '[:alnum:].\n' -)
+# Prints what the extra `docs` asks for, without the package and its dependencies.
+DOCS_EXTRA = import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	print(*project['optional-dependencies']['docs'], sep='\n')
 DATA ?= digits
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -18,7 +21,7 @@ WORKERS := -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-legacy test-version lint format dist clean
+.PHONY: help demo test test-slow test-legacy test-version lint format docs notebooks dist clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
@@ -29,6 +32,8 @@ help:
 	@echo "make lint         check style, formatting and types"
 	@echo "make format       put style and formatting right"
 	@echo "make dist         build the wheel, check it, use it in clean environments of Python 3.10 to 3.13"
+	@echo "make docs         build the site in build/site, with warnings as errors"
+	@echo "make notebooks    execute the tutorials, and write their notebooks anew"
 	@echo "make clean        remove the virtual environments and caches"
 
 demo: $(VENV)/.complete
@@ -59,6 +64,14 @@ format: $(VENV)/.complete
 dist: .venv-dist/.complete
 	.ci/dist .venv-dist/bin/python
 
+# The site is made from the sources' text: that needs no TensorFlow.
+docs: $(VENV)-docs/.complete
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict --quiet
+
+notebooks: $(VENV)/.complete
+	$(VENV)/bin/python -m pip install --quiet -e '.[notebooks]'
+	$(VENV)/bin/python docs/notebooks.py
+
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
@@ -72,6 +85,11 @@ $(VENV_LEGACY)/.complete: pyproject.toml
 
 .venv-dist/.complete:
 	$(call make_venv,.venv-dist,build twine)
+
+$(VENV)-docs/.complete: pyproject.toml
+	@mkdir -p build
+	@$(PYTHON) -c "$(DOCS_EXTRA)" > build/requirements-docs.txt
+	$(call make_venv,$(VENV)-docs,-r build/requirements-docs.txt)
 
 # TensorFlow has the interpreter of 2.15 and 2.16 itself; kernels of 2.17 to 2.19 have faults.
 .venv-%: FORCE

@@ -64,7 +64,7 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
         ValueError: if the model cannot be read, or is quantized.
 
     Warns:
-        If there is nothing that can be equalized.
+        UserWarning: if there is nothing that can be equalized.
 
     Example:
         >>> qat = keras_qat.quantize_model(keras_qat.equalize(model))

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+import keras_qat
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def anchors(page):
@@ -18,7 +20,7 @@ def anchors(page):
     return {each.strip().replace(" ", "-") for each in words}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -28,3 +30,10 @@ def test_links(page):
         found = (page.parent / path) if path else page
         assert found.exists(), target
         assert not anchor or anchor in anchors(found), target
+
+
+def test_reference_has_all_that_is_public():
+    """A new public name gets a line in a page of docs/reference."""
+    pages = "\n".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
+    named = set(re.findall(r"^(?:::: |      heading: )keras_qat\.(\w+)$", pages, flags=re.M))
+    assert set(keras_qat.__all__) - {"__version__", "keras"} == named & set(keras_qat.__all__)

@@ -1,0 +1,77 @@
+# %% [markdown]
+# # Several devices
+#
+# Quantization-aware training under a strategy of `tf.distribute` is ordinary Keras training. Here
+# two parts of one processor are the devices; with GPUs leave the next cell out.
+
+# %%
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+# %%
+import tf_keras as keras
+from sklearn.datasets import load_digits
+
+import keras_qat
+
+keras.utils.set_random_seed(0)
+x, y = load_digits(return_X_y=True)
+x = x.reshape(-1, 8, 8, 1).astype("float32") / 16
+x_train, y_train, x_test, y_test = x[:1200], y[:1200], x[1200:], y[1200:]
+
+# %% [markdown]
+# ## Within the scope
+#
+# The model is made, quantized and compiled within the scope of the strategy. Each replica takes a
+# half of each batch.
+
+# %%
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+with strategy.scope():
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            keras.layers.Conv2D(32, 3, use_bias=False, name="conv"),
+            keras.layers.BatchNormalization(momentum=0.9, name="conv_bn"),
+            keras.layers.ReLU(name="conv_relu"),
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(10, name="logits"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+batches = tf.data.Dataset.from_tensor_slices((x_train, y_train)).batch(64)
+model.fit(batches, epochs=6, verbose=0)
+float_accuracy = model.evaluate(x_test, y_test, verbose=0)[1]
+print(f"float: {float_accuracy:.2%} on {strategy.num_replicas_in_sync} replicas")
+
+# %%
+with strategy.scope():
+    qat = keras_qat.quantize_model(model)
+    qat.compile(keras.optimizers.Adam(3e-4), loss, metrics=["accuracy"])
+callbacks = [keras_qat.callbacks.QuantDelay(19), keras_qat.callbacks.FreezeBatchNorm(38)]
+qat.fit(batches, epochs=4, verbose=0, callbacks=callbacks)
+accuracy = qat.evaluate(x_test, y_test, verbose=0)[1]
+print(f"int8: {accuracy:.2%}")
+assert accuracy > 0.85
+
+# %% [markdown]
+# ## Ranges
+#
+# In every step each replica takes the extremes of its part of the batch; their mean goes into the
+# moving average. All replicas hold the same ranges, so any of them can be exported.
+
+# %%
+for each in keras_qat.quantizers(qat):
+    if each.name.endswith("output"):
+        print(f"{each.name}: {each.minimum:.3f} to {each.maximum:.3f}")
+
+# %%
+report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x_test)
+print(report)
+assert report.identical == 1
+
+# %% [markdown]
+# [Several devices, clusters, and runs that are killed](../distribution.md) says the rest.

@@ -1,0 +1,139 @@
+"""What pages mean by "your model" and "your data": names that their programs find.
+
+A page that is not listed stands on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+
+layers = keras.layers
+Names = dict[str, Any]
+
+
+def make_model() -> Any:
+    """A classifier of 8x8 images."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            layers.Conv2D(4, 3, use_bias=False, name="conv"),
+            layers.BatchNormalization(name="conv_bn"),
+            layers.ReLU(name="conv_relu"),
+            layers.Flatten(name="flatten"),
+            layers.Dense(3, name="logits"),
+        ]
+    )
+
+
+def data() -> Names:
+    """Random images and labels, and what every page has imported."""
+    numbers = np.random.default_rng(0)
+    x = numbers.uniform(size=(48, 8, 8, 1)).astype(np.float32)
+    y = numbers.integers(0, 3, 48)
+    return {
+        "np": np,
+        "tf": tf,
+        "keras": keras,
+        "keras_qat": keras_qat,
+        "x_train": x[:32],
+        "y_train": y[:32],
+        "x_test": x[32:],
+        "y_test": y[32:],
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "make_model": make_model,
+    }
+
+
+def float_model() -> Names:
+    """A float model."""
+    return data() | {"model": make_model()}
+
+
+def calibrated() -> Names:
+    """A float model, and the quantization-aware one with ranges."""
+    names = float_model()
+    qat = keras_qat.quantize_model(names["model"])
+    keras_qat.calibrate(qat, names["x_train"])
+    return names | {"qat": qat}
+
+
+def compiled() -> Names:
+    """The same, ready to train on batches that never end."""
+    names = calibrated()
+    names["qat"].compile("sgd", names["loss"])
+    batches = tf.data.Dataset.from_tensor_slices((names["x_train"], names["y_train"])).batch(8)
+    return names | {"batches": batches, "stream": batches.repeat(), "steps_per_epoch": 2}
+
+
+def own_layers() -> Names:
+    """Layers that keras_qat does not know."""
+
+    class MyDense(layers.Dense):
+        pass
+
+    class ChannelShuffle(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return tf.concat([x[..., ::2], x[..., 1::2]], -1)
+
+    class MySoftmax(layers.Layer):
+        dim = -1
+
+    own = (MyDense, ChannelShuffle, MySoftmax)
+    normalized = [layers.LayerNormalization(), layers.GroupNormalization(2)]
+    model = keras.Sequential([keras.Input((8, 8, 4)), *normalized])
+    return data() | {"model": model} | {each.__name__: each for each in own}
+
+
+def of_keras_3() -> Names:
+    """A model of Keras 3, saved."""
+    keras_3 = pytest.importorskip("keras")
+    model = keras_3.Sequential([keras_3.Input((8, 8, 1)), keras_3.layers.Flatten()])
+    model.add(keras_3.layers.Dense(3, activation="softmax"))
+    model.save("model.keras")
+    return data()
+
+
+def for_micro() -> Names:
+    """What is for microcontrollers needs their interpreter."""
+    pytest.importorskip("tflite_micro")
+    return float_model()
+
+
+def with_litert() -> Names:
+    """What runs files needs an interpreter."""
+    pytest.importorskip("ai_edge_litert")
+    return calibrated()
+
+
+def for_onnx() -> Names:
+    """What is exported to ONNX needs its package."""
+    pytest.importorskip("tf2onnx")
+    return calibrated()
+
+
+PRELUDES: dict[str, Callable[[], Names]] = {
+    "README.md": own_layers,
+    "docs/accuracy.md": float_model,
+    "docs/choosing.md": compiled,
+    "docs/coming-from-tfmot.md": compiled,
+    "docs/distribution.md": compiled,
+    "docs/export.md": for_onnx,
+    "docs/feeding.md": with_litert,
+    "docs/half_precision.md": data,
+    "docs/index.md": float_model,
+    "docs/keras-3.md": of_keras_3,
+    "docs/layers.md": own_layers,
+    "docs/microcontrollers.md": for_micro,
+    "docs/reading.md": calibrated,
+    "docs/serving.md": with_litert,
+    "docs/simulate.md": calibrated,
+    "docs/targets.md": for_micro,
+}

@@ -1,0 +1,95 @@
+"""The programs of README and docs: those of a page run one after the other, as they are written.
+
+A block tagged `python` runs; `py` is a sketch that cannot run by itself (another framework, several
+machines) and only has to be Python. Outputs and commands have other tags, or none.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.pages.preludes import PRELUDES
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = {
+    str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+}
+TAGS = {"python", "py", "console", "text", "c++", ""}
+QUICK = {"README.md", "docs/index.md", "docs/layers.md", "docs/simulate.md"}
+"""Pages that run by default: the first ones that are read, and two that cost little."""
+
+
+def blocks(page: str) -> list[tuple[str, int, str]]:
+    """Tag, line and text of each block of a page."""
+    text = PAGES[page].read_text()
+    found = re.finditer(r"^( *)```(.*?)\n(.*?)^\1```$", text, flags=re.M | re.S)
+    return [
+        (each[2], text[: each.start(3)].count("\n"), re.sub(f"^{each[1]}", "", each[3], flags=re.M))
+        for each in found
+    ]
+
+
+def programs(page: str) -> list[tuple[str, int]]:
+    return [(text, line) for tag, line, text in blocks(page) if tag == "python"]
+
+
+@pytest.fixture
+def undone(monkeypatch):
+    """What a page registers is taken back, and its policy."""
+    undo: list[Any] = []
+    policy = keras.mixed_precision.global_policy()
+
+    def note(place: Any, verb: str) -> None:
+        register = getattr(place, verb)
+
+        def noted(*args, **kwargs):
+            found = register(*args, **kwargs)
+            undo.append(getattr(found, "undo", found))
+            return found
+
+        monkeypatch.setattr(place, verb, noted)
+
+    note(keras_qat, "register_op")
+    note(keras_qat, "register_rule")
+    note(keras_qat.targets, "register")
+    yield
+    for each in reversed(undo):
+        each()
+    keras.mixed_precision.set_global_policy(policy)
+
+
+def with_costs(page: str) -> Any:
+    return pytest.param(page, marks=[] if page in QUICK else pytest.mark.slow, id=page)
+
+
+@pytest.mark.filterwarnings("ignore:.*is a model of Keras 3")  # As its page says.
+@pytest.mark.skipif(keras.__name__ != "tf_keras", reason="pages import tf_keras")
+@pytest.mark.parametrize("page", map(with_costs, filter(programs, PAGES)))
+def test_programs_of_a_page(page, tmp_path, monkeypatch, undone, capsys):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(1)
+    names = {"__name__": "__main__"} | PRELUDES.get(page, dict)()
+    for program, line in programs(page):
+        # Lines are counted as on the page: a traceback leads there.
+        exec(compile("\n" * line + program, str(PAGES[page]), "exec"), names)
+    if page == "README.md":
+        assert re.search(r"dense\w* +100\.000% +0 LSB +0 LSB +100\.00%", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tags_of_blocks(page):
+    for tag, line, text in blocks(page):
+        assert tag in TAGS, f"{page}:{line}: ```{tag}"
+        if tag in ("python", "py"):
+            ast.parse(text)
+
+
+def test_preludes_are_of_pages():
+    assert set(PRELUDES) | QUICK <= set(PAGES)

@@ -1,0 +1,60 @@
+"""The tutorials run, and their notebooks are what they give: `make notebooks` writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_qat.keras2.backend import keras
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAMS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+TUTORIALS = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+
+
+def cells(program: Path) -> list[tuple[str, str]]:
+    """Kind and text of each cell of a program, as jupytext reads its percent format."""
+    found = []
+    for part in re.split(r"^# %%", program.read_text(), flags=re.M)[1:]:
+        head, text = part.split("\n", 1)
+        kind = "markdown" if "[markdown]" in head else "code"
+        if kind == "markdown":
+            text = re.sub(r"^# ?", "", text, flags=re.M)
+        found.append((kind, text.strip()))
+    return found
+
+
+@TUTORIALS
+def test_notebook_is_of_its_program(program):
+    notebook = json.loads(program.with_suffix(".ipynb").read_text())
+    found = [(cell["cell_type"], "".join(cell["source"]).strip()) for cell in notebook["cells"]]
+    assert found == cells(program)
+    outputs = [each for cell in notebook["cells"] for each in cell.get("outputs", ())]
+    assert outputs
+    assert all(each["output_type"] != "error" for each in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.__name__ != "tf_keras", reason="tutorials import tf_keras")
+@TUTORIALS
+def test_tutorial(program, tmp_path):
+    """They assert what they say. Each has a process of its own: one configures devices."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "error::UserWarning:__main__",
+    }
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
