@@ -7,12 +7,18 @@ as a `Plan`. `quantizers` lists each `Quantizer`, `summary` gives a `Summary`, `
 
 from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.calibrate import calibrate
+from keras_qat.distill import Distiller
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.keras2.backend import keras
 from keras_qat.keras3 import from_keras_3, to_keras_3
 from keras_qat.pictures import Picture, plot_model, plot_quantizers
 from keras_qat.plan import Plan
-from keras_qat.post_training import bias_correction, equalize, learn_rounding
+from keras_qat.post_training import (
+    bias_correction,
+    equalize,
+    learn_rounding,
+    reestimate_batch_norm,
+)
 from keras_qat.quantize import Quantizer, plan, quantize_model, quantizers
 from keras_qat.recipes import Recipe
 from keras_qat.resolved.graph import ResolvedGraph
@@ -29,6 +35,7 @@ from keras_qat.verify import Report, verify
 from keras_qat.version import __version__
 
 __all__ = [
+    "Distiller",
     "Picture",
     "Plan",
     "QuantizedModel",
@@ -60,6 +67,7 @@ __all__ = [
     "quantizers",
     "read_metadata",
     "recipes",
+    "reestimate_batch_norm",
     "register_op",
     "register_rule",
     "resolve",

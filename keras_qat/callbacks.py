@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.distill import Distiller
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readable import is_graph_model
 from keras_qat.quantize import Quantizer, quantizers
@@ -39,6 +40,7 @@ class _Threshold(keras.callbacks.Callback):
 def _meant(callback: Any, given: Any) -> Any:
     """The model that a callback is for: that which is trained, unless it is told of another."""
     model = callback.model if callback.within is None else callback.within
+    model = model.student if isinstance(model, Distiller) else model
     if isinstance(model, keras.Model) and not is_graph_model(model):
         name = type(callback).__name__
         raise ValueError(

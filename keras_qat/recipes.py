@@ -120,6 +120,28 @@ class Recipe:
         more = Override(layers, weight_bits, activation_bits, quantize, open)
         return dataclasses.replace(self, overrides=(*self.overrides, more))
 
+    def preserve(self, what: specs.Preserve) -> Recipe:
+        """The recipe with training that keeps zeros or clusters of the float model's weights.
+
+        Args:
+            what: "zeros": weights that are zero stay zero, and are in the file, so that a pruned
+                model stays pruned. "clusters": equal weights of a layer stay equal, as those of a
+                clustered model; in the file those of one output channel are, which has a scale of
+                its own. Looking for them takes time in each step.
+
+        Raises:
+            ValueError: if the recipe quantizes folded weights: with one range for the tensor.
+
+        Example:
+            >>> recipe = keras_qat.recipes.int8().preserve("zeros")
+        """
+        if self.fold != "per_channel":
+            raise ValueError(
+                f"Recipe '{self.name}' has one range for all weights of a layer; {what} are kept "
+                f"with one for each channel, as in recipes.int8()."
+            )
+        return dataclasses.replace(self, weights=dataclasses.replace(self.weights, preserve=what))
+
     def to_config(self) -> dict[str, Any]:
         """The recipe as JSON data."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

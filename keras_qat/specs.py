@@ -21,6 +21,8 @@ Observer = Literal[
     "learned_clipping",
 ]
 
+Preserve = Literal["zeros", "clusters"]
+
 
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
@@ -44,6 +46,7 @@ class QuantSpec:
         delayed: whether quantization waits for the layer's `quantize_from` step.
         initial_range: range before any data. By default a quantizer that has seen no data
             passes values through.
+        preserve: of weights, what training keeps: "zeros", or "clusters" of equal values.
 
     Raises:
         ValueError: on other bits, an unknown observer, or a decay outside 0 to 1.
@@ -58,6 +61,7 @@ class QuantSpec:
     lower_bound: float | None = None
     delayed: bool = True
     initial_range: tuple[float, float] | None = None
+    preserve: Preserve | None = None
 
     def __post_init__(self) -> None:
         if self.bits == 16 and not self.symmetric:
@@ -69,6 +73,8 @@ class QuantSpec:
         if self.observer not in get_args(Observer):
             names = ", ".join(repr(name) for name in get_args(Observer))
             raise ValueError(f"observer={self.observer!r}: use one of {names}.")
+        if self.preserve is not None and self.preserve not in get_args(Preserve):
+            raise ValueError(f"preserve={self.preserve!r}: use 'zeros' or 'clusters'.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay={self.ema_decay}: it has to be at least 0 and below 1.")
         if self.initial_range is not None:

@@ -125,6 +125,7 @@ def test_weights_start_with_the_least_error():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+@pytest.mark.slow
 def test_ranges_that_are_frozen_stay():
     qat = learned()
     keras_qat.freeze_ranges(qat)
@@ -136,6 +137,7 @@ def test_ranges_that_are_frozen_stay():
             np.testing.assert_array_equal(one, other, name)
 
 
+@pytest.mark.slow
 def test_learned_rounding_goes_along():
     qat = learned()
     keras_qat.learn_rounding(qat, X, iterations=10)

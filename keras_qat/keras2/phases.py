@@ -18,7 +18,7 @@ from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase, assuming, thresholds_in
 from keras_qat.schedule import scheduled_layers
 
-__all__ = ["PhaseFinder", "PhasedModel", "phase_finder"]
+__all__ = ["PhaseFinder", "PhasedModel", "check_started", "phase_finder"]
 
 
 class PhasedModel:
@@ -46,7 +46,7 @@ class PhasedModel:
         """A function that runs, and makes where it is missing, Keras' function for the phase."""
         attribute = f"{name}_function"
         if name == "train":
-            _check_started(self)
+            check_started(self)
         object.__setattr__(self, "_settled_at", None)  # One of Keras' verbs begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
@@ -70,7 +70,7 @@ class PhasedModel:
         return function
 
 
-def _check_started(model: Any) -> None:
+def check_started(model: Any) -> None:
     """Raises a `ValueError` if ranges that training learns have none to start from."""
     learned = [
         each for layer in scheduled_layers(model) for each in layer.quantizers if each.learns

@@ -10,6 +10,7 @@ from keras_qat import fake_quant, observers
 from keras_qat.branching import cond, straight_through
 from keras_qat.layers.scheduled import Phase
 from keras_qat.learned import fake_quantize_weights_learned
+from keras_qat.preserve import PRESERVED
 from keras_qat.specs import QuantSpec
 
 __all__ = ["WeightQuantizer"]
@@ -71,6 +72,8 @@ class WeightQuantizer:
         """Fake-quantizes `weights`, which are observed if this is training."""
         spec, observer = self.spec, self.observer
         weights = tf.convert_to_tensor(weights)
+        if spec.preserve is not None:
+            weights = PRESERVED[spec.preserve](weights)
         quantizing = phase.quantizing if spec.delayed else True
         if observer is not None:
             minimum, maximum = cond(

@@ -20,13 +20,25 @@ from keras_qat.observed import infer
 from keras_qat.progress import shown
 from keras_qat.schedule import check_quantized, scheduled_layers
 
-__all__ = ["IN_FLOAT", "QUANTIZED", "Visit", "before_activation", "sweep"]
+__all__ = ["IN_FLOAT", "QUANTIZED", "Visit", "before_activation", "check_calibrated", "sweep"]
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
 QUANTIZED = IN_FLOAT._replace(quantizing=True)
 
 Visit = Callable[[QuantizeWrapper, list[Any], list[Any]], None]
 """Gets a wrapper and batches of its input: as the float model has them, and as quantized so far."""
+
+
+def check_calibrated(model: Any) -> None:
+    """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    layers = scheduled_layers(model)
+    blind = [each for layer in layers for each in layer.quantizers if not each.is_calibrated()]
+    if blind:
+        raise ValueError(
+            f"{len(blind)} quantizers of '{model.name}' have seen no data yet: call "
+            f"keras_qat.calibrate(model, data) first."
+        )
 
 
 def before_activation(wrapper: Any, x: Any, phase: Phase) -> Any:
@@ -56,14 +68,7 @@ def sweep(
     Raises:
         ValueError: if the model is not quantized, or has no ranges.
     """
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
-    layers = list(scheduled_layers(model))
-    blind = [each for layer in layers for each in layer.quantizers if not each.is_calibrated()]
-    if blind:
-        raise ValueError(
-            f"{len(blind)} quantizers of '{model.name}' have seen no data yet: call "
-            f"keras_qat.calibrate(model, data) first."
-        )
+    check_calibrated(model)
     graph = graph_lib.read(model)
     inputs, counts = values_in(graph.inputs), graph.call_counts()
     read = [

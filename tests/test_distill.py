@@ -1,0 +1,90 @@
+"""Distillation: the student comes nearer to its teacher, with labels and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.distill import DISTANCES
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, rng, scramble
+from tests.networks.small import functional, layers, residual_net, tiny_net
+
+pytestmark = pytest.mark.legacy
+X = images(64, (8, 8, 1))
+
+
+@pytest.fixture
+def pair():
+    teacher = scramble(residual_net())
+    qat = keras_qat.quantize_model(teacher, "int4_weights")
+    keras_qat.calibrate(qat, X)
+    return teacher, qat
+
+
+def test_student_comes_nearer(pair, tmp_path):
+    teacher, qat = pair
+    kept, wanted = teacher.get_weights(), teacher.predict(X, verbose=0)
+    before = np.mean((qat.predict(X, verbose=0) - wanted) ** 2)
+    distiller = keras_qat.Distiller(qat, teacher, distance="squared")
+    distiller.compile(keras.optimizers.Adam(1e-3))
+    callbacks = [keras_qat.callbacks.FreezeBatchNorm(0), keras_qat.callbacks.QuantDelay(2)]
+    history = distiller.fit(X, epochs=4, batch_size=16, verbose=0, callbacks=callbacks).history
+    assert set(history) == {"loss", "distance"}
+    after = np.mean((qat.predict(X, verbose=0) - wanted) ** 2)
+    assert after < 0.7 * before
+    assert int(qat.get_layer("quant_stem").quantize_from.numpy()) == 2
+    for one, other in zip(teacher.get_weights(), kept, strict=True):
+        np.testing.assert_array_equal(one, other)
+    distiller.save(tmp_path / "student.keras")
+    again = keras.models.load_model(tmp_path / "student.keras")
+    np.testing.assert_array_equal(again.predict(X, verbose=0), qat.predict(X, verbose=0))
+    assert len(distiller.trainable_weights) == len(qat.trainable_weights)
+
+
+@pytest.mark.slow
+def test_labels_and_metrics(pair):
+    teacher, qat = pair
+    distiller = keras_qat.Distiller(qat, teacher, temperature=3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    distiller.compile("sgd", loss, metrics=["accuracy"])
+    y = rng().integers(0, 3, 64)
+    history = distiller.fit(X, y, batch_size=16, verbose=0).history
+    assert set(history) == {"loss", "distance", "accuracy"}
+    assert len(distiller.evaluate(X, y, verbose=0)) >= 2
+
+
+def test_distances_by_hand():
+    exact, found = rng().normal(size=(2, 6, 4)).astype(np.float32)
+    one, other = (np.exp(each) / np.exp(each).sum(-1, keepdims=True) for each in (exact, found))
+    expected = np.mean(np.sum(one * np.log(one / other), -1))
+    assert float(DISTANCES["logits"](exact, found)) == pytest.approx(expected, rel=1e-4)
+    assert float(DISTANCES["probabilities"](one, other)) == pytest.approx(expected, rel=1e-4)
+    assert float(DISTANCES["logits"](exact, exact)) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_several_outputs_and_learned_ranges():
+    def build(x):
+        return [layers.Dense(2)(x), layers.Dense(3)(x)]
+
+    x, model = images(32, (5,)), functional((5,), build=build)
+    qat = keras_qat.quantize_model(model, recipes.low_bits())
+    distiller = keras_qat.Distiller(qat, model, distance=lambda one, other: (one - other)[0, 0])
+    distiller.compile("sgd")
+    with pytest.raises(ValueError, match=r"learned, and have none to start from"):
+        distiller.fit(x, verbose=0)
+    keras_qat.calibrate(qat, x)
+    distiller.fit(x, verbose=0)
+
+
+def test_bad_input(pair):
+    teacher, qat = pair
+    with pytest.raises(ValueError, match="not quantization-aware"):
+        keras_qat.Distiller(tiny_net(), teacher)
+    with pytest.raises(ValueError, match="distance='kl': use one of 'logits'"):
+        keras_qat.Distiller(qat, teacher, distance="kl")
+    with pytest.raises(ValueError, match=r"temperature=0\.5"):
+        keras_qat.Distiller(qat, teacher, temperature=0.5)
