@@ -61,22 +61,27 @@ class MaskScores(keras.layers.Layer):
 
     Args:
         causal: how many steps attend to how many, if later ones are hidden too.
+        hidden: whether the masks are True, or not 0, for what is hidden, instead.
     """
 
     BELOW = 12.0
     """How far below all scores: exp(-12) is 6e-6. -1e9 would leave 8 bits nothing for the rest."""
 
-    def __init__(self, causal: tuple[int, int] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, causal: tuple[int, int] | None = None, hidden: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
+        self.hidden = hidden
         self.causal = None if causal is None else np.tri(*causal, dtype=bool)
 
     def masks(self, scores: Any, masks: Any) -> list[Any]:
-        """The masks, bool, that of causality too, each with as many axes as the scores."""
+        """Where there is something to attend to, by mask, that of causality too: bool."""
         found = []
         for mask in masks:
             for _ in range(len(scores.shape) - len(mask.shape)):
                 mask = tf.expand_dims(mask, -3)
-            found.append(tf.cast(mask, tf.bool))
+            mask = tf.cast(mask, tf.bool)
+            found.append(~mask if self.hidden else mask)
         return found if self.causal is None else [*found, tf.constant(self.causal)]
 
     def call(self, inputs: Any) -> Any:
@@ -90,10 +95,8 @@ class MaskScores(keras.layers.Layer):
         return tf.nest.flatten(input_shape)[0]
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "causal": None if self.causal is None else list(self.causal.shape),
-        }
+        causal = None if self.causal is None else list(self.causal.shape)
+        return {**super().get_config(), "causal": causal, "hidden": self.hidden}
 
 
 @register

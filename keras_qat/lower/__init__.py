@@ -23,6 +23,7 @@ from keras_qat.lower.attention import split_attention, split_multi_head_attentio
 from keras_qat.lower.channels_last import with_channels_last
 from keras_qat.lower.convolutions import split_separable
 from keras_qat.lower.hard_swish import recognize_hard_swish
+from keras_qat.lower.masks import recognize_masks
 from keras_qat.lower.merges import (
     convert_fixed_ranges,
     convert_second_factor,
@@ -70,7 +71,7 @@ def lower(
     if may_open is not None:
         graph = open_layers(graph, made, may_open)
     if activations:
-        graph = with_channels_last(recognize_hard_swish(graph), made)
+        graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), made)
     calls = [each for call in graph.calls for each in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
     return _drop_identities(_drop_unread(merge_twins(graph)) if activations else graph)

@@ -30,15 +30,16 @@ def _emit(e: Emission) -> None:
     params = e.node.output.params
     assert params is not None
     masks = [_mask(e, place, len(shape)) for place in range(1, len(e.inputs))]
-    causal = e.attributes["causal"]
+    causal, hidden = e.attributes["causal"], e.attributes["hidden"]
     if causal is not None:
+        causal = ~causal if hidden else causal
         masks.append(e.constant("causal", causal.reshape((1,) * (len(shape) - 2) + causal.shape)))
     lowest = e.constant("lowest", np.array([params.lowest], params.dtype), params)
     result = e.temporary("scores", shape, target)
     e.add("QUANTIZE", e.inputs[:1], [result])
     for place, mask in enumerate(masks, 1):
         masked = target if place == len(masks) else e.temporary(f"masked_{place}", shape, target)
-        e.add("SELECT_V2", [mask, result, lowest], [masked])
+        e.add("SELECT_V2", [mask, *((lowest, result) if hidden else (result, lowest))], [masked])
         result = masked
 
 
@@ -66,7 +67,7 @@ MASK_SCORES = Op(
     _emit,
     doc="scores of attention, the lowest value where a mask hides them",
     layers=(MaskScores,),
-    attributes=lambda call: {"causal": call.layer.causal},
+    attributes=lambda call: {"causal": call.layer.causal, "hidden": call.layer.hidden},
     max_axes=5,
     integers=(),
 )

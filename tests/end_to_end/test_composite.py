@@ -121,7 +121,9 @@ def test_nothing_is_in_float64(family):
 @pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.int8])
 def test_integers_are_not_converted_on_the_way(family):
     operations = [operation for operation, _, _ in made(family).file.operations()]
-    assert not {"QUANTIZE", "DEQUANTIZE"} & set(operations)
+    assert "DEQUANTIZE" not in operations
+    # Scores of attention get room for what is hidden.
+    assert operations.count("QUANTIZE") == operations.count("SELECT_V2")
 
 
 def test_only_layers_without_kernels_stay_in_float():

@@ -18,6 +18,7 @@ SHAPES = {"padding": (STEPS,), "pairs": (STEPS, STEPS)}
 
 
 def model_of(mask, causal, dtype):
+    keras.utils.set_random_seed(1)
     inputs = [keras.Input((STEPS, 8))]
     given = None
     if mask is not None:
@@ -63,3 +64,31 @@ def test_masked_attention_is_integers(mask, causal, dtype, recipe):
     assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20
     fixed = keras_qat.export_tflite(exported.model, batch_size=1)
     assert keras_qat.verify(exported.model, fixed, exported.x).outputs[0].identical == 1.0
+
+
+def by_hand(mask):
+    """Attention as tutorials write it, with a mask that is 1 where there is nothing to see."""
+    keras.utils.set_random_seed(1)
+    x, inputs = keras.Input((STEPS, 8)), []
+    queries, keys, values = (layers.Dense(6)(x) for _ in range(3))
+    scores = tf.matmul(queries, keys, transpose_b=True) * 6**-0.5
+    if mask == "causal":
+        scores += (1.0 - np.tri(STEPS, dtype=np.float32)) * -1e9
+    else:
+        inputs = [keras.Input((1, STEPS))]
+        scores += inputs[0] * -1e9 if mask == "padding" else (1.0 - inputs[0]) * -10000.0
+    weights = tf.nn.softmax(scores, axis=-1)
+    return scramble(keras.Model([x, *inputs], layers.Dense(3)(tf.matmul(weights, values))))
+
+
+@pytest.mark.parametrize("mask", ["causal", "padding", "visible"])
+def test_large_negative_numbers_survive_8_bits(mask):
+    model = by_hand(mask)
+    x = data_of(model)
+    if mask == "padding":
+        x[1] = 1.0 - x[1]
+    exported = export(model, *x, strict=True)
+    assert exported.report.outputs[0].identical == 1.0
+    in_float = model(x)
+    noise = in_float - exported.model(exported.x)
+    assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20

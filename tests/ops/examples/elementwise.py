@@ -62,7 +62,8 @@ def _mask_scores(numbers):
     queries, keys, heads = sizes(numbers, 1, 9, 3)
     shape = chosen(numbers, (queries, keys), (heads, queries, keys))
     masks = [(queries, keys), (1, keys), (queries, 1), shape][: numbers.integers(3)]
-    layer = MaskScores(None if masks and numbers.random() < 0.5 else (queries, keys))
+    causal = None if masks and numbers.random() < 0.5 else (queries, keys)
+    layer = MaskScores(causal, hidden=bool(numbers.integers(2)))
     dtypes = [str(numbers.choice(["bool", "int32", "int64"])) for _ in masks]
     return Example(lambda *x: layer([*x]), (shape, *masks), ("float32", *dtypes))
 
