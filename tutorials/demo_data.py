@@ -45,8 +45,11 @@ def digits() -> Data:
     return Data(images[:1200], labels[:1200], images[1200:], labels[1200:])
 
 
-def fashion_mnist() -> Data:
-    """Photos of clothes, 28x28 pixels: 20 000 of the training images and all 10 000 test images.
+def fashion_mnist(count: int = 20_000) -> Data:
+    """Photos of clothes, 28x28 pixels: some of 60 000 training images, and all 10 000 test images.
+
+    Args:
+        count: how many training images.
 
     Raises:
         SystemExit: if neither Debian's package nor Keras' download can be had.
@@ -68,7 +71,7 @@ def fashion_mnist() -> Data:
         arrays = [*train, *test]
     x_train, y_train, x_test, y_test = arrays
     x_train, x_test = ((x[..., None] / 255).astype(np.float32) for x in (x_train, x_test))
-    return Data(x_train, y_train, x_test, y_test).subset(20_000, 10_000)
+    return Data(x_train, y_train, x_test, y_test).subset(count, 10_000)
 
 
 def _read_idx(path: Path) -> np.ndarray:
