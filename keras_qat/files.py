@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["check_writable", "replacing", "whole"]
+__all__ = ["check_writable", "replacing", "whole", "written"]
 
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
@@ -76,6 +76,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise _explained(error, path) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def written(text: str, path: str | os.PathLike[str] | None) -> str:
+    """The text, which is written to a file if a path is given."""
+    if path is not None:
+        with replacing(check_writable(path)) as file:
+            file.write_text(text, encoding="utf-8")
+    return text
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from keras_qat import specs
 from keras_qat.data import batches
+from keras_qat.files import written
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, traced
 from keras_qat.layers.scheduled import Phase, assuming
@@ -60,6 +62,26 @@ class Sensitivity:
         found = [each for each in self.layers if each.costs]
         by = bits or min((min(each.costs) for each in found), default=0)
         return sorted(found, key=lambda each: -each.costs[by])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was found as JSON data."""
+        return dataclasses.asdict(self)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """What was found as one HTML page: charts, and a table that sorts; it needs no network.
+
+        Args:
+            path: where to write the page, or None.
+
+        Returns:
+            The page.
+
+        Raises:
+            OSError: if nothing can be written there.
+        """
+        from keras_qat.pictures.sensitivity import sensitivity_page
+
+        return written(sensitivity_page(self), path)
 
     def __str__(self) -> str:
         ranked = self.ranked()

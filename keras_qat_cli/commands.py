@@ -266,6 +266,54 @@ def verify(
 @cli.command()
 @options.model
 @options.data
+@click.option(
+    "--bits", multiple=True, type=click.IntRange(2, 8), help="Bits to try. [default: 4, 8]"
+)
+@click.option(
+    "--budget", type=click.FloatRange(0), help="Choose bits for so many bytes, or such a share."
+)
+@click.option("--html", type=OUTPUT, help="Write the ranking as a page, too.")
+@options.json_output
+@click.pass_obj
+def sensitivity(
+    settings: Settings,
+    model: Path,
+    data: str,
+    options: Options,
+    bits: tuple[int, ...],
+    budget: float | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Rank the layers of a float MODEL by what fewer bits for their weights cost.
+
+    With --budget: choose the bits of each so that the weights take no more bytes than that, or, up
+    to 1, no greater share of those in 8 bits.
+    """
+    with quiet(settings.debug):
+        import keras_qat
+
+        given = _load(settings, model)
+        found = keras_qat.sensitivity(
+            given,
+            data_files.load(data, given, options),
+            bits=bits or (4, 8),
+            verbose=settings.verbose,
+        )
+        if html is not None:
+            found.to_html(html)
+        result = found.to_dict()
+        chosen = None
+        if budget is not None:
+            choices = bits or (4, 8)
+            chosen = keras_qat.search_bits(given, None, budget, bits=choices, known=found)
+            result |= {"bits": chosen.bits, "bytes": chosen.bytes, "cost": chosen.cost}
+    _print(found if chosen is None else f"{found}\n\n{chosen}", result, as_json)
+
+
+@cli.command()
+@options.model
+@options.data
 @click.option("-o", "--output", type=OUTPUT, help=".npz file for the codes of all tensors.")
 @options.kernels
 @options.json_output

@@ -218,7 +218,8 @@ th { background: var(--shade); padding: 0; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper);
   max-width: 46vw; overflow: hidden; text-overflow: ellipsis; }
 th:first-child { background: var(--shade); }
-th button { all: unset; cursor: pointer; padding: 7px 10px; display: block; font-weight: 600; }
+th button { all: unset; box-sizing: border-box; cursor: pointer; display: block; font-weight: 600;
+  padding: 7px 10px; width: 100%; }
 th button:focus-visible { outline: 2px solid var(--noise); }
 th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from keras_qat.files import check_writable, replacing
+from keras_qat.files import written
 
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport"]
 
@@ -204,11 +204,7 @@ class Report:
         """
         from keras_qat.verify.page import report_page
 
-        text = report_page(self)
-        if path is not None:
-            with replacing(check_writable(path)) as file:
-                file.write_text(text, encoding="utf-8")
-        return text
+        return written(report_page(self), path)
 
     def findings(self) -> list[str]:
         """What is not as it should be, a sentence each."""

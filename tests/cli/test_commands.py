@@ -88,6 +88,19 @@ def test_verify(files):
     assert found["failed"] == []
 
 
+def test_sensitivity(files):
+    paths, html = (files / "float.keras", files / "x.npy"), files / "layers.html"
+    told = run("sensitivity", *paths, "--limit", 8, "--html", html, "--budget", 0.6)
+    assert re.search(r"^conv .*\n^logits |^logits .*\n^conv ", told, flags=re.M)
+    assert "weight_bits=4)" in told and "bytes of weights" in told
+    assert html.read_text().count("<svg") == 2
+    options = "--limit", 8, "--bits", 2, "--bits", 8, "--json", "--budget", 0.7
+    found = json.loads(run("sensitivity", *paths, *options))
+    assert set(found["layers"][0]["costs"]) == {"2", "8"}
+    assert set(found["bits"]) == {"conv", "logits"} and found["bytes"] > 0
+    assert "quantized already" in run("sensitivity", files / "qat.keras", *paths[1:], code=2)
+
+
 @pytest.mark.slow
 def test_a_file_that_is_not_as_good_as_asked_for(files):
     told = run(
