@@ -60,7 +60,7 @@ def test_model(qat, tmp_path):
     picture = keras_qat.plot_model(qat, tmp_path / "model.svg")
     assert (tmp_path / "model.svg").read_text() == picture.svg == picture._repr_svg_()
     drawn = boxes(picture)
-    assert list(drawn)[:1] == ["input input_1"]
+    assert list(drawn)[:1] == [f"input {qat.input_names[0]}"]
     assert {"left", "right", "join", "mean", "angle", "logits", "output logits"} <= set(drawn)
     colors = {name: color for name, (_, color) in drawn.items()}
     assert colors["left"] == colors["right"] == colors["join"] == SHARED[0]
@@ -133,7 +133,7 @@ def test_statistics_are_those_of_numpy(qat):
     x = images(16, (6, 6, 2), seed=9) * 1.5
     found = {each.quantizer.name: each for each in statistics(qat, x)}
     assert list(found) == [each.name for each in keras_qat.quantizers(qat)]
-    image = found["input_1_quant/output"]
+    image = found[f"{qat.input_names[0]}_quant/output"]
     low, high = image.quantizer.minimum, image.quantizer.maximum
     assert image.below == pytest.approx(np.mean(x < low), abs=2e-3)
     assert image.above == pytest.approx(np.mean(x > high), abs=2e-3)
