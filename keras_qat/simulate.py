@@ -131,11 +131,21 @@ def simulate(
             outputs[name].append(found[tensor])
         for label, tensor in labels.items():
             inside[label].append(found[tensor])
+    of_examples = set(graph.inputs.values())
+    for node in graph.nodes:
+        if of_examples.intersection(each for each in node.inputs if isinstance(each, Tensor)):
+            of_examples.update(node.outputs)
+
+    def joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
+        """All examples; of what is made of weights alone the only one."""
+        values = np.concatenate(parts) if tensor in of_examples else parts[0]
+        return values if tensor.params is None else Codes(values, tensor.params)
+
     in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
     return Simulation(
         family,
-        _ByName({name: _joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
-        _ByName({label: _joined(parts, labels[label]) for label, parts in inside.items()}),
+        _ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
+        _ByName({label: joined(parts, labels[label]) for label, parts in inside.items()}),
         tuple(dict.fromkeys(in_float)),
     )
 
@@ -162,8 +172,3 @@ def _fed(x: np.ndarray, tensor: Tensor) -> Any:
         dtype = held_in(params).as_numpy_dtype
         return tf.constant(x.astype(dtype) - dtype(params.zero_point))
     return quantized_input(tf.constant(x, tf.float32), params)
-
-
-def _joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
-    joined = np.concatenate(parts)
-    return joined if tensor.params is None else Codes(joined, tensor.params)

@@ -236,3 +236,27 @@ def test_model_that_cannot_be_exported():
         keras_qat.simulate(residual_net(), images(2, (8, 8, 1)))
     with pytest.raises(ValueError, match="have seen no data yet"):
         keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
+
+
+def test_tensors_made_of_weights_alone_have_no_examples():
+    """A scalar weight, as of StarReLU; with several batches."""
+    keras.utils.set_random_seed(0)
+
+    class StarReLU(layers.Layer):
+        def build(self, input_shape):
+            self.factor = self.add_weight("factor", (), initializer="ones")
+            self.offset = self.add_weight("offset", (4,), initializer="ones")
+            super().build(input_shape)
+
+        def call(self, x):
+            return self.factor * tf.nn.relu(x) ** 2 + self.offset
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3)(StarReLU(name="star")(inputs)))
+    x = images(10, (4,))
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert report.outputs[0].identical == 1.0
+    found = keras_qat.simulate(qat, x, batch_size=4).tensors
+    assert found["star/factor"].codes.shape == ()
+    assert found["star/offset"].codes.shape == (4,)
