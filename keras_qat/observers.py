@@ -253,6 +253,11 @@ class Learned(LastValue):
             return -high * (1.0 if spec.narrow_range else 2**spec.bits / (2**spec.bits - 2)), high
         return -tf.abs(self.minimum.read_value()), high
 
+    def set(self, low: float, high: float, batches: float) -> None:
+        if low == high == 0:  # Of zeros alone any range is right, but none at all says: no data.
+            high = 1.0
+        super().set(low, high, batches)
+
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         """The same: a batch changes it by its gradient."""
         return self.range(x)

@@ -144,6 +144,13 @@ def test_learned_rounding_goes_along():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 
+def test_zeros_alone_have_a_range():
+    """They had none, as if there had been no data; found by random models."""
+    model = functional((6,), build=lambda x: layers.Subtract(name="y")([x, x]))
+    qat = learned(model=model, x=images(8, (6,)))
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), images(8, (6,))).identical == 1
+
+
 def test_they_start_from_data():
     qat = keras_qat.quantize_model(residual_net(), recipes.low_bits())
     with pytest.raises(ValueError, match=r"learned, and have none to start from\. Call"):

@@ -43,6 +43,8 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     qat = keras_qat.quantize_model(model, recipe)
     if not any(True for _ in keras_qat.quantizers(qat)):
         return
+    if recipe.activations.observer.startswith("learned"):
+        keras_qat.calibrate(qat, inputs if len(inputs) > 1 else inputs[0], method="mse")
     train_a_step(qat, inputs)
     try:
         qat.save(folder / "qat.keras")

@@ -104,6 +104,18 @@ def test_many_more(folder, seeds):
 
 
 @pytest.mark.slow
+def test_learned_ranges(folder, seeds):
+    ranges = some.sampled_from(["learned", "learned", "learned_clipping"])
+
+    @trials(max(1, seeds // 4), derandomize=True, phases=[Phase.generate])
+    @given(SKETCHES, some.builds(recipes.low_bits, BITS, BITS, ranges=ranges))
+    def test(sketch, recipe):
+        try_out(sketch, recipe, folder)
+
+    test()
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*cannot hold activations of 16 bits")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_in_half_precision(folder, seeds, policy):
