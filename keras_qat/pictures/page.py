@@ -228,7 +228,8 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.bad { color: var(--bad); font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(300px, 100%), 1fr));
   gap: 24px 36px; margin-top: 28px; }
-figure { margin: 0; } figcaption { color: var(--pale); font-size: .85rem; min-height: 5.2em; }
+figure { margin: 0; } figcaption { color: var(--pale); font-size: .85rem; }
+@media (min-width: 700px) { figcaption { min-height: 8em; } }
 svg { display: block; width: 100%; max-width: 480px; height: auto; overflow: visible; }
 svg text { font-size: 11px; fill: var(--ink); } svg .tick { fill: var(--pale); font-size: 10px; }
 .grid { stroke: var(--line); stroke-width: 1; }
