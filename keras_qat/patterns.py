@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.op import FixedRange
 from keras_qat.ops.registry import op_of
 
 __all__ = ["Group", "groups", "is_batch_norm"]
@@ -71,6 +72,10 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
             return None
         return follower if _is_per_channel(follower, call) else None
 
+    def is_fixed(call: Call) -> bool:
+        """Whether the kernel's own range is that of its output, as of what it reads again."""
+        return isinstance(getattr(ops[call], "output", None), FixedRange)
+
     ops = {call: op_of(call) for call in graph.calls}
     weighted = [call for call, op in ops.items() if op is not None and op.is_weighted]
     norms = {call: batch_norm_behind(call) for call in weighted if ops[call] is not AFFINE}
@@ -90,7 +95,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         group = Group(call, norms.get(call), shared=counts[call.layer] > 1)
         follower = only_consumer(group.output)
         clip = ops.get(follower) if follower is not None else None
-        if clip is not None and clip.clips and not group.shared:
+        if clip is not None and clip.clips and not group.shared and not is_fixed(call):
             group.activation = follower
         found.append(group)
     return found

@@ -14,6 +14,7 @@ from keras_qat.keras2.saving import warn_of_closed
 from keras_qat.keras3 import as_keras_2
 from keras_qat.layers import Quantize, QuantizeWeights
 from keras_qat.layers.per_tensor import folded
+from keras_qat.layers.weights import weight_at
 from keras_qat.placement import place
 from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
@@ -191,8 +192,8 @@ def layer_quantizers(layer: Any) -> tuple[list[Quantizer], list[Quantizer]]:
 
 def quantized_weight(layer: Any, name: str) -> Any:
     """The weight of a layer that a quantizer of this name quantizes."""
-    if isinstance(layer, QuantizeWeights):
-        return layer.weight(name)
+    if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
+        return weight_at(layer.layer, name)
     return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
 
 

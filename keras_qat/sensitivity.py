@@ -16,6 +16,7 @@ from keras_qat.files import written
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, traced
 from keras_qat.layers.scheduled import Phase, assuming
+from keras_qat.layers.weights import weight_at
 from keras_qat.observed import infer
 from keras_qat.progress import shown
 from keras_qat.quantize import plan, quantize_model
@@ -158,7 +159,7 @@ def sensitivity(
     for name in shown(layers, "Sensitivity", verbose, len(layers), unit="layer"):
         wrappers = [qat.get_layer(PREFIX + each) for each in layers[name]]
         kernels = [
-            (getattr(wrapper.layer, weight), quantizer.channel_axes)
+            (weight_at(wrapper.layer, weight), quantizer.channel_axes)
             for wrapper in wrappers
             for weight, quantizer in wrapper.weight_quantizers.items()
         ]

@@ -218,8 +218,8 @@ def _weight_bytes(node: Node) -> tuple[int, int]:
     if node.weights is not None:
         bias = 0 if node.weights.bias is None else np.size(node.weights.bias)
         wide = node.output.params is not None and node.output.params.bits == 16
-        count += np.size(node.weights.q) + bias
-        held += np.size(node.weights.q) + (8 if wide else 4) * bias
+        count += node.weights.count + bias
+        held += node.weights.count + (8 if wide else 4) * bias
     elif node.op is None:
         layer = node.call.layer
         quantized = _quantized_numbers(layer)

@@ -19,10 +19,13 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import QuantizeWrapper
+from keras_qat.layers.recurrent import lstm_quantized
+from keras_qat.layers.scheduled import Phase
 from keras_qat.ops.op import SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.resolve import resolve
+from keras_qat.resolved.weights import Weights
 from keras_qat.untrained import warn_if_untrained
 
 __all__ = ["export_saved_model", "inference_module"]
@@ -120,6 +123,8 @@ def _computed(node: Node, numbers: list[Any]) -> Any:
 def _called(node: Node, numbers: list[Any]) -> Any:
     """The call's own layer, with the weights that kernels hold."""
     weights, layer = node.weights, node.call.layer
+    if weights is not None and weights.recurrent is not None:
+        return _lstm(node, weights, *numbers)
     if weights is not None and weights.name:
         (x,) = numbers
         kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
@@ -140,6 +145,21 @@ def _called(node: Node, numbers: list[Any]) -> Any:
         kwargs = {**kwargs, "training": False}
     with computing_in_float32(layer):
         return layer(*args, **kwargs)
+
+
+def _lstm(node: Node, weights: Weights, x: Any) -> Any:
+    layer = node.call.layer
+    real = {
+        each.name: tf.constant((each.q * each.scale).astype(np.float32))
+        for each in (weights, weights.recurrent)
+        if each is not None
+    }
+    if layer.cell.use_bias:
+        unit = np.float64(node.inputs[0].params.scale) * weights.scale  # type: ignore[union-attr]
+        real["cell.bias"] = tf.constant((weights.bias * unit.reshape(-1)).astype(np.float32))
+    phase = Phase(training=False, quantizing=True, frozen=True)
+    with computing_in_float32(layer):
+        return lstm_quantized(layer, x, real, phase)
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:

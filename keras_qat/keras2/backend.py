@@ -277,6 +277,11 @@ def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
             each._could_use_gpu_kernel = could
 
 
+def forget_dropout(layer: Any) -> None:
+    """Lets the cell of a recurrent layer draw what it drops anew, as each call does."""
+    layer._maybe_reset_cell_dropout_mask(layer.cell)
+
+
 def output_shape(layer: Any, input_shape: Any) -> Any:
     """The shape of a built layer's output. EinsumDense itself leaves out what it was not told."""
     if not isinstance(layer, keras.layers.EinsumDense):

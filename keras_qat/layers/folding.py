@@ -9,7 +9,9 @@ import tensorflow as tf
 from keras_qat.contrib.correction import CorrectedFold
 from keras_qat.keras2 import backend
 from keras_qat.layers import per_tensor
+from keras_qat.layers.recurrent import lstm_quantized
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.weights import weight_at
 
 __all__ = ["FOLDS"]
 
@@ -66,9 +68,11 @@ def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     """The wrapped layer on `inputs`, with its weights quantized as they are."""
     layer = wrapper.layer
     quantized = {
-        name: tf.cast(quantizer(getattr(layer, name), phase), layer.compute_dtype)
+        name: tf.cast(quantizer(weight_at(layer, name), phase), layer.compute_dtype)
         for name, quantizer in wrapper.weight_quantizers.items()
     }
+    if isinstance(layer, backend.keras.layers.LSTM):
+        return lstm_quantized(layer, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):
         return layer(inputs, training=is_learning(phase))
     with backend.swapped(layer, **quantized):

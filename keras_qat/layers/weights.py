@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat import fake_quant, observers
 from keras_qat.branching import cond, straight_through
+from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase
 from keras_qat.learned import fake_quantize_weights_learned
 from keras_qat.preserve import PRESERVED
 from keras_qat.specs import QuantSpec
 
-__all__ = ["WeightQuantizer"]
+__all__ = ["GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]
 
 LEAST_LIMIT = 1e-12
 """Of a learned range, so that no step of training makes it empty."""
@@ -88,8 +93,7 @@ class WeightQuantizer:
             return fake_quantize_weights_learned(quantizing, weights, limits, spec.bits)
 
         def quantized(weights: Any) -> Any:
-            limits = fake_quant.channel_limits(weights, self.channel_axes)
-            return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
+            return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
         return straight_through(
             lambda weights: cond(
@@ -105,3 +109,44 @@ class WeightQuantizer:
             return minimum.numpy(), maximum.numpy()
         limits = tf.reshape(self.limits(weights), [-1]).numpy()
         return -limits, limits
+
+
+class GateQuantizer(WeightQuantizer):
+    """That of a recurrent layer's weights, with one range for each gate: four blocks of columns.
+
+    They are those of the weights as they are: none is learned.
+    """
+
+    def __init__(self, spec: QuantSpec, *args: Any) -> None:
+        super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
+
+    def limits(self, weights: Any) -> Any:
+        rows, columns = weights.shape
+        found = fake_quant.channel_limits(tf.reshape(weights, [rows, 4, -1]), (-2,))
+        return tf.reshape(tf.repeat(found, columns // 4, -1), [1, columns])
+
+
+def weight_at(layer: Any, path: str) -> Any:
+    """A weight inside of a layer, such as `"cell.kernel"`."""
+    owner, name = _owner(layer, path)
+    return getattr(owner, name)
+
+
+@contextlib.contextmanager
+def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
+    """Runs a block in which a layer computes with other weights, by their paths."""
+    with contextlib.ExitStack() as stack:
+        for path, weight in weights.items():
+            owner, name = _owner(layer, path)
+            weight = tf.cast(weight, owner.compute_dtype)
+            stack.enter_context(backend.swapped(owner, **{name: weight}))
+        yield
+
+
+def _owner(layer: Any, path: str) -> tuple[Any, str]:
+    *steps, name = path.split(".")
+
+    def go(owner: Any, step: str) -> Any:
+        return owner[int(step)] if step.isdigit() else getattr(owner, step)
+
+    return functools.reduce(go, steps, layer), name

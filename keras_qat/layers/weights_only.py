@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +11,7 @@ from keras_qat import specs
 from keras_qat.keras2 import backend
 from keras_qat.keras2.graph import takes_training
 from keras_qat.layers.scheduled import ScheduledLayer
-from keras_qat.layers.weights import WeightQuantizer
+from keras_qat.layers.weights import WeightQuantizer, weight_at, weights_replaced
 
 __all__ = ["QuantizeWeights"]
 
@@ -77,26 +75,11 @@ class QuantizeWeights(ScheduledLayer):
 
     def weight(self, path: str) -> Any:
         """A weight of the layer."""
-        owner, name = self._owner(path)
-        return getattr(owner, name)
+        return weight_at(self.layer, path)
 
-    def _owner(self, path: str) -> tuple[Any, str]:
-        *steps, name = path.split(".")
-
-        def go(owner: Any, step: str) -> Any:
-            return owner[int(step)] if step.isdigit() else getattr(owner, step)
-
-        return functools.reduce(go, steps, self.layer), name
-
-    @contextlib.contextmanager
-    def weights_replaced(self, weights: dict[str, Any]) -> Iterator[None]:
+    def weights_replaced(self, weights: dict[str, Any]) -> AbstractContextManager[None]:
         """Runs a block in which the layer computes with other weights, by their paths."""
-        with contextlib.ExitStack() as stack:
-            for path, weight in weights.items():
-                owner, name = self._owner(path)
-                weight = tf.cast(weight, owner.compute_dtype)
-                stack.enter_context(backend.swapped(owner, **{name: weight}))
-            yield
+        return weights_replaced(self.layer, weights)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)

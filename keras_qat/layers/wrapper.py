@@ -11,7 +11,7 @@ from keras_qat.keras2 import backend
 from keras_qat.layers import folding
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import ScheduledLayer
-from keras_qat.layers.weights import WeightQuantizer
+from keras_qat.layers.weights import GateQuantizer, WeightQuantizer
 from keras_qat.ops.registry import relu_maximum
 
 __all__ = ["QuantizeWrapper"]
@@ -23,8 +23,8 @@ class QuantizeWrapper(ScheduledLayer):
 
     Args:
         layer: the layer; its own `call` is used, so it keeps every option it has.
-        weights: attribute of `layer` that holds a weight -> axes of its output channels, counted
-            from the end, e.g. `{"kernel": (-1,)}`.
+        weights: attribute of `layer` that holds a weight, or path to it, -> axes of its output
+            channels, counted from the end, e.g. `{"kernel": (-1,)}`.
         weight_spec: how the weights are quantized, or None: not at all.
         batch_norm: the BatchNormalization behind the layer, or None. Exports fold it.
         batch_norm_frozen: whether it always uses its moving statistics.
@@ -80,8 +80,10 @@ class QuantizeWrapper(ScheduledLayer):
             shape = backend.output_shape(sublayer, shape)
         self.weight_quantizers = {}
         if self.weight_spec is not None:
+            is_recurrent = isinstance(self.layer, backend.keras.layers.LSTM)
+            make = GateQuantizer if is_recurrent else WeightQuantizer
             self.weight_quantizers = {
-                name: WeightQuantizer(self.weight_spec, self, name, axes)
+                name: make(self.weight_spec, self, name.replace(".", "_"), axes)
                 for name, axes in self.weight_axes.items()
             }
         self.output_quantizer = None

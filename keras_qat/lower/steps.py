@@ -33,6 +33,7 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     if type(inner) is _layers.Dense:
         return parts.chain(layer)
     is_known = is_listed(inner) or type(inner) in _SPLIT_LATER
+    is_known = is_known and not isinstance(inner, _layers.RNN)
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []

@@ -36,7 +36,7 @@ from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, Sha
 from keras_qat.ops.quantize import requantized
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["ACTIVATIONS"]
+__all__ = ["ACTIVATIONS", "sigmoid_of_int16", "tanh_of_int16"]
 
 _layers, _activations = keras.layers, keras.activations
 
@@ -116,14 +116,14 @@ def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -
     return compute
 
 
-def _sigmoid_of_int16(q: Any, x: QuantParams) -> Any:
+def sigmoid_of_int16(q: Any, x: QuantParams) -> Any:
     """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
     place, size = _place_in_table(q, x)
     ahead = _between(size, 9)
     return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
 
 
-def _tanh_of_int16(q: Any, x: QuantParams) -> Any:
+def tanh_of_int16(q: Any, x: QuantParams) -> Any:
     """2 sigmoid(2x) - 1 with the same table."""
     place, size = _place_in_table(q, x)
     ahead = _between(size, 8)
@@ -256,7 +256,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "LOGISTIC",
         tf.sigmoid,
         lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
-        _sigmoid_of_int16,
+        sigmoid_of_int16,
         output=FixedRange(0.0, 255 / 256),
         doc="sigmoid; its output has 256 steps from 0 to 1",
         symbols=("math.sigmoid",),
@@ -267,7 +267,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "TANH",
         tf.tanh,
         tf.tanh,
-        _tanh_of_int16,
+        tanh_of_int16,
         output=FixedRange(-1.0, 127 / 128),
         doc="tanh; its output has 256 steps from -1 to 1",
         symbols=("math.tanh",),

@@ -20,6 +20,7 @@ from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.lookup import LOOKUPS
+from keras_qat.ops.lstm import LSTM
 from keras_qat.ops.masking import MASK_SCORES
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
@@ -30,7 +31,7 @@ __all__ = ["ROWS"]
 
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
-    *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
+    *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE, LSTM),
     WEIGHT_TENSOR,
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),

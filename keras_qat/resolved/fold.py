@@ -19,7 +19,17 @@ from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.ops.op import Op
 from keras_qat.resolved.weights import Weights, reach_of, terms
 
-__all__ = ["INT8_MAX", "has_codes", "parameters_of", "table_of", "table_params", "weights_of_calls"]
+__all__ = [
+    "INT8_MAX",
+    "Ends",
+    "fitting",
+    "has_codes",
+    "parameters_of",
+    "quantized",
+    "table_of",
+    "table_params",
+    "weights_of_calls",
+]
 
 INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
@@ -95,7 +105,7 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:
-        q, scale = _fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
+        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
     q = q if in_graph else tf.cast(q, tf.int8).numpy()
     name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
     found, reach = [], None
@@ -152,11 +162,11 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
     columns = tf.reshape(arranged, [-1, math.prod(channels)])
     quantizer = wrapper.weight_quantizers[name]
     if quantizer.learned is None:
-        q, scale = _quantized(wrapper.weight_spec.bits)(columns, factor)
+        q, scale = quantized(wrapper.weight_spec.bits)(columns, factor)
     else:
         limits = tf.reshape(quantizer.limits(kernel), [1, -1])
         columns = tf.clip_by_value(columns, -limits, limits)
-        q, scale = _quantized(wrapper.weight_spec.bits, True)(columns, factor, limits)
+        q, scale = quantized(wrapper.weight_spec.bits, True)(columns, factor, limits)
     q = tf.reshape(q, arranged.shape)
     if not in_order:
         q = tf.transpose(q, np.argsort(order))
@@ -178,7 +188,7 @@ _VECTOR = tf.TensorSpec([None], tf.float64)
 
 
 @functools.cache
-def _quantized(bits: int, is_learned: bool = False) -> Any:
+def quantized(bits: int, is_learned: bool = False) -> Any:
     """From a kernel, a column for each channel, and a factor for each to values and scales.
 
     With learned limits these are given, too.
@@ -202,7 +212,7 @@ def _size(factor: Any) -> Any:
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
-def _fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tuple[Any, Any]:
+def fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tuple[Any, Any]:
     """Scales with which a bias fits 32 bits.
 
     Next to nothing is left of a channel's weights where training switched it off, but its bias

@@ -156,9 +156,8 @@ class ResolvedGraph:
             if each is None:
                 return None
             names = ("q", "scale", "bias", "reach")
-            return dataclasses.replace(
-                each, **{name: number(getattr(each, name)) for name in names}
-            )
+            numbers = {name: number(getattr(each, name)) for name in names}
+            return dataclasses.replace(each, **numbers, recurrent=weights(each.recurrent))
 
         nodes = tuple(
             dataclasses.replace(

@@ -14,6 +14,7 @@ from keras_qat.keras2.graph import map_values, takes_training
 from keras_qat.keras2.precision import computing_in_float32, is_half
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper, per_tensor
 from keras_qat.layers.bias import factor_and_bias, scaled
+from keras_qat.layers.weights import weight_at, weights_replaced
 from keras_qat.resolved.float_forms import form_of
 from keras_qat.resolved.graph import Node
 from keras_qat.resolved.recurrent import rnn
@@ -98,9 +99,9 @@ def _quantized(weights: Any, quantizer: Any) -> Any:
 
 
 def _inner_weights(wrapper: Any) -> dict[str, Any]:
-    """The weights of a `QuantizeWeights`, by path."""
+    """The weights of a wrapper, by path."""
     return {
-        path: _quantized(wrapper.weight(path), quantizer)
+        path: _quantized(weight_at(wrapper.layer, path), quantizer)
         for path, quantizer in wrapper.weight_quantizers.items()
     }
 
@@ -108,6 +109,9 @@ def _inner_weights(wrapper: Any) -> dict[str, Any]:
 def _folded(wrapper: Any, x: Any, for_file: bool) -> Any:
     """A `QuantizeWrapper`: layer, BatchNormalization and activation."""
     layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
+    if "." in name:  # A recurrent layer.
+        with weights_replaced(layer, _evaluated(lambda: _inner_weights(wrapper), for_file)):
+            return _applied(layer, (x,), {}, for_file)
     weights = _evaluated(lambda: _folded_weights(wrapper), for_file)
     if not name:
         y = x * weights["factor"] + weights["bias"]
@@ -155,7 +159,7 @@ def weight_scales(node: Node) -> list[float]:
     if isinstance(layer, QuantizeWeights):
         weights = {path: layer.weight(path) for path in layer.weight_quantizers}
     elif isinstance(layer, QuantizeWrapper) and layer.batch_norm is None:
-        weights = {name: getattr(layer.layer, name) for name in layer.weight_quantizers}
+        weights = {name: weight_at(layer.layer, name) for name in layer.weight_quantizers}
     else:
         return []
     found = []

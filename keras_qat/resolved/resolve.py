@@ -19,6 +19,7 @@ from keras_qat.ops.quantize import QUANTIZE, REQUANTIZE
 from keras_qat.ops.registry import Match, match, on_request, relu_maximum
 from keras_qat.resolved import fold
 from keras_qat.resolved.constants import constant_of
+from keras_qat.resolved.fold_recurrent import weights_of_calls
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
 from keras_qat.resolved.names import label_of, scope_of
 from keras_qat.resolved.ranges import Ranges
@@ -176,11 +177,10 @@ class _Resolver:
             return [fold.parameters_of(layer, op, self.in_graph)] * len(nodes)
         outputs: Any = [node.output.params for node in nodes]
         if op is EMBEDDING:
-            quantizers = map(self.ranges.quantizer_of, outputs)
-            tables = zip(outputs, quantizers, strict=True)
-            return [fold.table_of(layer, *table, self.in_graph) for table in tables]
+            of = self.ranges.quantizer_of
+            return [fold.table_of(layer, each, of(each), self.in_graph) for each in outputs]
         inputs: Any = [node.inputs[0].params for node in nodes]
-        return fold.weights_of_calls(layer, list(zip(inputs, outputs, strict=True)), self.in_graph)
+        return weights_of_calls(layer, list(zip(inputs, outputs, strict=True)), self.in_graph)
 
     # Calls.
 

@@ -28,6 +28,8 @@ class Weights:
             of products are at most that times the largest input. None if nobody needs it.
         rounding: the largest change of a weight, in LSB of its training, because kernels have no
             zero point for weights: 0 but for wide asymmetric 8-bit ranges.
+        recurrent: of a recurrent operator those that its output of the step before is multiplied
+            with.
     """
 
     name: str
@@ -37,6 +39,13 @@ class Weights:
     bits: int = 8
     reach: Any = None
     rounding: float = 0.0
+    recurrent: Weights | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are, without the bias."""
+        more = 0 if self.recurrent is None else self.recurrent.count
+        return int(np.prod(self.q.shape)) + more
 
     @property
     def per_channel(self) -> bool:

@@ -59,6 +59,8 @@ TFLM = Target(
         "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),
         "SHAPE": Kernel(PLACES),
         "RESHAPE": Kernel((*PLACES, "int64", "bool")),
+        "REVERSE_V2": Kernel(PLACES),
+        "UNIDIRECTIONAL_SEQUENCE_LSTM": Kernel(("int8", "int16", "int32", "float32")),
         **dict.fromkeys(
             ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import flatbuffers
@@ -55,12 +56,15 @@ class Builder:
         """Whether weights that fit into 4 bits are held in them."""
         self.packed_int4 = 0
         """How many weights are."""
+        self.knows_sizes = True
+        """Whether interpreters know the sizes of all tensors before they run the operators."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
         self.model.operatorCodes, self.model.metadata = [], []
         self.graph = new("SubGraphT", tensors=[], operators=[], name=b"main")
         self.model.subgraphs = [self.graph]
         self._opcodes: dict[tuple[int, str, int], int] = {}
+        self._waiting: list[tuple[Any, Callable[[], None]]] = []
         self._constants: dict[tuple[Any, ...], int] = {}
 
     def tensor(
@@ -137,21 +141,53 @@ class Builder:
         self.model.buffers.append(made)
         return len(self.model.buffers) - 1
 
-    def operator(self, code: str, inputs: list[int], outputs: list[int], **options: Any) -> None:
+    def variable(self, index: int) -> int:
+        """Makes a tensor one that an operator reads and writes: its state. Returns its index."""
+        self.graph.tensors[index].isVariable = True
+        return index
+
+    def operator(
+        self,
+        code: str,
+        inputs: list[int],
+        outputs: list[int],
+        intermediates: list[int] | None = None,
+        **options: Any,
+    ) -> None:
         """Adds an operator, by its name in TFLite's `BuiltinOperator`.
 
-        An optional tensor that is not there has the index -1. `options` are those that have not
-        the schema's defaults.
+        An optional tensor that is not there has the index -1. `intermediates` are tensors of which
+        only the quantization parameters are read. `options` are those that have not the schema's
+        defaults.
         """
+        self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
         ends = {"inputs": np.array(inputs, np.int32), "outputs": np.array(outputs, np.int32)}
         operator = new("OperatorT", **ends)
+        if intermediates is not None:
+            operator.intermediates = np.array(intermediates, np.int32)
         table = _OPTIONS.get(code.replace("_", "").lower())
         if table is not None:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
             operator.builtinOptions = new(f"{table}T", **options)
         operator.opcodeIndex = self.opcode(number, version_of(number, operator, self.graph.tensors))
         self.graph.operators.append(operator)
+
+    def once_known(self, prepare: Callable[[], None]) -> None:
+        """Has `prepare` add operators once all others are there and `knows_sizes` is final.
+
+        They come in front of the operator that was added last, or in front of all, if some sizes
+        are not known.
+        """
+        self._waiting.append((self.graph.operators[-1], prepare))
+
+    def _prepare(self) -> None:
+        for operator, prepare in self._waiting:
+            others, self.graph.operators = self.graph.operators, []
+            prepare()
+            place = others.index(operator) if self.knows_sizes else 0
+            self.graph.operators = [*others[:place], *self.graph.operators, *others[place:]]
+        self._waiting.clear()
 
     def sizes(self, index: int) -> list[int]:
         """The sizes of a tensor's axes, -1 for open ones."""
@@ -190,6 +226,7 @@ class Builder:
 
     def finish(self, inputs: dict[str, int], outputs: dict[str, int], **metadata: Any) -> bytes:
         """The file's contents, with its ends by name, in its order, and metadata noted as JSON."""
+        self._prepare()
         self.graph.inputs = np.array(list(inputs.values()), np.int32)
         self.graph.outputs = np.array(list(outputs.values()), np.int32)
         maps = [

@@ -86,7 +86,7 @@ class Emission:
     ) -> None:
         """Adds an operator: by default one that reads all inputs and writes all outputs.
 
-        `options` are those that have not the schema's defaults.
+        `options` are those that have not the schema's defaults, and `intermediates`.
         """
         self.builder.operator(
             code,

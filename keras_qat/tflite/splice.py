@@ -48,6 +48,7 @@ def splice_model(
     named = {end for end, _ in copies}.union(*map(_named, main.operators))
     for place in sorted(named - places.keys()):
         places[place] = source.add_tensor(main.tensors[place])
+    builder.knows_sizes = False
     builder.graph.operators += [source.operator(each, places) for each in main.operators]
     for end, index in copies:
         builder.copy(places[end], index)

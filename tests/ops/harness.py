@@ -17,6 +17,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.micro import opened
 from keras_qat.operations import inputs_and_constants
+from keras_qat.ops.lstm import LSTM
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import match
 from keras_qat.resolved.batch import with_batch
@@ -52,6 +53,8 @@ def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = Fal
 
 def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -> Weights:
     """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
+    if op is LSTM:
+        return random_recurrent_weights(call.layer.cell, numbers)
     ((name, axes),) = op.weights.items()
     axes = axes if per_channel else ()
     shape = tuple(getattr(call.layer, name).shape) if name else (call.output.shape[-1],)
@@ -63,6 +66,19 @@ def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -
         size = tuple(call.layer.bias.shape) if name else shape
         bias = np.round(numbers.normal(size=size) * 2000).astype(np.float64)
     return Weights(name, q, scale, bias)
+
+
+def random_recurrent_weights(cell: Any, numbers: np.random.Generator) -> Weights:
+    """Those of a cell, with a scale for each of its four gates."""
+
+    def drawn(name: str, variable: Any, **more: Any) -> Weights:
+        scales = np.float32(10.0 ** numbers.uniform(-3.5, -1.5, 4)).astype(np.float64)
+        q = numbers.integers(-127, 128, tuple(variable.shape)).astype(np.float64)
+        return Weights(name, q, np.repeat(scales, q.shape[1] // 4)[None], **more)
+
+    recurrent = drawn("cell.recurrent_kernel", cell.recurrent_kernel)
+    bias = np.round(numbers.normal(size=recurrent.q.shape[1]) * 2000)
+    return drawn("cell.kernel", cell.kernel, bias=bias, recurrent=recurrent)
 
 
 def node_of(

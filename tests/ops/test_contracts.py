@@ -38,7 +38,7 @@ CASES = [
 
 def first_seeds(op, family):
     """How many examples are tried by default. TFLite Micro computes nearly as the reference."""
-    return 2 if op.name in OF_PARTS or family == "tflm" else 8
+    return 2 if op.name in OF_PARTS | {"lstm"} or family == "tflm" else 8
 
 
 def test_every_row_has_an_example():

@@ -124,7 +124,17 @@ def _weight(numbers):
     return Example(build, ((3,),))
 
 
+def _lstm(numbers):
+    options = {
+        name: bool(numbers.random() < 0.5)
+        for name in ("return_sequences", "go_backwards", "use_bias", "unroll")
+    }
+    steps, features, units = sizes(numbers, 1, 9, 3)
+    return Example(_layers.LSTM(units, **options), ((steps, features),))
+
+
 EXAMPLES = {
+    "lstm": _lstm,
     "weight": _weight,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,

@@ -1,0 +1,48 @@
+"""Recurrent layers in training, with what they read again quantized at each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat import fake_quant
+from keras_qat.keras2 import backend
+from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.weights import weights_replaced
+from keras_qat.ops.lstm import CELL, HIDDEN
+
+__all__ = ["lstm_quantized"]
+
+
+def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
+    """An LSTM with other weights, whose states are fake-quantized from step to step.
+
+    Args:
+        layer: the layer, without masks and states of a user's own.
+        x: its input.
+        weights: by their paths.
+        phase: what the call does.
+    """
+    highest = float(CELL.highest * CELL.scale)
+
+    def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
+        _, (hidden, cell) = layer.cell(x, states, training=phase.training)
+        limits = HIDDEN.minimum, HIDDEN.maximum
+        hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, *map(tf.constant, limits))
+        # Its steps are 16 times as fine as the output's: only where they end matters.
+        cell = tf.clip_by_value(cell, -highest, highest)
+        return hidden, [hidden, cell]
+
+    backend.forget_dropout(layer)
+    with weights_replaced(layer, weights):
+        last, outputs, _ = backend.keras.backend.rnn(
+            step,
+            x,
+            layer.get_initial_state(x),
+            go_backwards=layer.go_backwards,
+            unroll=layer.unroll,
+            input_length=x.shape[1],
+            return_all_outputs=layer.return_sequences,
+        )
+    return outputs if layer.return_sequences else last

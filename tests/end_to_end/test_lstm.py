@@ -1,0 +1,133 @@
+"""LSTM as one operator: files, predictions and simulation, and what stays in float."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
+from keras_qat.targets import TFLM, problems
+from tests.helpers import observe
+from tests.networks.small import functional
+
+layers = keras.layers
+
+SHAPE = (5, 4)
+EXAMPLES = 40
+
+
+def images() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(EXAMPLES, *SHAPE)).astype(np.float32)
+
+
+def stacked(x: Any) -> Any:
+    x = layers.LSTM(6, return_sequences=True, go_backwards=True, dropout=0.2)(layers.Dense(3)(x))
+    return layers.Dense(3)(layers.ReLU()(layers.LSTM(5, name="last")(x)))
+
+
+@functools.cache
+def trained() -> Any:
+    """A network of two that has seen a step."""
+    x = images()
+    qat = keras_qat.quantize_model(functional(SHAPE, build=stacked))
+    qat.compile(keras.optimizers.SGD(0.1), "mse")
+    before = [each.numpy() for each in qat.trainable_variables]
+    qat.fit(x, np.ones((EXAMPLES, 3)), EXAMPLES // 2, verbose=0)
+    moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
+    assert all(moved)
+    return qat
+
+
+@functools.cache
+def file() -> bytes:
+    return keras_qat.export_tflite(trained())
+
+
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
+@pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_files_give_what_the_model_predicts(kernels, per_layer):
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    qat = trained()
+    contents = file() if kernels != "tflm" else keras_qat.export_tflite(qat, batch_size=1)
+    assert not problems(contents, TFLM)
+    qat.kernels = kernels
+    report = keras_qat.verify(qat, contents, images(), kernels=kernels, per_layer=per_layer)
+    assert [each.identical for each in report.outputs] == [1.0]
+    assert {each.run.identical for each in report.tensors} <= {1.0}
+    found = keras_qat.simulate(qat, images(), kernels=kernels)
+    (simulated,) = found.outputs.values()
+    assert found.float_layers == ()
+    np.testing.assert_allclose(simulated.values, qat.predict(images(), verbose=0), atol=1e-6)
+
+
+def test_each_run_of_a_file_begins_with_zeros():
+    """TFLite's operator keeps its states; Keras' layer does not."""
+    model, x = TFLiteModel(file()), {trained().input_names[0]: images()}
+    (first,), (again,) = model.run(x).values(), model.run(x, batch=7).values()
+    np.testing.assert_array_equal(first, again)
+
+
+@pytest.mark.slow
+def test_states_behind_sizes_that_are_known_at_run_time():
+    """Interpreters take memory for them once: files write zeros before anything else."""
+
+    def build(x):
+        x = layers.GRU(3, return_sequences=True)(x)
+        x = layers.LSTM(70, return_sequences=True)(x)
+        return layers.LSTM(50)(layers.SimpleRNN(3, return_sequences=True)(x))
+
+    x = images()
+    qat = observe(keras_qat.quantize_model(functional((None, 4), build=build)), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert [each.identical for each in report.outputs] == [1.0]
+
+
+def test_without_quantization_it_is_the_float_layer():
+    qat = keras_qat.quantize_model(functional(SHAPE, build=stacked))
+    keras_qat.set_quantization(qat, False)
+    plain = keras_qat.strip_quantization(qat)
+    expected = plain.predict(images(), verbose=0)
+    np.testing.assert_allclose(qat.predict(images(), verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_models_are_saved_and_exported_to_saved_models(tmp_path):
+    qat, x = trained(), images()
+    qat.kernels = "xnnpack"
+    qat.save(tmp_path / "qat.keras")
+    again = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), qat.predict(x, verbose=0))
+    assert keras_qat.export_tflite(again) == file()
+    keras_qat.export_saved_model(qat, tmp_path / "saved")
+    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+    (found,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
+    assert np.abs(found - qat.predict(x, verbose=0)).max() < 0.1
+
+
+STAYS = {
+    "its activations are others than tanh and sigmoid": lambda x: layers.LSTM(3, activation="relu")(
+        x
+    ),
+    "it has a mask": lambda x: layers.LSTM(3)(layers.Masking()(x)),
+    "its states are kept, read or given": lambda x: layers.LSTM(3, return_state=True)(x)[1],
+}
+
+
+@pytest.mark.parametrize("reason", STAYS)
+def test_the_plan_says_why_one_stays_in_float(reason):
+    plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
+    assert any(reason in each for each in plan.float_layers.values()), plan.float_layers
+
+
+def test_it_may_be_left_in_float():
+    model = functional(SHAPE, build=stacked)
+    recipe = keras_qat.recipes.int8().override("LSTM", quantize=False)
+    assert len(keras_qat.plan(model, recipe).float_layers) == 2
+    assert len(keras_qat.plan(model, "int16x8").float_layers) == 2
