@@ -142,7 +142,7 @@ def _set(observer: Any, ends: tuple[float, float], count: float, reset: bool) ->
     """Sets the range of an observer, or averages it with the one it has."""
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     if before:
-        there = observer.minimum.numpy(), observer.maximum.numpy()
+        there = observer.extremes()
         share = count / (before + count)
         ends = tuple(old + (new - old) * share for old, new in zip(there, ends, strict=True))
     observer.set(*ends, before + count)

@@ -74,7 +74,20 @@ class LastValue:
             ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
             low, high = (tf.where(is_known, each, np.nan) for each in (low, high))
-        return mean_over_replicas(low, high)
+        return mean_over_replicas(low, high + self.margin(low, high))
+
+    def margin(self, low: Any, high: Any) -> Any:
+        """What a range is wider by than the extremes that it is of: see `QuantSpec.off_ties`."""
+        if not self.spec.off_ties:
+            return 0.0
+        return tf.where(low < 0.0, (high - low) / (2.0**self.spec.bits - 2), 0.0)
+
+    def extremes(self) -> tuple[float, float]:
+        """What the range is of: without the margin."""
+        low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
+        steps = 2.0**self.spec.bits - 1
+        is_wider = self.spec.off_ties and low < 0
+        return low, low + (high - low) * ((steps - 1) / steps) if is_wider else high
 
     @property
     def is_mixed(self) -> bool:
@@ -102,8 +115,8 @@ class LastValue:
         ends = fake_quant.range_of(
             tf.constant([low, high]), self.spec.bits, self.spec.symmetric, self.spec.narrow_range
         )
-        for variable, end in zip((self.minimum, self.maximum), ends, strict=True):
-            variable.assign(end)
+        self.minimum.assign(ends[0])
+        self.maximum.assign(ends[1] + self.margin(*ends))
 
     def is_seen(self, low: Any, high: Any, taken: Any) -> Any:
         """Whether a batch with such extremes is taken in: True, or a tensor in half precision.

@@ -47,6 +47,10 @@ class QuantSpec:
         initial_range: range before any data. By default a quantizer that has seen no data
             passes values through.
         preserve: of weights, what training keeps: "zeros", or "clusters" of equal values.
+        off_ties: whether a range with numbers below zero is wider by one step than what was
+            observed. Pixels as `x / 127.5 - 1` are odd multiples of a half in the 255 steps of
+            their own range, and so halfway between two codes, all of them; in 254 steps none is,
+            and every way of rounding gives the same codes.
 
     Raises:
         ValueError: on other bits, an unknown observer, or a decay outside 0 to 1.
@@ -62,6 +66,7 @@ class QuantSpec:
     delayed: bool = True
     initial_range: tuple[float, float] | None = None
     preserve: Preserve | None = None
+    off_ties: bool = False
 
     def __post_init__(self) -> None:
         if self.bits == 16 and not self.symmetric:

@@ -96,7 +96,7 @@ def test_dict_inputs_of_other_types():
     found = {each.quantizes: (each.minimum, each.maximum) for each in keras_qat.quantizers(qat)}
     # The debiased average is TensorFlow 1's, in float32.
     assert found[("a",)] == pytest.approx((0, 2), rel=1e-4)
-    assert found[("b",)] == pytest.approx((-5, 0), rel=1e-4)
+    assert found[("b",)] == pytest.approx((-5, 5 / 254), rel=1e-4)  # An input: a step wider.
 
 
 def test_calibrated_model_exports_and_agrees():
@@ -241,7 +241,7 @@ def test_outlier_is_cut_off(method):
     model = functional((28, 28, 1), build=layers.ReLU(name="y"))
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, x)
-    assert keras_qat.quantizers(qat)[0].maximum == 1000
+    assert keras_qat.quantizers(qat)[0].maximum == pytest.approx(1000, rel=0.005)
     keras_qat.calibrate(qat, x, method=method)
     assert keras_qat.quantizers(qat)[0].maximum < 500 if method == "entropy" else 6
 

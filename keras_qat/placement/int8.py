@@ -124,6 +124,7 @@ class Int8Placement:
             return None, "indices"
         if call is None or op is None:
             if call is None:
+                own = dataclasses.replace(own, off_ties=own.bits == 8 and not own.symmetric)
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
         group = self.group_of.get(call)
@@ -262,7 +263,8 @@ def _join(ranges: list[Range]) -> Range:
     if isinstance(spec, QuantSpec):
         bound = min(known) if len(known) == len(ranges) else None
         symmetric = any(each.symmetric for each in specs)
-        spec = dataclasses.replace(spec, lower_bound=bound, symmetric=symmetric)
+        off_ties = any(each.off_ties for each in specs) and not symmetric
+        spec = dataclasses.replace(spec, lower_bound=bound, symmetric=symmetric, off_ties=off_ties)
     return Range(
         spec,
         [value for each in ranges for value in each.observed],
