@@ -241,9 +241,10 @@ def test_outlier_is_cut_off(method):
     model = functional((28, 28, 1), build=layers.ReLU(name="y"))
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, x)
-    assert keras_qat.quantizers(qat)[0].maximum == pytest.approx(1000, rel=0.005)
+    step = (1000 - x.min()) / 254  # An input that goes below zero has one step more.
+    assert keras_qat.quantizers(qat)[0].maximum == pytest.approx(1000 + step)
     keras_qat.calibrate(qat, x, method=method)
-    assert keras_qat.quantizers(qat)[0].maximum < 500 if method == "entropy" else 6
+    assert keras_qat.quantizers(qat)[0].maximum < (500 if method == "entropy" else 6)
 
 
 def test_outlier_is_cut_off_before_it_reaches_other_layers():
