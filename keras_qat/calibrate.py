@@ -11,19 +11,19 @@ import tensorflow as tf
 
 from keras_qat import specs
 from keras_qat.data import batch_count, batches
-from keras_qat.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.keras2.graph import Call, Graph, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
-from keras_qat.observed import Observed, infer
 from keras_qat.progress import shown
-from keras_qat.range_methods import METHODS, Range
+from keras_qat.ranges.histograms import Histogram, counts_of, extremes_of, folded
+from keras_qat.ranges.methods import METHODS, Range
+from keras_qat.ranges.observed import Observed, infer
+from keras_qat.ranges.weights import clip_weights
 from keras_qat.schedule import check_quantized, schedule, scheduled_layers
 from keras_qat.untrained import EXAMPLES_PER_BATCH
-from keras_qat.weight_ranges import clip_weights
 
 __all__ = ["calibrate"]
 

@@ -55,13 +55,13 @@ from keras_qat.model_files import WholeFiles
 from keras_qat.ops.registry import on_request
 from keras_qat.patterns import Group
 from keras_qat.plan import Plan, Range
+from keras_qat.ranges.weights import start_limits
 from keras_qat.recipes import Recipe
 from keras_qat.replicas import agree, observed_alike
 from keras_qat.resolved.inference import Inference, is_exact
 from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import schedule, scheduled_layers
 from keras_qat.targets.target import Target, remembered
-from keras_qat.weight_ranges import start_limits
 
 __all__ = ["PREFIX", "QuantizedModel", "rewrite"]
 

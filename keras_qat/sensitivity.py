@@ -17,14 +17,14 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import one_at_a_time, traced
 from keras_qat.layers.scheduled import Phase, assuming
 from keras_qat.layers.weights import weight_at
-from keras_qat.observed import infer
 from keras_qat.progress import shown
 from keras_qat.quantize import plan, quantize_model
+from keras_qat.ranges.observed import infer
+from keras_qat.ranges.weights import least_squares_limits, rounded
 from keras_qat.recipes import Recipe
 from keras_qat.recipes import get as get_recipe
 from keras_qat.resolved.names import PREFIX
 from keras_qat.schedule import scheduled_layers
-from keras_qat.weight_ranges import least_squares_limits, rounded
 
 __all__ = ["LayerSensitivity", "Measure", "Sensitivity", "noise", "sensitivity"]
 

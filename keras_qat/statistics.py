@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.data import batch_count, batches
-from keras_qat.histograms import Histogram, counts_of, folded
 from keras_qat.layers.scheduled import Phase
-from keras_qat.observed import Observed
 from keras_qat.progress import shown
 from keras_qat.quantize import Quantizer, layer_quantizers, quantized_weight
-from keras_qat.range_methods import squared_error
+from keras_qat.ranges.histograms import Histogram, counts_of, folded
+from keras_qat.ranges.methods import squared_error
+from keras_qat.ranges.observed import Observed
 from keras_qat.schedule import check_quantized, scheduled_layers
 from keras_qat.specs import QuantSpec
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import fake_quant, observers, specs
+from keras_qat import fake_quant, specs
 from keras_qat.branching import cond, straight_through
 from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
-from keras_qat.learned import fake_quantize_learned
+from keras_qat.ranges import observers
+from keras_qat.ranges.learned import fake_quantize_learned
 
 __all__ = ["ActivationQuantizer", "Quantize"]
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat import fake_quant, observers
+from keras_qat import fake_quant
 from keras_qat.branching import cond, straight_through
 from keras_qat.keras2 import backend
+from keras_qat.layers.preserve import PRESERVED
 from keras_qat.layers.scheduled import Phase
-from keras_qat.learned import fake_quantize_weights_learned
-from keras_qat.preserve import PRESERVED
+from keras_qat.ranges import observers
+from keras_qat.ranges.learned import fake_quantize_weights_learned
 from keras_qat.specs import QuantSpec
 
 __all__ = ["GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]

@@ -15,9 +15,9 @@ from keras_qat.keras2.graph import Call
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.layers.scheduled import Phase, assuming
-from keras_qat.observed import infer
 from keras_qat.post_training.sweep import check_calibrated
 from keras_qat.progress import shown
+from keras_qat.ranges.observed import infer
 from keras_qat.schedule import scheduled_layers
 
 __all__ = ["reestimate_batch_norm"]

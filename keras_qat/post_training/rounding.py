@@ -12,8 +12,8 @@ from keras_qat import fake_quant
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.post_training.bias import mean_of, shift_output
 from keras_qat.post_training.sweep import IN_FLOAT, QUANTIZED, before_activation, sweep
+from keras_qat.ranges.weights import least_squares_limits
 from keras_qat.schedule import recipe_of
-from keras_qat.weight_ranges import least_squares_limits
 
 __all__ = ["learn_rounding"]
 

@@ -16,8 +16,8 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Value, map_values, values_in
 from keras_qat.layers import QuantizeWrapper, ScheduledLayer, folding
 from keras_qat.layers.scheduled import Phase, assuming
-from keras_qat.observed import infer
 from keras_qat.progress import shown
+from keras_qat.ranges.observed import infer
 from keras_qat.schedule import check_quantized, scheduled_layers
 
 __all__ = ["IN_FLOAT", "QUANTIZED", "Visit", "before_activation", "check_calibrated", "sweep"]

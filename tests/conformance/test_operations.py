@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat import fake_quant, observers
+from keras_qat import fake_quant
 from keras_qat.keras2.backend import keras
+from keras_qat.ranges import observers
 from keras_qat.specs import QuantSpec
 
 from .reference import FOLDER, case_files

@@ -8,7 +8,7 @@ import pytest
 import keras_qat
 from keras_qat import fake_quant, recipes
 from keras_qat.keras2.backend import keras
-from keras_qat.weight_ranges import least_squares_limits, rounded
+from keras_qat.ranges.weights import least_squares_limits, rounded
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 

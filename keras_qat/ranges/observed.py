@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat import specs
-from keras_qat.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import traced
 from keras_qat.keras2.graph import Call, takes_training
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers.scheduled import Phase, assuming
-from keras_qat.range_methods import Range
+from keras_qat.ranges.histograms import Histogram, counts_of, extremes_of, folded
+from keras_qat.ranges.methods import Range
 from keras_qat.schedule import scheduled_layers
 
 __all__ = ["Observed", "infer"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_qat.histograms import Histogram
+from keras_qat.ranges.histograms import Histogram
 from keras_qat.specs import QuantSpec
 
 __all__ = [
