@@ -137,8 +137,9 @@ def simulate(
             of_examples.update(node.outputs)
 
     def joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
-        """All examples; of what is made of weights alone the only one."""
-        values = np.concatenate(parts) if tensor in of_examples else parts[0]
+        """All examples; of numbers, and of what is made of weights alone, the first batch's."""
+        has_examples = tensor in of_examples and parts[0].ndim > 0
+        values = np.concatenate(parts) if has_examples else parts[0]
         return values if tensor.params is None else Codes(values, tensor.params)
 
     in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]

@@ -260,3 +260,15 @@ def test_tensors_made_of_weights_alone_have_no_examples():
     found = keras_qat.simulate(qat, x, batch_size=4).tensors
     assert found["star/factor"].codes.shape == ()
     assert found["star/offset"].codes.shape == (4,)
+
+
+def test_a_number_that_is_computed_has_no_examples():
+    """A size of the input, in real numbers, as global response normalization divides by it."""
+    inputs = keras.Input((None, 4))
+    count = tf.cast(tf.shape(inputs)[1], tf.float32)
+    model = keras.Model(inputs, layers.Dense(3)(inputs) + count)
+    x = images(10, (6, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    found = keras_qat.simulate(qat, x, batch_size=4)
+    (output,) = found.outputs.values()
+    assert output.codes.shape == (10, 6, 3)
