@@ -20,6 +20,10 @@ FLOAT_WEIGHTS = (
 """What to do with weights that do not fit."""
 
 
+EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c"}
+"""Ending of a file that is no Keras model -> the verb that writes it."""
+
+
 class WholeFiles:
     """A Keras model that replaces files by whole ones, and takes no weights of a float model."""
 
@@ -30,7 +34,17 @@ class WholeFiles:
         """As Keras documents it. A file is replaced by a whole one, also if the process is killed.
 
         Keras writes to the file itself: what was there is lost as soon as it begins.
+
+        Raises:
+            ValueError: if the path ends as those of exported files, where Keras would make a
+                directory of that name.
         """
+        verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
+        if verb is not None:
+            raise ValueError(
+                f"save writes Keras models, and {filepath} is none: call "
+                f"keras_qat.{verb}(model, {str(filepath)!r})."
+            )
         with whole(filepath, FILES if overwrite else ()) as path:
             super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 

@@ -20,7 +20,7 @@ from keras_qat.plan import Plan
 from keras_qat.recipes import Recipe
 from keras_qat.replicas import strategy_scope
 from keras_qat.rewrite import PREFIX, QuantizedModel, rewrite
-from keras_qat.schedule import is_quantized, scheduled_layers
+from keras_qat.schedule import check_quantized, is_quantized, scheduled_layers
 from keras_qat.scope import Scope
 from keras_qat.specs import FixedSpec, QuantSpec
 from keras_qat.targets import Target, problems
@@ -168,10 +168,14 @@ class Quantizer:
 def quantizers(model: Any) -> list[Quantizer]:
     """Lists every quantizer of a quantization-aware model, in the order of the layers.
 
+    Raises:
+        ValueError: if the model is not quantization-aware.
+
     Example:
         >>> for quantizer in keras_qat.quantizers(qat):
         ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
     """
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     return [
         each
         for layer in scheduled_layers(model)

@@ -14,6 +14,8 @@ from keras_qat.layers import QuantizeWeights
 from keras_qat.quantize import activation_quantizers
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.resolve import resolve
+from keras_qat.schedule import check_quantized
+from keras_qat.targets.target import target_of
 
 __all__ = ["LayerSummary", "Summary", "summarized", "summary"]
 
@@ -74,6 +76,7 @@ class Summary:
             near, and holds its kernels' scratch memory besides. None where sizes are open.
         peak_layer: the layer that computes at that moment.
         float_peak_activation_bytes: the same of the float model.
+        target: name of the target that the model was quantized for, None without one.
     """
 
     model: str
@@ -81,6 +84,7 @@ class Summary:
     peak_activation_bytes: int | None
     peak_layer: str | None
     float_peak_activation_bytes: int | None
+    target: str | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -127,6 +131,8 @@ class Summary:
                 f"activations: at most {_size(self.peak_activation_bytes)} at a time, in "
                 f"'{self.peak_layer}'; in float {_size(self.float_peak_activation_bytes)}"
             )
+        if self.target is not None:
+            lines.append(f"target: {self.target}")
         if self.in_float:
             lines.append(f"{len(self.in_float)} of {len(self.layers)} compute in float:")
             lines += [f"  {name}: {reason}" for name, reason in self.in_float.items()]
@@ -145,16 +151,21 @@ def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Su
         The summary; print it, or read its `layers`.
 
     Raises:
-        ValueError: as `resolve`.
+        ValueError: if the model is not quantization-aware; as `resolve`.
 
     Example:
         >>> print(keras_qat.summary(qat))
     """
+    check_quantized(
+        model, ": call keras_qat.quantize_model(model) first, or keras_qat.plan(model)."
+    )
     graph = resolve(model, input_range=input_range)
     layers = summarized(model, graph)
     peak, at = _peak(graph, _bytes)
     float_peak, _ = _peak(graph, _float_bytes)
-    return Summary(graph.name, layers, peak, at, float_peak)
+    place = target_of(model)
+    name = None if place is None else place.name
+    return Summary(graph.name, layers, peak, at, float_peak, name)
 
 
 def summarized(model: Any, graph: ResolvedGraph) -> tuple[LayerSummary, ...]:

@@ -88,6 +88,58 @@ def test_what_is_no_model():
             keras_qat.quantize_model(given)
 
 
+OF_FLOAT_MODELS = {
+    "quantizers": keras_qat.quantizers,
+    "summary": keras_qat.summary,
+    "calibrate": lambda model: keras_qat.calibrate(model, X),
+    "simulate": lambda model: keras_qat.simulate(model, X),
+    "verify": lambda model: keras_qat.verify(model, b"TFL3", X),
+    "set_quantization": keras_qat.set_quantization,
+    "freeze_batch_norm": keras_qat.freeze_batch_norm,
+    "freeze_ranges": keras_qat.freeze_ranges,
+    "export_c": lambda model: keras_qat.export_c(model, "model.cc"),
+    "QuantDelay": lambda model: QuantDelay(2, model=model).on_train_begin(),
+}
+
+
+@pytest.mark.parametrize("verb", OF_FLOAT_MODELS)
+def test_float_models(verb):
+    with pytest.raises(ValueError, match=r"'tiny' is not quantization-aware[:.] (call|Call|ver)"):
+        OF_FLOAT_MODELS[verb](tiny_net())
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [("m.tflite", "export_tflite"), ("m.onnx", "export_onnx"), ("m.cc", "export_c")],
+)
+def test_saving_what_is_exported(name, verb, tmp_path):
+    """Keras would make a directory of that name."""
+    qat = keras_qat.quantize_model(tiny_net())
+    with pytest.raises(ValueError, match=rf"call keras_qat\.{verb}\(model, '.*{name}'\)"):
+        qat.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+NO_OPTIONS = {
+    "target": ({"target": "etos_u55"}, "target='etos_u55': use one of 'xnnpack', 'tflm'"),
+    "rounding": ({"kernels": "xnpack"}, "kernels='xnpack': use one of 'xnnpack'"),
+    "both": ({"target": "tflm", "kernels": "xnnpack"}, "TFLite Micro rounds as 'tflm'. Leave"),
+    "bits": ({"target": "edgetpu", "recipe": recipes.int16x8()}, "has no kernels for .* 16 bits"),
+    "layer": (
+        {"recipe": recipes.int8().override("convv", weight_bits=4)},
+        "'convv' matches no layer. Did you mean 'conv'",
+    ),
+    "recipe": ({"recipe": {"bits": 4}}, r"no recipe {'bits': 4}. Use one of \['contrib'"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_OPTIONS)
+def test_what_is_no_option(kind):
+    options, message = NO_OPTIONS[kind]
+    with pytest.raises(ValueError, match=message):
+        keras_qat.quantize_model(tiny_net(), **options)
+
+
 @pytest.mark.parametrize("name", ["weights.h5", "checkpoint", "new.weights.h5"])
 def test_weights_of_the_float_model(name, tmp_path):
     """Keras would load what it can of a checkpoint, and say nothing."""

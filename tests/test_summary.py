@@ -131,3 +131,11 @@ def test_as_json():
     data = json.loads(keras_qat.summary(calibrated(residual())).to_json())
     assert data["multiply_accumulates"] == 64 * 4 * 27 + 768
     assert data["layers"][0]["name"] == "relu"
+
+
+def test_target():
+    qat = keras_qat.quantize_model(residual(), target="ethos_u55")
+    found = keras_qat.summary(qat)
+    assert found.to_dict()["target"] == "ethos_u55"
+    assert "\ntarget: ethos_u55" in str(found)
+    assert "target" not in str(keras_qat.summary(keras_qat.quantize_model(residual())))

@@ -129,6 +129,8 @@ def _warn_of_problems(contents: bytes, target: Target) -> None:
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
     """The type of an end; None for that of the quantized values."""
+    # TFLiteConverter takes tf.uint8 and np.uint8.
+    dtype = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
         *rest, last = map(repr, (own, *others))

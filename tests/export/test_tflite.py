@@ -57,6 +57,12 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
     assert report.max_difference <= 1
 
 
+@pytest.mark.parametrize("dtype", [tf.uint8, np.uint8, np.dtype("uint8")])
+def test_types_as_the_converter_takes_them(dtype, exported):
+    contents = keras_qat.export_tflite(exported.model, input_dtype=dtype)
+    assert contents == keras_qat.export_tflite(exported.model, input_dtype="uint8")
+
+
 def test_names_and_order_of_several_inputs_and_outputs():
     qat = keras_qat.quantize_model(scramble(out_of_order()))
     x = [images(64, (6,), 1), images(64, (4,), 2)]
