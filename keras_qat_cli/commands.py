@@ -56,14 +56,19 @@ def cli(
 @cli.command()
 @options.model
 @options.quantizing
-@click.option("--strict", is_flag=True, help="Fail if a layer would compute in float.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail if a layer would compute in float, or the target has no kernel for an operator.",
+)
 @options.json_output
 @click.pass_obj
 def plan(
     settings: Settings,
     model: Path,
-    recipe: str,
+    recipe: str | None,
     scope: tuple[str, ...],
+    target: str | None,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -71,10 +76,13 @@ def plan(
     with quiet(settings.debug):
         import keras_qat
 
-        found = keras_qat.plan(_load(settings, model), recipe, scope=list(scope) or None)
+        given = _load(settings, model)
+        found = keras_qat.plan(given, recipe, scope=list(scope) or None, target=target)
     _print(found, found.to_dict(), as_json)
     if strict and found.float_layers:
         fail(f"{len(found.float_layers)} layers stay in float: {', '.join(found.float_layers)}")
+    if strict and found.problems:
+        fail(f"{len(found.problems)} operators have no kernel on the target {target}.")
 
 
 @cli.command()
@@ -83,13 +91,19 @@ def plan(
 @options.json_output
 @click.pass_obj
 def summary(
-    settings: Settings, model: Path, recipe: str, scope: tuple[str, ...], as_json: bool
+    settings: Settings,
+    model: Path,
+    recipe: str | None,
+    scope: tuple[str, ...],
+    target: str | None,
+    as_json: bool,
 ) -> None:
     """Sum up what MODEL is in its file: bits, ranges, memory and work of each layer."""
     with quiet(settings.debug):
         import keras_qat
 
-        found = keras_qat.summary(models.quantized(_load(settings, model), recipe, scope))
+        given = _load(settings, model)
+        found = keras_qat.summary(models.quantized(given, recipe, scope, target))
     _print(found, found.to_dict(), as_json)
 
 
@@ -118,8 +132,9 @@ def calibrate(
     output: Path,
     method: Any,
     percentile: float,
-    recipe: str,
+    recipe: str | None,
     scope: tuple[str, ...],
+    target: str | None,
     as_json: bool,
 ) -> None:
     """Take the ranges of MODEL from DATA, without training; quantize it first if it is float."""
@@ -139,7 +154,7 @@ def calibrate(
         from keras_qat.files import check_writable
 
         check_writable(output, directory=output.suffix not in models.FILES)
-        qat = models.quantized(_load(settings, model), recipe, scope)
+        qat = models.quantized(_load(settings, model), recipe, scope, target)
         keras_qat.calibrate(qat, counted(), method=method, percentile=percentile)
         qat.save(str(output))
         ranges = [
@@ -363,7 +378,7 @@ def simulate(
         lines.append(f"{output}: the codes of {len(codes)} tensors")
     text = "\n".join(lines)
     written = None if output is None else str(output)
-    _print(text, {"outputs": outputs, "output": written, "kernels": kernels}, as_json)
+    _print(text, {"outputs": outputs, "output": written, "kernels": found.kernels}, as_json)
 
 
 def _load(settings: Settings, path: Path) -> Any:

@@ -67,13 +67,15 @@ def _is_of_keras_3(path: Path) -> bool:
     return str(metadata.get("keras_version", "")).startswith("3")
 
 
-def quantized(model: Any, recipe: str, scope: tuple[str, ...]) -> Any:
+def quantized(model: Any, recipe: str | None, scope: tuple[str, ...], target: str | None) -> Any:
     """A quantization-aware model: what was loaded, or made from it."""
     import keras_qat
     from keras_qat.schedule import is_quantized
 
-    if is_quantized(model):
-        if scope:
-            raise ValueError(f"'{model.name}' is quantized already: --scope is for float models.")
-        return model
-    return keras_qat.quantize_model(model, recipe, scope=list(scope) or None)
+    if not is_quantized(model):
+        return keras_qat.quantize_model(model, recipe, scope=list(scope) or None, target=target)
+    given = {"--recipe": recipe, "--scope": scope, "--target": target}
+    for option, value in given.items():
+        if value:
+            raise ValueError(f"'{model.name}' is quantized already: {option} is for float models.")
+    return model

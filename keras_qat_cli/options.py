@@ -22,8 +22,7 @@ json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 kernels = click.option(
     "--kernels",
     type=click.Choice(["xnnpack", "tflm", "reference"]),
-    default="xnnpack",
-    show_default=True,
+    show_default="the target's, without one xnnpack",
     help="Whose rounding: that of phones, or of microcontrollers.",
 )
 
@@ -40,6 +39,10 @@ def quantizing(command: Command) -> Command:
     """How a float model is quantized."""
     for option in (
         click.option(
+            "--target",
+            help="Where the file is to run: tflm, ethos_u55, edgetpu or another (docs/targets.md).",
+        ),
+        click.option(
             "--scope",
             multiple=True,
             help="Quantize these layers only: a name, its beginning, a pattern with *, or a class. "
@@ -47,9 +50,8 @@ def quantizing(command: Command) -> Command:
         ),
         click.option(
             "--recipe",
-            type=click.Choice(["int8", "int16x8", "int4_weights", "contrib"]),
-            default="int8",
-            show_default=True,
+            type=click.Choice(["int8", "int16x8", "int4_weights", "low_bits", "contrib"]),
+            show_default="the target's, without one int8",
             help="How a float model is quantized.",
         ),
     ):

@@ -76,6 +76,31 @@ def test_plan_and_summary(files):
         assert (found["layers"][0]["scale"] is None) == (name == "float")
 
 
+def test_targets(files):
+    """What is said once holds for all commands that read the model."""
+    target, qat, file = ("--target", "tflm"), files / "tflm.keras", files / "tflm.tflite"
+    told = run("plan", files / "float.keras", *target, "--strict", "--json")
+    assert json.loads(told)["target"] == "tflm"
+    run("calibrate", files / "float.keras", files / "x.npy", "-o", qat, *target)
+    assert "target: tflm" in run("summary", qat)
+    run("export", qat, file)
+    assert keras_qat.interpreter.TFLiteModel(file.read_bytes()).inputs["image"]["shape"][0] == 1
+    told = run("simulate", qat, files / "x.npy", "--json")
+    assert json.loads(told)["kernels"] == "tflm"
+    told = run("summary", qat, "--target", "edgetpu", code=2)
+    assert "'tiny' is quantized already: --target is for float models" in told
+
+
+def test_what_a_target_lacks(tmp_path):
+    model = functional((8, 8, 3), build=layers.UpSampling2D(3, interpolation="bilinear"))
+    model.save(tmp_path / "float.keras")
+    arguments = "plan", tmp_path / "float.keras", "--target", "ethos_u55"
+    assert "left to the CPU" in run(*arguments)
+    assert "1 operators have no kernel on the target ethos_u55" in run(
+        *arguments, "--strict", code=1
+    )
+
+
 def test_verify(files):
     paths = files / "qat.keras", files / "model.tflite", files / "x.npy"
     assert "100.000%" in run("verify", *paths, "--min-identical", 100, "--max-difference", 0)
@@ -239,6 +264,14 @@ ERRORS = {
     "no images": (["simulate", "qat.keras", "."], "has no images"),
     "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
     "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
+    "target": (
+        ["plan", "float.keras", "--target", "ethos"],
+        "target='ethos': use one of 'xnnpack'",
+    ),
+    "recipe of a quantized model": (
+        ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
+        "quantized already: --recipe is for float models",
+    ),
     "command": (["plam", "float.keras"], "No such command 'plam'"),
     "import": (
         ["--import", "nothing_here", "plan", "float.keras"],
