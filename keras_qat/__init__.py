@@ -25,6 +25,7 @@ from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
 from keras_qat.rewrite import QuantizedModel
 from keras_qat.rules import register_op, register_rule
+from keras_qat.runner import TFLiteModel
 from keras_qat.schedule import freeze_batch_norm, freeze_ranges, set_quantization
 from keras_qat.search_bits import search_bits
 from keras_qat.sensitivity import sensitivity
@@ -45,6 +46,7 @@ __all__ = [
     "ResolvedGraph",
     "Simulation",
     "Summary",
+    "TFLiteModel",
     "__version__",
     "bias_correction",
     "calibrate",

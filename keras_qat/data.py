@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import nested_inputs
 
-__all__ = ["arrays_of", "batch_count", "batches", "packed"]
+__all__ = ["Input", "Inputs", "arrays_of", "batch_count", "batches", "packed"]
 
 BATCH_SIZE = 32
 """Of arrays and of single examples, as Keras has it."""
@@ -34,7 +34,7 @@ def batches(
     The arrays have the data's types. Labels and weights of examples are left out.
 
     Args:
-        model: the model.
+        model: the model, or `Inputs`: all that is read of it.
         data: arrays, as `model.predict` takes them, or `(x, y)` or `(x, y, weights)` of them; or
             what gives batches or single examples: a `tf.data.Dataset`, a `keras.utils.Sequence`,
             a list, a generator, or the function that makes one.
@@ -57,7 +57,7 @@ def batches(
         yield batch
     if not count:
         raise ValueError(
-            f"No examples are given for '{model.name}': the data is empty. A generator gives its "
+            f"No examples are given for '{inputs.model}': the data is empty. A generator gives its "
             f"batches once; make it anew, or give the function that makes it."
         )
 
@@ -80,16 +80,16 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
 
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
     """How many batches `batches` gives, if that is known before they are read: for progress."""
-    count = None
+    inputs, count = _inputs_of(model).all, None
     if isinstance(data, tuple) and data:
         data = data[0]
     if isinstance(data, dict):
-        data = next((data[name] for name in model.input_names if name in data), None)
+        data = next((data[each.name] for each in inputs if each.name in data), None)
     if isinstance(data, keras.utils.Sequence):
         count = len(data)
     elif isinstance(data, tf.data.Dataset):
         ranks = [len(each.shape) for each in tf.nest.flatten(data.element_spec) if each.shape.rank]
-        is_batched = bool(ranks) and ranks[0] == len(model.inputs[0].shape)
+        is_batched = bool(ranks) and ranks[0] == len(inputs[0].shape)
         known = int(data.cardinality())
         count = known if is_batched and known >= 0 else None
     elif hasattr(data, "shape") and len(data.shape):
@@ -102,8 +102,8 @@ def packed(model: Any, arrays: list[Any]) -> Any:
     return tf.nest.pack_sequence_as(nested_inputs(model), arrays)
 
 
-class _Input(NamedTuple):
-    """An input of a model. `key` is its place in the dict that the model takes, if it does."""
+class Input(NamedTuple):
+    """An input of a model or a file. `key` is its place in the dict that it takes, if it does."""
 
     name: str
     key: str
@@ -111,33 +111,35 @@ class _Input(NamedTuple):
     holds_text: bool
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a model: its name, each of them, and the structure that it takes."""
+class Inputs(NamedTuple):
+    """The inputs of a model or a file: its name, each of them, and the structure that it takes."""
 
     model: str
-    all: list[_Input]
+    all: list[Input]
     nested: Any
 
     @property
     def takes_dict(self) -> bool:
         return isinstance(self.nested, dict)
 
-    def where(self, one: _Input) -> str:
+    def where(self, one: Input) -> str:
         return f"Input '{one.name}' of '{self.model}'"
 
 
-def _inputs_of(model: Any) -> _Inputs:
+def _inputs_of(model: Any) -> Inputs:
+    if isinstance(model, Inputs):
+        return model
     nested = nested_inputs(model)
     is_flat = isinstance(nested, dict) and len(nested) == len(model.inputs)
     keys = sorted(nested) if is_flat else model.input_names
     found = [
-        _Input(name, key, tuple(tensor.shape), tensor.dtype == tf.string)
+        Input(name, key, tuple(tensor.shape), tensor.dtype == tf.string)
         for name, key, tensor in zip(model.input_names, keys, model.inputs, strict=True)
     ]
-    return _Inputs(model.name, found, nested)
+    return Inputs(model.name, found, nested)
 
 
-def _opened(inputs: _Inputs, data: Any, is_limited: bool) -> Any:
+def _opened(inputs: Inputs, data: Any, is_limited: bool) -> Any:
     """The data; of a function, what it gives. Refuses what can be no data."""
     if data is None:
         raise ValueError(f"No data is given for '{inputs.model}': give examples of its inputs.")
@@ -175,7 +177,7 @@ def _is_structure(data: Any) -> bool:
     return isinstance(data, (dict, tuple))
 
 
-def _has_structure(inputs: _Inputs, data: Any) -> bool:
+def _has_structure(inputs: Inputs, data: Any) -> bool:
     """Whether arrays stand as in what the model takes."""
     if isinstance(data, dict) and set(data) != set(inputs.nested if inputs.takes_dict else ()):
         return False
@@ -186,7 +188,7 @@ def _has_structure(inputs: _Inputs, data: Any) -> bool:
     return True
 
 
-def _is_series(inputs: _Inputs, data: Any) -> bool:
+def _is_series(inputs: Inputs, data: Any) -> bool:
     """Whether the data gives batches or examples one after the other, and is no batch itself."""
     if _is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
         return False
@@ -211,7 +213,7 @@ def _items(data: Any) -> Any:
 
 
 def _read_whole(
-    inputs: _Inputs, data: Any, batch_size: int, finite: bool
+    inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[np.ndarray]]:
     """Batches of arrays that hold all examples."""
     arrays = _columns(inputs, data)
@@ -222,7 +224,7 @@ def _read_whole(
 
 
 def _read_series(
-    inputs: _Inputs, data: Any, batch_size: int, finite: bool
+    inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[np.ndarray]]:
     """Batches that the data gives, and batches of the single examples that it gives."""
     examples: list[list[np.ndarray]] = []
@@ -251,7 +253,7 @@ def _read_series(
         yield together()
 
 
-def _columns(inputs: _Inputs, data: Any) -> list[np.ndarray]:
+def _columns(inputs: Inputs, data: Any) -> list[np.ndarray]:
     """An array for each input of a batch or an example; its labels are left out."""
     if isinstance(data, dict):
         for names in ([each.name for each in inputs.all], [each.key for each in inputs.all]):
@@ -288,7 +290,7 @@ def _columns(inputs: _Inputs, data: Any) -> list[np.ndarray]:
     return [_array(inputs, one, each) for one, each in zip(inputs.all, given, strict=True)]
 
 
-def _array(inputs: _Inputs, one: _Input, data: Any) -> np.ndarray:
+def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
     where = inputs.where(one)
     try:
         array = np.asarray(data)
@@ -325,7 +327,7 @@ def _as_batch(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray | 
 
 
 def _checked(
-    inputs: _Inputs,
+    inputs: Inputs,
     arrays: list[np.ndarray],
     shaped: list[np.ndarray | None],
     finite: bool,

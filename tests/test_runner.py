@@ -1,0 +1,175 @@
+"""`TFLiteModel`: files take data as models do, and predict the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import images, observe
+from tests.networks.small import out_of_order, tiny_net
+
+pytestmark = pytest.mark.legacy
+X = images(10, (6, 6, 2))
+LEFT, RIGHT = images(10, (4,), seed=1), images(10, (6,), seed=2)
+
+
+@pytest.fixture(scope="module")
+def qat():
+    return observe(keras_qat.quantize_model(tiny_net()), X)
+
+
+@pytest.fixture(scope="module")
+def contents(qat):
+    return keras_qat.export_tflite(qat)
+
+
+@pytest.fixture(scope="module")
+def file(contents):
+    return keras_qat.TFLiteModel(contents)
+
+
+@pytest.fixture(scope="module")
+def expected(qat):
+    return qat.predict(X, verbose=0)
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    qat = keras_qat.quantize_model(out_of_order())
+    keras_qat.calibrate(qat, [RIGHT, LEFT])
+    return qat, keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+
+
+def parts(size):
+    return (X[start : start + size] for start in range(0, len(X), size))
+
+
+DATA = {
+    "array": lambda: X,
+    "double": lambda: X.astype(np.float64),
+    "by name": lambda: {"image": X},
+    "in a list": lambda: [X],
+    "generator": lambda: parts(3),
+    "function": lambda: lambda: parts(4),
+    "dataset": lambda: tf.data.Dataset.from_tensor_slices((X, np.arange(10))).batch(4),
+    "examples": lambda: tf.data.Dataset.from_tensor_slices(X),
+}
+
+
+@pytest.mark.parametrize("form", DATA)
+def test_predicts_as_the_model_does(file, expected, form):
+    np.testing.assert_array_equal(file.predict(DATA[form](), batch_size=4), expected)
+
+
+def test_codes_in_and_out(file, expected):
+    """Arrays of the input's own type are codes; `codes=True` leaves those of outputs."""
+    (image,), (output,) = file.inputs.values(), file.outputs.values()
+    codes = file.predict(image.quantize(X), codes=True)
+    assert codes.dtype == output.dtype == np.int8
+    np.testing.assert_array_equal(output.dequantize(codes), expected)
+    np.testing.assert_array_equal(
+        image.quantize([image.scale * 0.5, 1e9]), [image.zero_point + 1, 127]
+    )
+
+
+def test_says_what_it_takes_and_gives(qat, file, tmp_path, contents):
+    (image,) = file.inputs.values()
+    params = keras_qat.resolve(qat).inputs["image"].params
+    assert list(file.inputs) == ["image"] and list(file.outputs) == qat.output_names
+    assert image.shape == (None, 6, 6, 2) and image.dtype == np.int8
+    assert image.scale == np.float32(params.scale)
+    (tmp_path / "small.tflite").write_bytes(contents)
+    shown = repr(keras_qat.TFLiteModel(tmp_path / "small.tflite", "reference"))
+    assert "small.tflite, reference" in shown and "image: TensorInfo(shape=(None, 6, 6, 2)" in shown
+
+
+def test_steps_and_progress(file, expected, capsys):
+    data = (X[:5] for _ in iter(int, 1))
+    found = file.predict(data, verbose=1, steps=2)
+    np.testing.assert_array_equal(found, np.concatenate([expected[:5]] * 2))
+    assert "2/2" in capsys.readouterr().out
+
+
+def test_order_is_the_models(of_two):
+    """Interpreters sort names; lists of inputs and outputs are in the model's order."""
+    qat, file = of_two
+    assert list(file.inputs) == ["right", "left"] and list(file.outputs) == ["zebra", "apple"]
+    expected = qat.predict([RIGHT, LEFT], verbose=0)
+    for data in ([RIGHT, LEFT], {"right": RIGHT, "left": LEFT}, ((RIGHT, LEFT), np.arange(10))):
+        found = file.predict(data)
+        assert isinstance(found, list)
+        for here, there in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "tflm"])
+def test_batches_of_the_file_are_filled_up(qat, kernels):
+    """A file of three at a time takes ten."""
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat, batch_size=3), kernels)
+    found = file.predict(X, batch_size=4)
+    expected = keras_qat.simulate(qat, X, kernels=kernels).outputs["logits"].values
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_other_types_of_ends(qat, expected, dtype):
+    file = keras_qat.TFLiteModel(
+        keras_qat.export_tflite(qat, input_dtype=dtype, output_dtype=dtype)
+    )
+    assert {each.is_quantized for each in file.inputs.values()} == {dtype == "uint8"}
+    np.testing.assert_array_equal(file.predict(X), expected)
+
+
+def test_float_files_of_other_programs():
+    model = tiny_net()
+    file = keras_qat.TFLiteModel(tf.lite.TFLiteConverter.from_keras_model(model).convert())
+    np.testing.assert_allclose(file.predict(X), model.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_indices_are_integers():
+    inputs = keras.Input((3,), dtype="int32", name="words")
+    outputs = keras.layers.Dense(2)(keras.layers.Embedding(9, 4)(inputs))
+    words = np.arange(6).reshape(2, 3)
+    qat = observe(keras_qat.quantize_model(keras.Model(inputs, outputs)), words)
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+    for same in (words, words.astype(np.float32)):
+        np.testing.assert_array_equal(file.predict(same), qat.predict(words, verbose=0))
+    with pytest.raises(ValueError, match="'words' of 'the file' takes int32, integers that stand"):
+        file.predict(words + 0.5)
+
+
+REFUSED = {
+    "shape": (lambda: X[:, :5], r"'image' of 'the file' takes arrays of the shape \(None, 6, 6, 2"),
+    "one example": (lambda: X[0], "It is one example: give a batch"),
+    "name": (lambda: {"picture": X}, "'the file' has the inputs 'image'; given: 'picture'"),
+    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' holds ndarray of <U1"),
+    "NaN": (lambda: np.where(X > 0, np.nan, X), "holds NaN, first in example 0"),
+    "nothing": (lambda: [], "No examples are given for 'the file'"),
+    "path": (lambda: "x.npy", "Load files first"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_says_what_is_wrong(file, what):
+    data, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        file.predict(data())
+
+
+def test_number_of_inputs(of_two):
+    with pytest.raises(ValueError, match="'the file' has 2 inputs, 1 are given"):
+        of_two[1].predict(LEFT)
+
+
+def test_what_cannot_be_opened(contents):
+    with pytest.raises(ValueError, match="kernels='xnnpac'"):
+        keras_qat.TFLiteModel(contents, "xnnpac")
+    with pytest.raises(ValueError, match="no TFLite file"):
+        keras_qat.TFLiteModel(b"PK" + contents)
+    with pytest.raises(ValueError, match="batch_size=1"):
+        keras_qat.TFLiteModel(contents, "tflm")
