@@ -86,6 +86,11 @@ class TFLiteModel:
         contents = contents_of(file)
         self._file = opened(contents, kernels)
         graph = FileGraph(contents)  # The interpreter sorts by name.
+        if graph.signatures > 1:
+            raise ValueError(
+                f"The TFLite file has {graph.signatures} signatures: convert the one function "
+                f"that is to predict, or run the file with LiteRT's get_signature_runner."
+            )
         self.inputs: Mapping[str, TensorInfo] = _infos(graph.inputs)
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
         self.outputs: Mapping[str, TensorInfo] = _infos(graph.outputs)
@@ -150,7 +155,9 @@ class TFLiteModel:
     def __repr__(self) -> str:
         ends = {"inputs": self.inputs, "outputs": self.outputs}
         lines = [
-            f"{end} {name}: {info}" for end, all_ in ends.items() for name, info in all_.items()
+            f"{end[:-1]} {name}: {info}"
+            for end, all_ in ends.items()
+            for name, info in all_.items()
         ]
         return "\n".join([f"TFLiteModel of {self._inputs.model}, {self._file.kernels}", *lines])
 

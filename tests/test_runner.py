@@ -131,6 +131,19 @@ def test_float_files_of_other_programs():
     np.testing.assert_allclose(file.predict(X), model.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
 
 
+def test_files_of_several_functions_are_refused(tmp_path):
+    module = tf.Module()
+    spec = tf.TensorSpec((None, 2), name="x")
+    functions = {name: tf.function(lambda x: x + 1.0, [spec]) for name in ("infer", "train")}
+    module.functions = list(functions.values())
+    concrete = [each.get_concrete_function() for each in functions.values()]
+    folder = str(tmp_path)
+    tf.saved_model.save(module, folder, dict(zip(functions, concrete, strict=True)))
+    made = tf.lite.TFLiteConverter.from_saved_model(folder, list(functions)).convert()
+    with pytest.raises(ValueError, match="has 2 signatures: convert the one function"):
+        keras_qat.TFLiteModel(made)
+
+
 def test_indices_are_integers():
     inputs = keras.Input((3,), dtype="int32", name="words")
     outputs = keras.layers.Dense(2)(keras.layers.Embedding(9, 4)(inputs))

@@ -78,6 +78,8 @@ class FileGraph:
             each: operator.builtinOptions
             for each, operator in zip(self.operations, graph.operators, strict=True)
         }
+        self.signatures = len(self._model.signatureDefs or ())
+        """How many signatures the file has; `inputs` and `outputs` are those of the first."""
         self.producers = {index: each for each in self.operations for index in each.outputs}
         self.inputs = self._ends("inputs")
         self.outputs = self._ends("outputs")
