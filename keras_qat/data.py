@@ -6,6 +6,7 @@ It takes what `predict` takes, and what TFLite's converter takes as representati
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import nested_inputs
 
-__all__ = ["Input", "Inputs", "arrays_of", "batch_count", "batches", "packed"]
+__all__ = ["Input", "Inputs", "arrays_of", "batch_count", "batches", "check_counts", "packed"]
 
 BATCH_SIZE = 32
 """Of arrays and of single examples, as Keras has it."""
@@ -46,8 +47,7 @@ def batches(
     Raises:
         ValueError: if the data is not what the model takes; the message names the input.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: give at least 1.")
+    check_counts(batch_size=batch_size, steps=steps)
     inputs = _inputs_of(model)
     data = _opened(inputs, data, is_limited=steps is not None)
     read = _read_series if _is_series(inputs, data) else _read_whole
@@ -78,8 +78,16 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
         ) from error
 
 
+def check_counts(**given: int | None) -> None:
+    """Raises a `ValueError` on a number of examples or batches, by its name, that is none."""
+    for name, count in given.items():
+        if count is not None and not (isinstance(count, numbers.Integral) and count > 0):
+            raise ValueError(f"{name}={count!r}: give a whole number, at least 1.")
+
+
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
     """How many batches `batches` gives, if that is known before they are read: for progress."""
+    check_counts(batch_size=batch_size, steps=steps)
     inputs, count = _inputs_of(model).all, None
     if isinstance(data, tuple) and data:
         data = data[0]

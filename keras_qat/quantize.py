@@ -127,7 +127,7 @@ def plan(
     if is_quantized(model):
         raise ValueError(
             f"'{model.name}' is quantized already. Plan the float model, or look at "
-            f"keras_qat.quantizers(model)."
+            f"keras_qat.summary(model)."
         )
     recipe, _, place_of_use = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)

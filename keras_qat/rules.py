@@ -91,6 +91,12 @@ def register_rule(
 
 
 def _axes(weights: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    for name, axes in weights.items():
+        if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
+            raise ValueError(
+                f"weights={{{name!r}: {axes!r}}}: give the axes of the output channels as a tuple, "
+                f"counted from the end: (-1,), or () for one scale for all."
+            )
     return {name: tuple(axes) for name, axes in weights.items()}
 
 

@@ -50,7 +50,7 @@ def check_entries(scope: Any) -> None:
             raise ValueError(f"Layers are named in a scope: give {each.name!r}, not the layer.")
         if isinstance(each, type) and issubclass(each, keras.layers.Layer):
             raise ValueError(f"Classes are named in a scope: give {each.__name__!r}.")
-        if not (isinstance(each, str) or callable(each) or hasattr(each, "__iter__")):
+        if not (each if isinstance(each, str) else callable(each) or hasattr(each, "__iter__")):
             raise ValueError(
                 f"{each!r} is no scope: give the name of a layer or of a class, a pattern with *, "
                 f"a list of those, or a function that takes a layer."

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.families import Family, check_family
 from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.data import arrays_of
+from keras_qat.data import arrays_of, check_counts
 from keras_qat.exportable import check_exportable
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.progress import shown
@@ -118,6 +118,7 @@ def simulate(
         >>> golden.outputs["logits"].codes, golden.outputs["logits"].scale
     """
     family = check_family(kernels or kernels_for(model))
+    check_counts(batch_size=batch_size)
     check_exportable(model)
     graph = resolve(model, input_range=input_range)
     arrays = arrays_of(model, x)

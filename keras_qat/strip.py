@@ -11,6 +11,7 @@ from keras_qat.inner_layers import Regularize
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import customs_of, deserialization_scope, keras
 from keras_qat.keras2.graph import Call
+from keras_qat.keras2.readable import check_readable
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.layers.bias import normalization, scaled
 from keras_qat.lower import lower
@@ -48,8 +49,9 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
         >>> keras_qat.strip_quantization(qat).save("float.keras")
     """
     if not isinstance(model, QuantizedModel):
+        check_readable(model)
         raise ValueError(
-            f"'{getattr(model, 'name', model)}' was not made by keras_qat.quantize_model: pass "
+            f"'{model.name}' was not made by keras_qat.quantize_model: pass "
             f"what that returned, or what keras.models.load_model read of it."
         )
     if model.float_config is None:

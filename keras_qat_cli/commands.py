@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from keras_qat_cli import data as data_files
-from keras_qat_cli import models, options
+from keras_qat_cli import models, options, outputs
 from keras_qat_cli.data import Options
 from keras_qat_cli.errors import Commands, fail, quiet
 
@@ -151,9 +151,8 @@ def calibrate(
 
     with quiet(settings.debug):
         import keras_qat
-        from keras_qat.files import check_writable
 
-        check_writable(output, directory=output.suffix not in models.FILES)
+        outputs.check_model(output, model)
         qat = models.quantized(_load(settings, model), recipe, scope, target)
         keras_qat.calibrate(qat, counted(), method=method, percentile=percentile)
         qat.save(str(output))
@@ -168,10 +167,6 @@ def calibrate(
         ]
     text = f"{output}: {len(ranges)} ranges of activations, from {count} examples"
     _print(text, {"output": str(output), "examples": count, "ranges": ranges}, as_json)
-
-
-TAKEN = {".cc": {"input_dtype", "output_dtype", "input_range"}}
-"""Ending of a file -> options that its verb takes. Those of .tflite are all of them."""
 
 
 @cli.command()
@@ -208,16 +203,14 @@ def export(
         "batch_size": batch_size,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    others = set(given) - TAKEN.get(file.suffix, {"input_range"})
-    if file.suffix != ".tflite" and others:
-        raise click.UsageError(f"{', '.join(sorted(others))}: for .tflite files only.")
+    outputs.check_exported(file, given)
     with quiet(settings.debug):
         import keras_qat
 
         verbs = {
             ".tflite": keras_qat.export_tflite,
-            ".cc": keras_qat.export_c,
             ".onnx": keras_qat.export_onnx,
+            **dict.fromkeys(outputs.SOURCES, keras_qat.export_c),
         }
         verb: Any = verbs.get(file.suffix, keras_qat.export_saved_model)
         verb(_load_quantized(settings, model), str(file), **given)
@@ -254,6 +247,7 @@ def verify(
     with quiet(settings.debug):
         import keras_qat
 
+        outputs.check_page(html)
         qat = _load_quantized(settings, model)
         report = keras_qat.verify(
             qat,
@@ -308,6 +302,7 @@ def sensitivity(
     with quiet(settings.debug):
         import keras_qat
 
+        outputs.check_page(html)
         given = _load(settings, model)
         found = keras_qat.sensitivity(
             given,
@@ -348,6 +343,7 @@ def simulate(
     with quiet(settings.debug):
         import keras_qat
 
+        outputs.check_codes(output)
         qat = _load_quantized(settings, model)
         found = keras_qat.simulate(
             qat,
@@ -360,7 +356,7 @@ def simulate(
         codes = {name: getattr(each, "codes", each) for name, each in arrays.items()}
         if output is not None:
             np.savez(output, **codes)
-    outputs: dict[str, dict[str, Any]] = {
+    shown: dict[str, dict[str, Any]] = {
         name: {
             "shape": list(codes[name].shape),
             "dtype": str(codes[name].dtype),
@@ -372,13 +368,13 @@ def simulate(
     lines = [
         f"{name}: {each['dtype']} {tuple(each['shape'])}, scale {each['scale']}, zero point "
         f"{each['zero_point']}"
-        for name, each in outputs.items()
+        for name, each in shown.items()
     ]
     if output is not None:
         lines.append(f"{output}: the codes of {len(codes)} tensors")
     text = "\n".join(lines)
     written = None if output is None else str(output)
-    _print(text, {"outputs": outputs, "output": written, "kernels": found.kernels}, as_json)
+    _print(text, {"outputs": shown, "output": written, "kernels": found.kernels}, as_json)
 
 
 def _load(settings: Settings, path: Path) -> Any:

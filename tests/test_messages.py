@@ -63,6 +63,11 @@ def test_what_is_no_scope(kind):
         keras_qat.plan(tiny_net(), scope=scope)
 
 
+def test_an_empty_name_as_a_scope():
+    with pytest.raises(ValueError, match="'' is no scope: give the name of a layer"):
+        keras_qat.plan(tiny_net(), scope="")
+
+
 def test_overrides_of_classes_and_layers():
     for given, name in ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r")):
         with pytest.raises(ValueError, match=f"layers are named here, or their class: '{name}'"):
@@ -81,11 +86,33 @@ def test_names_of_operators():
 
 def test_what_is_no_model():
     order = "arguments come in the order model, file, data"
-    for given, message in ((b"TFL3", order), (X, order), (keras.Model, "got the class Model")):
+    for given, message in (
+        (b"TFL3", order),
+        (X, order),
+        (keras.Model, "got the class Model"),
+        ("model.tflite", r"file 'model\.tflite', of which none can be made\. Arguments come"),
+        ("model.keras", r"Load it first: keras\.models\.load_model\('model\.keras'\)"),
+    ):
         with pytest.raises(ValueError, match=message):
             keras_qat.verify(given, b"TFL3", X)
-        with pytest.raises(ValueError, match=message):
-            keras_qat.quantize_model(given)
+        for verb in (keras_qat.quantize_model, keras_qat.strip_quantization, keras_qat.plan):
+            with pytest.raises(ValueError, match=message):
+                verb(given)
+
+
+COUNTS = {
+    "calibrate": (lambda qat: keras_qat.calibrate(qat, X, "percentile"), "steps='percentile'"),
+    "no steps": (lambda qat: keras_qat.calibrate(qat, X, steps=0), "steps=0"),
+    "simulate": (lambda qat: keras_qat.simulate(qat, X, batch_size=0), "batch_size=0"),
+    "verify": (lambda qat: keras_qat.verify(qat, b"TFL3", X, batch_size=-1), "batch_size=-1"),
+}
+
+
+@pytest.mark.parametrize("verb", COUNTS)
+def test_what_is_no_count(verb):
+    call, given = COUNTS[verb]
+    with pytest.raises(ValueError, match=f"{given}: give a whole number, at least 1"):
+        call(keras_qat.quantize_model(tiny_net()))
 
 
 OF_FLOAT_MODELS = {
@@ -199,6 +226,12 @@ def test_weights_registered_where_there_are_none(kind):
     message = r"Mine was registered .* 'kernel', which layer 'mine' does not have.*: weight\."
     with REGISTERED[kind](), pytest.raises(ValueError, match=message):
         keras_qat.quantize_model(model)
+
+
+@pytest.mark.parametrize("axes", [-1, (1,), "kernel"])
+def test_axes_registered_that_are_none(axes):
+    with pytest.raises(ValueError, match=r"counted from the end: \(-1,\), or \(\)"):
+        keras_qat.register_rule(Mine, weights={"weight": axes})
 
 
 def test_attributes_registered_that_are_not_there():

@@ -32,6 +32,11 @@ def check_readable(model: Any) -> None:
             f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
             f"{keras.__name__}: build it with keras_qat.keras."
         )
+    if isinstance(model, (str, os.PathLike)) and str(model).endswith((".tflite", ".onnx")):
+        raise ValueError(
+            f"Expected a Keras model, got the file {str(model)!r}, of which none can be made. "
+            f"Arguments come in the order model, file, data."
+        )
     if isinstance(model, (str, os.PathLike)):
         raise ValueError(
             f"Expected a Keras model, got {type(model).__name__} {str(model)!r}. Load it first: "

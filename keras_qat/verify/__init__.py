@@ -7,7 +7,7 @@ import os
 import warnings
 from typing import Any
 
-from keras_qat.data import arrays_of
+from keras_qat.data import arrays_of, check_counts
 from keras_qat.interpreter import Kernels
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.micro import MicroModel, opened
@@ -65,6 +65,7 @@ def verify(
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
     """
+    check_counts(batch_size=batch_size)
     check_quantized(model, ": verify what was exported.")
     check_process(model)
     contents = contents_of(tflite)

@@ -268,6 +268,25 @@ ERRORS = {
         ["plan", "float.keras", "--target", "ethos"],
         "target='ethos': use one of 'xnnpack'",
     ),
+    "calibrated to TFLite": (
+        ["calibrate", "float.keras", "x.npy", "-o", "q.tflite"],
+        "q.tflite: models are written to .keras, .h5.* keras-qat export makes",
+    ),
+    "calibrated in place": (
+        ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
+        "float.keras is the model that is read, and would be lost",
+    ),
+    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: files to export to end in .tflite, .onnx"),
+    "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "an .npz file"),
+    "no directory for codes": (
+        ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],
+        "the directory no does not exist",
+    ),
+    "no directory for a page": (
+        ["verify", "qat.keras", "model.tflite", "x.npy", "--html", "no/page.html"],
+        "the directory no does not exist",
+    ),
+    "planned twice": (["plan", "qat.keras"], "'tiny' is quantized already. Plan the float"),
     "recipe of a quantized model": (
         ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
         "quantized already: --recipe is for float models",
