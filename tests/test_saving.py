@@ -62,7 +62,12 @@ def trained():
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("qat.keras", marks=pytest.mark.legacy), "qat.h5", "qat"]
+    "kind",
+    [
+        pytest.param("qat.keras", marks=pytest.mark.legacy),
+        pytest.param("qat.h5", marks=pytest.mark.slow),
+        pytest.param("qat", marks=pytest.mark.slow),
+    ],
 )
 def test_fresh_process_goes_on_where_training_was(kind, tmp_path, fresh_process):
     qat = trained()

@@ -115,7 +115,12 @@ def test_flags_are_those_of_the_quantized_model():
 
 @pytest.mark.parametrize(
     ("kind", "folded"),
-    [("plain.keras", False), ("plain.h5", False), ("plain", False), ("plain.keras", True)],
+    [
+        ("plain.keras", True),
+        pytest.param("plain.keras", False, marks=pytest.mark.slow),
+        pytest.param("plain.h5", False, marks=pytest.mark.slow),
+        pytest.param("plain", False, marks=pytest.mark.slow),
+    ],
 )
 def test_keras_alone_loads_it(kind, folded, tmp_path, fresh_process):
     qat = keras_qat.quantize_model(scramble(functional((8, 8, 1), build=mixed)))

@@ -78,7 +78,9 @@ def test_training_computes_with_the_folded_weights_that_the_file_has(name, recip
     found = exported(name, recipe)
     trained = tf.nest.flatten(found.model(found.x, training=True))
     for one, other in zip(trained, tf.nest.flatten(found.model(found.x)), strict=True):
-        assert np.mean(np.abs(one - other) > 1e-6 * np.ptp(other)) < 0.005
+        steps = np.abs(one - other) / np.ptp(other) * 255
+        assert np.max(steps) < 1.5  # Halves, which kernels round otherwise.
+        assert np.mean(steps > 0.01) < 0.02
 
 
 def small_channel(size: float, **kwargs):

@@ -142,6 +142,9 @@ LONG = {"inception_reduction", "mobilenet_v3_minimalistic", "nasnet"}
 FLOAT = {"convnext": {"LayerNormalization"}}
 """Layers for which the runtime has no int8 kernel."""
 
+RELOADED = {"convnext", "efficientnet", "mobilenet_v2", "mobilenet_v3", "resnet", "vgg"}
+"""Families that are reloaded by default: what layers there are, other tests reload too."""
+
 FAMILY = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in FAMILIES]
 
 
@@ -204,7 +207,9 @@ def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
         assert assert_identical(qat, x, kernels, contents).float_layers == ()
 
 
-@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[] if f in RELOADED else pytest.mark.slow) for f in FAMILIES]
+)
 def test_reloads_with_equal_outputs(family, tmp_path):
     _, qat, x, _, _ = taken_through(family)
     qat.save(tmp_path / "model.keras")

@@ -47,7 +47,7 @@ def differences(qat, contents, *inputs, integers=True):
     }
 
 
-@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize("integers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["conv", "depthwise", "dense", "dense_3d", "concatenations"])
 def test_structures(onnx, family, integers):
     qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()))

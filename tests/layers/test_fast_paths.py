@@ -112,7 +112,7 @@ def by_custom_loop(qat, x, y, steps: int):
         step(x[index * 4 : index * 4 + 4], y[index * 4 : index * 4 + 4])
 
 
-@pytest.mark.parametrize("per_execution", [1, 4])
+@pytest.mark.parametrize("per_execution", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_fit_computes_what_a_custom_loop_does(per_execution):
     """Through all phases, the changes of which fall into the middle of an execution."""
     x, y = digits_like()

@@ -41,7 +41,7 @@ def data_of(model, count=16):
 
 CASES = [
     ("pairs", True, "bool"),
-    ("padding", False, "int32"),
+    pytest.param("padding", False, "int32", marks=pytest.mark.slow),
     pytest.param("pairs", False, "int64", marks=pytest.mark.slow),
     pytest.param("padding", True, "float32", marks=pytest.mark.slow),
     pytest.param(None, True, "", marks=pytest.mark.slow),
@@ -81,7 +81,9 @@ def by_hand(mask):
     return scramble(keras.Model([x, *inputs], layers.Dense(3)(tf.matmul(weights, values))))
 
 
-@pytest.mark.parametrize("mask", ["causal", "padding", "visible"])
+@pytest.mark.parametrize(
+    "mask", ["causal", "padding", pytest.param("visible", marks=pytest.mark.slow)]
+)
 def test_large_negative_numbers_survive_8_bits(mask):
     model = by_hand(mask)
     x = data_of(model)

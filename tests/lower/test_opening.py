@@ -101,7 +101,13 @@ def test_what_is_opened_is_exact(name, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["int16x8", "int4_weights"])
-@pytest.mark.parametrize("name", ["a factor and an offset for each channel", "a block of blocks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a factor and an offset for each channel",
+        pytest.param("a block of blocks", marks=pytest.mark.slow),
+    ],
+)
 def test_other_bits(name, recipe):
     model, data = model_of(OPENED[name]), images(32)
     qat = keras_qat.quantize_model(model, recipe, strict=True)

@@ -87,7 +87,11 @@ def test_other_axes_stay_in_float(axis):
 
 
 @pytest.mark.parametrize(
-    "layer", [layers.LayerNormalization(name="norm"), layers.GroupNormalization(2, name="norm")]
+    "layer",
+    [
+        layers.LayerNormalization(name="norm"),
+        pytest.param(layers.GroupNormalization(2, name="norm"), marks=pytest.mark.slow),
+    ],
 )
 def test_integers_are_asked_for(layer, tmp_path):
     """By an override, which the saved model keeps; by nothing else."""
