@@ -41,7 +41,7 @@ class Override:
     open: bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layers, str):
+        if not (isinstance(self.layers, str) and self.layers):
             name = getattr(self.layers, "__name__", getattr(self.layers, "name", "Dense"))
             raise ValueError(
                 f"override({self.layers!r}): layers are named here, or their class: {name!r}."

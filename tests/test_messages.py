@@ -69,7 +69,7 @@ def test_an_empty_name_as_a_scope():
 
 
 def test_overrides_of_classes_and_layers():
-    for given, name in ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r")):
+    for given, name in ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r"), ("", "Dense")):
         with pytest.raises(ValueError, match=f"layers are named here, or their class: '{name}'"):
             recipes.int8().override(given, weight_bits=4)
 
@@ -105,13 +105,16 @@ COUNTS = {
     "no steps": (lambda qat: keras_qat.calibrate(qat, X, steps=0), "steps=0"),
     "simulate": (lambda qat: keras_qat.simulate(qat, X, batch_size=0), "batch_size=0"),
     "verify": (lambda qat: keras_qat.verify(qat, b"TFL3", X, batch_size=-1), "batch_size=-1"),
+    "export": (lambda qat: keras_qat.export_tflite(qat, batch_size="1"), "batch_size='1'"),
 }
 
 
 @pytest.mark.parametrize("verb", COUNTS)
 def test_what_is_no_count(verb):
     call, given = COUNTS[verb]
-    with pytest.raises(ValueError, match=f"{given}: give a whole number, at least 1"):
+    with pytest.raises(
+        ValueError, match=f"{given}: give (a whole number, at least 1|the number of)"
+    ):
         call(keras_qat.quantize_model(tiny_net()))
 
 

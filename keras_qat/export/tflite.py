@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from numbers import Integral
 from typing import Any, Literal
 
 from keras_qat.exportable import check_exportable, some
@@ -82,8 +83,10 @@ def export_tflite(
     types = [_end_type(name, dtype, wide) for name, dtype in ends.items()]
     if wide and pack_int4:
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: give the number of examples, or None for any.")
+    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
+        raise ValueError(
+            f"batch_size={batch_size!r}: give the number of examples, or None for any."
+        )
     check_exportable(model)
     warn_if_untrained(model)
     place = target_of(model) if target is None else get(target)
