@@ -270,14 +270,14 @@ ETHOS_U85 = dataclasses.replace(
         **BOTH,
         **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
         **_alike(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"), _resize_85),
-        **_alike(("CONV_2D", "DEPTHWISE_CONV_2D", "BATCH_MATMUL", "ARG_MAX", "CAST")),
+        **_alike(("CONV_2D", "DEPTHWISE_CONV_2D", "BATCH_MATMUL", "ARG_MAX", "CAST", "REVERSE_V2")),
         **_alike(("GATHER",), _batch_axis),
         **_alike(("STRIDED_SLICE",), _constants, _forwards, more="bool"),
         **_alike(
             (
                 *("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
                 *("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY"),
-                "RESHAPE",
+                *("RESHAPE", "SELECT_V2"),
             ),
             more="bool",
         ),
