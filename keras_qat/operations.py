@@ -9,7 +9,20 @@ import tensorflow as tf
 
 from keras_qat.keras2.graph import Call, Value
 
-__all__ = ["array", "inputs_and_constants", "is_operation", "number", "operands"]
+__all__ = ["ARITHMETIC", "array", "inputs_and_constants", "is_operation", "number", "operands"]
+
+ARITHMETIC = {
+    "math.add": "add",
+    "__operators__.add": "add",
+    "math.subtract": "subtract",
+    "__operators__.sub": "subtract",
+    "math.multiply": "multiply",
+    "__operators__.mul": "multiply",
+    "math.divide": "divide",
+    "math.truediv": "divide",
+    "__operators__.truediv": "divide",
+}
+"""TensorFlow's name of an operation -> what it computes, in whatever spelling."""
 
 
 def is_operation(layer: Any) -> bool:

@@ -36,18 +36,6 @@ def test_subclassed_model():
 
 
 @pytest.mark.legacy
-@pytest.mark.parametrize("verb", [keras_qat.quantize_model, keras_qat.plan])
-def test_model_that_trains_in_its_own_way(verb):
-    class Distiller(keras.Model):
-        def train_step(self, data):
-            return {}
-
-    inputs = keras.Input((4,))
-    with pytest.raises(ValueError, match=r"Distiller 'student' has its own train_step"):
-        verb(Distiller(inputs, layers.Dense(2)(inputs), name="student"))
-
-
-@pytest.mark.legacy
 def test_unbuilt_sequential():
     model = keras.Sequential([layers.Dense(2)], name="unbuilt")
     with pytest.raises(ValueError, match=r"'unbuilt' has no input shape yet.*keras\.Input"):

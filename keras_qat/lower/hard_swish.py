@@ -10,7 +10,7 @@ from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
 from keras_qat.keras2.precision import policy_of
-from keras_qat.operations import number
+from keras_qat.operations import ARITHMETIC, number
 
 __all__ = ["recognize_hard_swish"]
 
@@ -51,16 +51,7 @@ def _inside(call: Call) -> tuple[Value | None, list[Call]]:
     return None, []
 
 
-_SYMBOLS = {
-    "math.multiply": "multiply",
-    "__operators__.mul": "multiply",
-    "math.divide": "divide",
-    "math.truediv": "divide",
-    "__operators__.truediv": "divide",
-    "math.add": "add",
-    "__operators__.add": "add",
-    "nn.relu6": "relu6",
-}
+_SYMBOLS = {**ARITHMETIC, "nn.relu6": "relu6"}
 
 
 def _symbol(call: Call) -> str:

@@ -11,16 +11,13 @@ from keras_qat.inner_layers import MaskScores
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value
 from keras_qat.keras2.precision import policy_of
-from keras_qat.operations import array, is_operation
+from keras_qat.operations import ARITHMETIC, array, is_operation
 from keras_qat.ops.registry import op_of
 
 __all__ = ["recognize_masks"]
 
 HIDES = -1e3
 """From here on a number that is added to a score leaves softmax nothing of it."""
-
-SUMS = ("math.add", "__operators__.add", "math.subtract", "__operators__.sub")
-PRODUCTS = ("math.multiply", "__operators__.mul")
 
 
 def recognize_masks(graph: Graph) -> Graph:
@@ -54,12 +51,13 @@ def recognize_masks(graph: Graph) -> Graph:
 
 def _masked(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
     """The scores and the mask that a sum adds, what multiplies that, or its steps if causal."""
-    terms = _terms(total, SUMS, keras.layers.Add)
+    is_layer = type(total.layer) is keras.layers.Add
+    kind, terms = "add" if is_layer else _kind(total), _terms(total)
+    if kind not in ("add", "subtract"):
+        return None
+    sign = -1.0 if kind == "subtract" else 1.0
     for scores, term in (terms, terms[::-1]) if len(terms) == 2 else ():
-        if not isinstance(scores, Value):
-            continue
-        sign = -1.0 if "sub" in str(getattr(total.layer, "symbol", "")) else 1.0
-        if sign < 0 and scores is not terms[0]:
+        if not isinstance(scores, Value) or (kind == "subtract" and scores is not terms[0]):
             continue
         if not isinstance(term, Value):
             steps = _causal(sign * term)
@@ -67,7 +65,7 @@ def _masked(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
                 return scores, None, None, steps
             continue
         product = term.producer
-        factors = _terms(product, PRODUCTS, None) if product else []
+        factors = _terms(product) if product and _kind(product) == "multiply" else []
         masks = [each for each in factors if isinstance(each, Value)]
         numbers = [each for each in factors if not isinstance(each, Value)]
         is_mask = len(masks) == len(numbers) == 1 and numbers[0].ndim == 0
@@ -76,12 +74,15 @@ def _masked(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
     return None
 
 
-def _terms(call: Call, symbols: tuple[str, ...], layer: type | None) -> list[Any]:
-    """What one of some operations, or a layer, combines: tensors and arrays."""
-    if layer is not None and type(call.layer) is layer:
+def _kind(call: Call) -> str:
+    """What an operation computes; "" for what is no arithmetic."""
+    return ARITHMETIC.get(str(call.layer.symbol), "") if is_operation(call.layer) else ""
+
+
+def _terms(call: Call) -> list[Any]:
+    """What a call combines: tensors and arrays."""
+    if not is_operation(call.layer):
         return list(call.inputs)
-    if not is_operation(call.layer) or str(call.layer.symbol) not in symbols:
-        return []
     given = [*call.args, *(each for name, each in call.kwargs.items() if name != "name")]
     found = [each if isinstance(each, Value) else array(each) for each in given]
     return [each for each in found if each is not None]

@@ -179,12 +179,14 @@ def test_subclassed_models_that_cannot_be_opened_say_which_line():
         keras_qat.quantize_model(ByValue(), inputs=keras.Input(SHAPE))
 
 
+@pytest.mark.legacy
+@pytest.mark.parametrize("verb", [keras_qat.quantize_model, keras_qat.plan])
 @pytest.mark.parametrize("method", ["train_step", "compile"])
-def test_models_that_train_in_their_own_way_are_refused(method):
+def test_models_that_train_in_their_own_way_are_refused(method, verb):
     trainer = type("Distiller", (keras.Model,), {method: lambda self, *args, **kwargs: {}})
     x = keras.Input((4,))
     with pytest.raises(ValueError, match=f"(?s)Distiller.*its own {method}.*keras.Model"):
-        keras_qat.quantize_model(trainer(x, layers.Dense(2)(x)))
+        verb(trainer(x, layers.Dense(2)(x)))
 
 
 @pytest.mark.parametrize("activation", [Steep(2.0), partial(tf.nn.leaky_relu, alpha=0.1)])
