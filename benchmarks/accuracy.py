@@ -1,22 +1,22 @@
 """Accuracy of int8 files, as the TFLite interpreter gives it: without training, and with some.
 
-    PYTHONPATH=tutorials python -m benchmarks.accuracy --directory /tmp/accuracy
-    PYTHONPATH=tutorials python -m benchmarks.accuracy --directory /tmp/accuracy --parts training
+    PYTHONPATH=tutorials python -m benchmarks.accuracy --directory build/accuracy
 
-Small networks on Fashion-MNIST (or `--data digits`), trained in float. `ranges`: ways to take
-ranges from 64 images, and TFLite's own quantization. `weights`: what changes weights, from 256
-images without labels. `training`: the same number of epochs for all. Every row is kept in the
-directory: a run that was cut short goes on. All images, and training as long as for a paper:
-
-    ... --parts ranges weights training --train 60000 --epochs 20 --more 10
+Small networks on Fashion-MNIST (or `--data digits`), trained in float. Parts: `table`, libraries
+and bits side by side, all with the same budget of training; `ranges`, ways to take ranges from 64
+images; `weights`, what changes weights, from 256 images without labels; `variants`, more ways to
+train. What tells most comes first, for all networks and seeds. Every row is kept in the
+directory: a run that was cut short goes on. tfmot takes part where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ import tensorflow as tf
 from demo_data import Data, digits, fashion_mnist
 
 import keras_qat
-from benchmarks.half_precision import BATCH, NETWORKS, fit
+from benchmarks import half_precision, networks
+from benchmarks.half_precision import fit
 from keras_qat import recipes
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
 
-TRAIN, EPOCHS, IMAGES, UNLABELLED, OUTLIER = 10_000, 4, 64, 256, 1000.0
+IMAGES, UNLABELLED, OUTLIER = 64, 256, 1000.0
 METHODS = ("minmax", "percentile", "mse", "entropy")
 RECIPES: dict[str, Any] = {
     "8/8": recipes.int8(),
@@ -39,9 +40,9 @@ RECIPES: dict[str, Any] = {
     "4/8": recipes.int4_weights(),
 }
 """Bits of weights and activations -> recipe."""
-TRAINED = ((8, 8), (4, 8), (4, 4), (3, 3), (2, 2))
-"""Bits of weights and activations that are trained."""
-Rows = dict[str, Callable[[], float]]
+NETWORKS: dict[str, Callable[[networks.Shape], Any]] = networks.NETWORKS | {
+    name: lambda shape, make=make: make() for name, make in half_precision.NETWORKS.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +53,42 @@ class Budget:
         epochs: of the float model.
         more: of quantization-aware training.
         rate: its first learning rate; it falls to zero along a cosine.
+        batch: images of a step.
         iterations: of learned rounding, for each layer.
     """
 
     epochs: int
     more: int
     rate: float
+    batch: int
     iterations: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A float model that was trained, and what rows are measured with.
+
+    Args:
+        model: the float model.
+        data: images and classes.
+        budget: of training.
+        trained_on: where the weights of the model that is trained on are kept.
+    """
+
+    model: Any
+    data: Data
+    budget: Budget
+    trained_on: Path
+
+    def fit(self, model: Any, share: float = 1.0) -> Any:
+        """The model, trained on with a share of the learning rate."""
+        keras.utils.set_random_seed(1)
+        budget = self.budget
+        fit(model, self.data, budget.more, share * budget.rate, budget.batch)
+        return model
+
+
+Rows = dict[str, Callable[[Case], float]]
 
 
 def of_file(contents: bytes, data: Data) -> float:
@@ -69,17 +99,23 @@ def of_file(contents: bytes, data: Data) -> float:
     return float(100 * np.mean(codes.argmax(-1) == data.y_test))
 
 
+def of_qat(qat: Any, data: Data) -> float:
+    """Accuracy of the file of a quantization-aware model."""
+    return of_file(keras_qat.export_tflite(qat), data)
+
+
 def of_float(model: Any, data: Data) -> float:
     """Accuracy of a Keras model's classes, in percent."""
     return float(100 * np.mean(model.predict(data.x_test, verbose=0).argmax(-1) == data.y_test))
 
 
-def by_tflite(model: Any, images: np.ndarray) -> bytes:
-    """The file of TFLite's post-training quantization."""
+def by_tflite(model: Any, images: np.ndarray | None = None) -> bytes:
+    """The file of TFLite's post-training quantization, or of tfmot's model without images."""
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([each[None]] for each in images)
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    if images is not None:
+        converter.representative_dataset = lambda: ([each[None]] for each in images)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tf.int8
     return converter.convert()
 
@@ -91,6 +127,76 @@ def calibrated(model: Any, images: np.ndarray, method: Any, recipe: Any, **optio
     return qat
 
 
+def of_table() -> Rows:
+    """Libraries, bits and ranges, all with the same budget of training."""
+
+    def trained_on(case: Case) -> Any:
+        model = keras.models.clone_model(case.model)
+        if case.trained_on.exists():
+            model.load_weights(case.trained_on)
+        else:
+            model.set_weights(case.model.get_weights())
+            case.fit(model).save_weights(case.trained_on)
+        return model
+
+    def by_tfmot(case: Case) -> float:
+        import tensorflow_model_optimization as tfmot
+
+        qat = tfmot.quantization.keras.quantize_model(case.model)
+        return of_file(by_tflite(case.fit(qat)), case.data)
+
+    def calibrate(recipe: Any, case: Case) -> float:
+        return of_qat(calibrated(case.model, unlabelled(case), "minmax", recipe), case.data)
+
+    def learn(case: Case) -> float:
+        qat = calibrated(case.model, unlabelled(case), "mse", recipes.int4_weights())
+        keras_qat.learn_rounding(qat, unlabelled(case), iterations=case.budget.iterations)
+        return of_qat(qat, case.data)
+
+    def train(recipe: Any, case: Case, share: float = 1.0, method: str = "mse") -> float:
+        qat = calibrated(case.model, unlabelled(case), method, recipe)
+        return of_qat(case.fit(qat, share), case.data)
+
+    def low(weights: int, activations: int, ranges: recipes.Ranges) -> Rows:
+        recipe = recipes.low_bits(weights, activations, ranges=ranges)
+        return {f"{weights}/{activations} {ranges}": partial(train, recipe)}
+
+    tensor = {bits: recipes.int8(bits, per_channel=False) for bits in (8, 4)}
+    rows: Rows = {
+        "float, trained on": lambda case: of_float(trained_on(case), case.data),
+        "TFLite 8/8": lambda case: of_file(by_tflite(case.model, unlabelled(case)), case.data),
+        "calibrate 8/8": partial(calibrate, recipes.int8()),
+        "calibrate 8/8 per tensor": partial(calibrate, tensor[8]),
+        "8/8": partial(train, recipes.int8(), method="minmax"),
+        "tfmot 8/8": by_tfmot,
+        "8/8 per tensor": partial(train, tensor[8], method="minmax"),
+        **low(4, 8, "learned"),
+        "learn_rounding 4/8": learn,
+        **low(4, 4, "learned"),
+        **low(2, 2, "learned"),
+        **low(3, 3, "learned"),
+        "float, trained on, TFLite 8/8": lambda case: of_file(
+            by_tflite(trained_on(case), unlabelled(case)), case.data
+        ),
+        "8/8, rate x 0.3": partial(train, recipes.int8(), share=0.3, method="minmax"),
+    }
+    if not importlib.util.find_spec("tensorflow_model_optimization"):
+        del rows["tfmot 8/8"]
+    for ranges in ("learned_clipping", "moving_average"):
+        for bits in ((2, 2), (4, 8), (4, 4), (3, 3)):
+            rows |= low(*bits, ranges)
+    rows |= low(8, 8, "learned") | low(8, 8, "learned_clipping")
+    rows["calibrate 4/8"] = partial(calibrate, recipes.int8(4))
+    rows["calibrate 4/8 per tensor"] = partial(calibrate, tensor[4])
+    rows["4/8 per tensor"] = partial(train, tensor[4])
+    return rows
+
+
+def unlabelled(case: Case) -> np.ndarray:
+    """The images that ranges and weights are found with."""
+    return case.data.x_train[:UNLABELLED]
+
+
 def with_outlier(images: np.ndarray) -> np.ndarray:
     """The images, one pixel of them far too large."""
     images = images.copy()
@@ -98,53 +204,61 @@ def with_outlier(images: np.ndarray) -> np.ndarray:
     return images
 
 
-def of_ranges(model: Any, data: Data, budget: Budget) -> Rows:
+def of_ranges() -> Rows:
     """Ways to take ranges."""
-    images = data.x_train[:IMAGES]
-    broken = with_outlier(images)
-    found: Rows = {
-        "TFLite 8/8": lambda: of_file(by_tflite(model, images), data),
-        "TFLite 8/8, outlier": lambda: of_file(by_tflite(model, broken), data),
+
+    def tflite(change: Callable[[np.ndarray], np.ndarray], case: Case) -> float:
+        return of_file(by_tflite(case.model, change(case.data.x_train[:IMAGES])), case.data)
+
+    def measure(
+        method: str, bits: str, count: int, change: Callable[[np.ndarray], np.ndarray], case: Case
+    ) -> float:
+        images = change(case.data.x_train[:count])
+        return of_qat(calibrated(case.model, images, method, RECIPES[bits]), case.data)
+
+    rows: Rows = {
+        "TFLite 8/8, 64 images": partial(tflite, np.asarray),
+        "TFLite 8/8, outlier": partial(tflite, with_outlier),
     }
-
-    def add(label: str, images: np.ndarray, method: str, bits: str = "8/8") -> None:
-        found[label] = lambda: of_file(
-            keras_qat.export_tflite(calibrated(model, images, method, RECIPES[bits])), data
-        )
-
     for method in METHODS:
         for bits in RECIPES:
-            add(f"{method} {bits}", images, method, bits)
-        add(f"{method} 8/8, outlier", broken, method)
+            rows[f"{method} {bits}"] = partial(measure, method, bits, IMAGES, np.asarray)
+        rows[f"{method} 8/8, outlier"] = partial(measure, method, "8/8", IMAGES, with_outlier)
     for count in (1, 2, 4, 8, 16, 512):
-        add(f"minmax 8/8, {count} images", data.x_train[:count], "minmax")
-    return found
+        rows[f"minmax 8/8, {count} images"] = partial(measure, "minmax", "8/8", count, np.asarray)
+    return rows
 
 
-def of_weights(model: Any, data: Data, budget: Budget) -> Rows:
+def of_weights() -> Rows:
     """What changes weights without labels."""
-    images = data.x_train[:UNLABELLED]
 
-    def measure(recipe: Any, change: Callable[[Any], None], **options: Any) -> float:
-        qat = calibrated(model, images, "mse", recipe, **options)
-        change(qat)
-        return of_file(keras_qat.export_tflite(qat), data)
+    def measure(
+        recipe: Any, change: Callable[[Any, Case], None], case: Case, **options: Any
+    ) -> float:
+        qat = calibrated(case.model, unlabelled(case), "mse", recipe, **options)
+        change(qat, case)
+        return of_qat(qat, case.data)
 
-    def learn(qat: Any) -> None:
-        keras_qat.learn_rounding(qat, images, iterations=budget.iterations)
+    def learn(qat: Any, case: Case) -> None:
+        keras_qat.learn_rounding(qat, unlabelled(case), iterations=case.budget.iterations)
 
-    def correct(qat: Any) -> None:
-        keras_qat.bias_correction(qat, images)
+    def correct(qat: Any, case: Case) -> None:
+        keras_qat.bias_correction(qat, unlabelled(case))
 
-    def mixed(bits: int) -> float:
-        found = keras_qat.search_bits(model, images[:64], bits / 8, bits=(2, 3, 4, 5, 6, 8))
-        return measure(found.recipe, learn)
+    def nothing(qat: Any, case: Case) -> None:
+        pass
+
+    def mixed(bits: int, case: Case) -> float:
+        found = keras_qat.search_bits(
+            case.model, unlabelled(case)[:64], bits / 8, bits=(2, 3, 4, 5, 6, 8)
+        )
+        return measure(found.recipe, learn, case)
 
     rows: Rows = {}
     for bits in (8, 4, 3, 2):
         recipe = recipes.int8(bits)
-        rows[f"{bits}/8 to the nearest"] = partial(measure, recipe, lambda qat: None)
-        rows[f"{bits}/8 least error"] = partial(measure, recipe, lambda qat: None, weights="mse")
+        rows[f"{bits}/8 to the nearest"] = partial(measure, recipe, nothing)
+        rows[f"{bits}/8 least error"] = partial(measure, recipe, nothing, weights="mse")
         rows[f"{bits}/8 bias_correction"] = partial(measure, recipe, correct, weights="mse")
         rows[f"{bits}/8 learn_rounding"] = partial(measure, recipe, learn)
     for bits in (4, 3):
@@ -152,61 +266,84 @@ def of_weights(model: Any, data: Data, budget: Budget) -> Rows:
     return rows
 
 
-def of_training(model: Any, data: Data, budget: Budget) -> Rows:
-    """What trains, all with the same budget."""
-    images = data.x_train[:UNLABELLED]
+def of_variants() -> Rows:
+    """More ways to train."""
 
-    def measure(
-        recipe: Any, labels: bool = True, again: bool = False, learn: bool = False
-    ) -> float:
+    def distill(recipe: Any, case: Case) -> float:
         keras.utils.set_random_seed(1)
-        qat = calibrated(model, images, "mse", recipe)
-        if learn:
-            keras_qat.learn_rounding(qat, images, iterations=budget.iterations)
-        if labels:
-            fit(qat, data, budget.more, budget.rate)
-        else:
-            _distill(qat, model, data, budget)
-        if again:
-            keras_qat.reestimate_batch_norm(qat, data.x_train, steps=50, batch_size=BATCH)
-        return of_file(keras_qat.export_tflite(qat), data)
+        qat = calibrated(case.model, unlabelled(case), "mse", recipe)
+        budget, images = case.budget, case.data.x_train
+        steps = budget.more * (len(images) // budget.batch)
+        distiller = keras_qat.Distiller(qat, case.model)
+        schedule = keras.optimizers.schedules.CosineDecay(budget.rate, steps)
+        distiller.compile(keras.optimizers.Adam(schedule))
+        distiller.fit(images, batch_size=budget.batch, epochs=budget.more, verbose=0)
+        return of_qat(qat, case.data)
+
+    def reestimate(recipe: Any, case: Case) -> float:
+        qat = case.fit(calibrated(case.model, unlabelled(case), "mse", recipe))
+        batch = case.budget.batch
+        keras_qat.reestimate_batch_norm(qat, case.data.x_train, steps=50, batch_size=batch)
+        return of_qat(qat, case.data)
 
     rows: Rows = {}
-    for weights, activations in TRAINED:
-        bits = f"{weights}/{activations}"
-        for ranges in ("moving_average", "learned", "learned_clipping"):
-            recipe = recipes.low_bits(weights, activations, ranges=ranges)
-            rows[f"{bits} {ranges}"] = partial(measure, recipe)
+    for weights, activations in ((8, 8), (4, 8), (4, 4), (3, 3), (2, 2)):
         recipe = recipes.low_bits(weights, activations)
-        rows[f"{bits} learned, Distiller"] = partial(measure, recipe, labels=False)
-        rows[f"{bits} learned, reestimate_batch_norm"] = partial(measure, recipe, again=True)
+        bits = f"{weights}/{activations} learned"
+        rows[f"{bits}, Distiller"] = partial(distill, recipe)
+        rows[f"{bits}, reestimate_batch_norm"] = partial(reestimate, recipe)
     return rows
 
 
-def _distill(qat: Any, model: Any, data: Data, budget: Budget) -> None:
-    """Trains without labels."""
-    steps = budget.more * (len(data.x_train) // BATCH)
-    distiller = keras_qat.Distiller(qat, model)
-    schedule = keras.optimizers.schedules.CosineDecay(budget.rate, steps)
-    distiller.compile(keras.optimizers.Adam(schedule))
-    distiller.fit(data.x_train, batch_size=BATCH, epochs=budget.more, verbose=0)
-
-
-PARTS = {"ranges": of_ranges, "weights": of_weights, "training": of_training}
+PARTS: dict[str, Callable[[], Rows]] = {
+    "table": of_table,
+    "ranges": of_ranges,
+    "weights": of_weights,
+    "variants": of_variants,
+}
 """Name on the command line -> rows by their labels."""
 
 
-def trained(name: str, seed: int, data: Data, directory: Path, epochs: int) -> Any:
-    """A float model, trained or as it was kept."""
+def case_of(name: str, seed: int, data: Data, directory: Path, budget: Budget) -> Case:
+    """A float model, trained or as it was kept, and what belongs to it."""
+    keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     path = directory / f"{name}-{seed}.weights.h5"
-    model = NETWORKS[name]()
+    model = NETWORKS[name](data.x_train.shape[1:])
     if path.exists():
         model.load_weights(path)
-        return model
-    fit(model, data, epochs, 3e-3)
-    model.save_weights(path)
-    return model
+    else:
+        fit(model, data, budget.epochs, 3e-3, budget.batch)
+        model.save_weights(path)
+    return Case(model, data, budget, directory / f"{name}-{seed}-on.weights.h5")
+
+
+def measure(rows: Rows, data: Data, directory: Path, budget: Budget, options: Any) -> None:
+    """Measures what is missing, and prints how far it is."""
+    left = [
+        (label, name, seed)
+        for label in rows
+        for seed in range(options.seeds)
+        for name in options.networks
+        if label not in kept(directory, name, seed)
+    ]
+    start = time.monotonic()
+    for done, (label, name, seed) in enumerate(left):
+        accuracy = rows[label](case_of(name, seed, data, directory, budget))
+        found = kept(directory, name, seed) | {label: accuracy}
+        (directory / f"{name}-{seed}.json").write_text(json.dumps(found, indent=1))
+        minutes = (time.monotonic() - start) / 60 / (done + 1) * (len(left) - done - 1)
+        print(
+            f"{done + 1:>4} of {len(left)}, {minutes:.0f} min left: {name} {seed} {label:<46}"
+            f"{accuracy:>8.2f}",
+            flush=True,
+        )
+
+
+def kept(directory: Path, name: str, seed: int) -> dict[str, float]:
+    """Label of a row -> accuracy, as far as measured."""
+    path = directory / f"{name}-{seed}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def main() -> None:
@@ -215,45 +352,37 @@ def main() -> None:
     parser.add_argument("--data", choices=["digits", "fashion-mnist"], default="fashion-mnist")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=["ranges", "weights"])
-    parser.add_argument("--rows", nargs="*", help="words that labels of rows begin with")
-    parser.add_argument("--train", type=int, default=TRAIN, help="images")
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=[*networks.NETWORKS])
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=["table"])
+    parser.add_argument("--rows", nargs="*", help="labels of the rows, in order")
+    parser.add_argument("--train", type=int, default=60_000, help="images")
     parser.add_argument("--test", type=int, default=10_000, help="images")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of the float model")
-    parser.add_argument("--more", type=int, default=2, help="epochs of quantization-aware training")
+    parser.add_argument("--epochs", type=int, default=3, help="of the float model")
+    parser.add_argument("--more", type=int, default=1, help="epochs of quantization-aware training")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of those")
+    parser.add_argument("--batch", type=int, default=128, help="images of a training step")
     parser.add_argument("--iterations", type=int, default=500, help="of learned rounding, a layer")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
-    budget = Budget(options.epochs, options.more, options.rate, options.iterations)
+    budget = Budget(options.epochs, options.more, options.rate, options.batch, options.iterations)
     data = (digits() if options.data == "digits" else fashion_mnist(options.train)).subset(
         options.train, options.test
     )
-    for seed in range(options.seeds):
-        for name in options.networks:
-            path = options.directory / f"{name}-{seed}.json"
-            kept = json.loads(path.read_text()) if path.exists() else {}
-            model = trained(name, seed, data, options.directory, options.epochs)
-            rows: Rows = {"float": partial(of_float, model, data)}
-            for part in options.parts:
-                rows |= PARTS[part](model, data, budget)
-            for label, measure in rows.items():
-                wanted = not options.rows or label.startswith(("float", *options.rows))
-                if wanted and label not in kept:
-                    kept[label] = measure()
-                    path.write_text(json.dumps(kept, indent=1))
-                    print(f"{name} {seed} {label:<46}{kept[label]:>8.2f}", flush=True)
-    print(table(options.directory, options.networks))
+    rows: Rows = {"float": lambda case: of_float(case.model, case.data)}
+    for part in options.parts:
+        rows |= PARTS[part]()
+    wanted = ("float", *rows) if options.rows is None else ("float", *options.rows)
+    rows = {label: rows[label] for label in wanted}
+    measure(rows, data, options.directory, budget, options)
+    print(table(options.directory, options.networks, rows))
 
 
-def table(directory: Path, networks: list[str]) -> str:
+def table(directory: Path, names: list[str], labels: Iterable[str]) -> str:
     """The means over seeds, as a page shows them."""
     found = {
         name: [json.loads(path.read_text()) for path in sorted(directory.glob(f"{name}-*.json"))]
-        for name in networks
+        for name in names
     }
-    labels = dict.fromkeys(label for runs in found.values() for run in runs for label in run)
     lines = [f"| | {' | '.join(found)} |", "| --- |" + " --- |" * len(found)]
     for label in labels:
         cells = []

@@ -90,14 +90,14 @@ def with_sums_in_float32(convolution: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def fit(model: Any, data: Data, epochs: int, rate: float) -> None:
+def fit(model: Any, data: Data, epochs: int, rate: float, batch: int = BATCH) -> None:
     """Trains with a learning rate that falls to zero along a cosine."""
-    steps = epochs * (len(data.x_train) // BATCH)
+    steps = epochs * (len(data.x_train) // batch)
     model.compile(
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    model.fit(data.x_train, data.y_train, BATCH, epochs, verbose=0)
+    model.fit(data.x_train, data.y_train, batch, epochs, verbose=0)
 
 
 def simulated(qat: Any, x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,36 @@
+"""The table of accuracies, in small: digits for clothes, one seed, two networks, some rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import accuracy
+
+ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
+WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
+
+
+@pytest.mark.slow
+def test_the_table_in_small(tmp_path, monkeypatch, capsys):
+    words = ["accuracy", "--directory", str(tmp_path), *WORDS.split(), *ROWS]
+    monkeypatch.setattr("sys.argv", words)
+    accuracy.main()
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("   1 of 10, ")
+    for name in ("DS-CNN", "LeNet"):
+        found = json.loads((tmp_path / f"{name}-0.json").read_text())
+        assert set(found) == {"float", *ROWS}
+        assert found["float"] > 70  # The digits of the test are by other people.
+        for label in ROWS:
+            assert found[label] >= found["float"] - 2, (name, label, found)
+    accuracy.main()  # Nothing is left to do.
+    assert capsys.readouterr().out.startswith("| | DS-CNN | LeNet |")
+
+
+def test_a_table_of_what_there_is(tmp_path):
+    for seed, value in enumerate((90.0, 91.0)):
+        (tmp_path / f"LeNet-{seed}.json").write_text(json.dumps({"float": value}))
+    text = accuracy.table(tmp_path, ["LeNet", "DS-CNN"], ["float"])
+    assert text.splitlines()[-1] == "| float | 90.50 ± 0.50 |  |"
