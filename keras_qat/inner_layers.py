@@ -15,6 +15,7 @@ __all__ = [
     "HardSwish",
     "MaskScores",
     "Regularize",
+    "ReverseSteps",
     "Roll",
     "TrainingOnly",
     "UnfoldSteps",
@@ -123,6 +124,17 @@ class Regularize(keras.layers.Layer):
             **super().get_config(),
             "activity_regularizer": serialize(self.activity_regularizer),
         }
+
+
+@register
+class ReverseSteps(keras.layers.Layer):
+    """The steps of a sequence from the last one to the first."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reverse(inputs, [1])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
 
 
 @register

@@ -36,6 +36,7 @@ from keras_qat.lower.merges import (
 from keras_qat.lower.opening import open_layers
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
+from keras_qat.lower.recurrent import split_bidirectional
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
 from keras_qat.lower.twins import merge_twins
 from keras_qat.operations import is_operation
@@ -131,6 +132,7 @@ LOWERINGS: dict[Any, Lowering] = {
     _layers.AveragePooling3D: split_pooling_3d,
     _layers.MaxPooling3D: split_pooling_3d,
     _layers.TimeDistributed: split_time_distributed,
+    _layers.Bidirectional: split_bidirectional,
     _layers.Attention: split_attention,
     _layers.MultiHeadAttention: split_multi_head_attention,
     _layers.Concatenate: convert_fixed_ranges,

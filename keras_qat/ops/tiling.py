@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.inner_layers import Roll
+from keras_qat.inner_layers import ReverseSteps, Roll
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
@@ -143,7 +143,7 @@ REPEAT = move(
 
 
 def _reverse_attributes(call: Call) -> Attributes:
-    axis = operands(call, "tensor", "axis")[1]
+    axis = 1 if isinstance(call.layer, ReverseSteps) else operands(call, "tensor", "axis")[1]
     return {"axes": None if axis is None else axes_of(axis, rank_of(call))}
 
 
@@ -158,6 +158,7 @@ REVERSE = move(
     "reverse",
     "axes turned around",
     _emit_reverse,
+    layers=(ReverseSteps,),
     symbols=("reverse",),
     attributes=_reverse_attributes,
     needs=("axes",),

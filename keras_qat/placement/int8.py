@@ -8,6 +8,7 @@ from typing import Any
 from keras_qat import patterns
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph, Value, values_in
+from keras_qat.lower.recurrent import why_whole
 from keras_qat.operations import is_operation
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of
@@ -105,7 +106,7 @@ class Int8Placement:
         rule = f"no int8 rule for {_label(call.layer)}"
         if call.name in self.graph.closed:
             return f"{rule}, and it cannot be opened: {self.graph.closed[call.name]}"
-        if refusal:
+        if refusal := refusal or why_whole(call):
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
