@@ -74,7 +74,9 @@ class Recipe:
         freeze_bn_delay: first training step that freezes BatchNormalization, None for never;
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: other settings for some layers; later ones win. See `override`.
-        end_bits: bits of the weights of the first and the last layers, None for those of the rest.
+        end_bits: bits of the first and the last layers, None for those of the rest: of their
+            weights, of what they read and give, and of other activations that no layer with
+            weights multiplies, such as those that are added up. Never fewer than `activations`.
     """
 
     name: str
@@ -259,7 +261,7 @@ def int4_weights(
 
     Args:
         activation_bits, ema_decay, per_channel, ranges: as in `int8`.
-        end_bits: bits of the weights of the first and the last layers, often 8; 4 by default.
+        end_bits: bits of the first and the last layers, often 8, as in `low_bits`; 4 by default.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -277,6 +279,9 @@ def low_bits(
 ) -> Recipe:
     """Few bits for weights and activations, as research has them: learned ranges, 8 bits at ends.
 
+    Few bits are for what costs: products of weights and activations. The first and the last layers
+    have 8, and so have activations that are added up or averaged, and none of them multiplied.
+
     Files hold activations in int8, of which 2^bits values occur: for hardware that has kernels of
     fewer bits, and for comparisons. Training is a must, after `calibrate(qat, x, method="mse")`.
 
@@ -284,7 +289,8 @@ def low_bits(
         weights: bits, 2 to 8.
         activations: bits, 2 to 8.
         ranges: as in `int8`.
-        end_bits: bits of the weights of the first and the last layers, None for those of the rest.
+        end_bits: bits of the first and the last layers and of activations that no layer with
+            weights multiplies, None for those of the rest.
 
     Raises:
         ValueError: on bits outside 2 to 8.

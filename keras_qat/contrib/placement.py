@@ -133,7 +133,7 @@ class ContribPlacement:
         if self.flows_in(merge) and self.in_scope(merge):
             # The original does not hand `symmetric` on to these.
             spec = dataclasses.replace(
-                self.settings.activations(merge), symmetric=False, initial_range=(-6.0, 6.0)
+                self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
             )
             self.quantize(merge.output, spec, f"activation_{MERGES[str(self.kind(merge))]}_quant")
 
@@ -227,7 +227,7 @@ class ContribPlacement:
         if layer in self.matched:
             return
         self.matched.add(layer)
-        own = self.settings.activations(layer)
+        own = self.settings.activations(layer.output)
         merged = dataclasses.replace(own, initial_range=(-6.0, 6.0))
         group = self.group_of[layer]
         if self.in_scope(layer):

@@ -113,7 +113,7 @@ class Int8Placement:
     def decide(self, value: Value) -> tuple[Spec | None, str]:
         """The specification of a tensor, and why."""
         call = value.producer
-        own = self.settings.activations(call)
+        own = self.settings.activations(value)
         if value in self.symmetric:
             own = dataclasses.replace(own, symmetric=True)
         op = self.op(call) if call else None

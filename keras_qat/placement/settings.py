@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.ops.embedding import EMBEDDING
+from keras_qat.ops.matmul import CONTRACT, MATMUL
+from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import on_request, op_of
 from keras_qat.recipes import Recipe
 from keras_qat.scope import Scope, matcher
@@ -51,6 +53,23 @@ def first_and_last(calls: list[Call]) -> set[Call]:
     return found
 
 
+def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
+    """What layers with weights multiply, apart from the ends, and what shares its range."""
+    found: set[Value] = set()
+    for call in calls:
+        if (_has_weights(call) and call not in ends) or op_of(call) in (MATMUL, CONTRACT):
+            found.update(call.inputs)
+    sharing = [call for call in calls if isinstance(getattr(op_of(call), "output", 0), SharedRange)]
+    before = -1
+    while before != len(found):
+        before = len(found)
+        for call in sharing:
+            joined = {*call.inputs, *values_in(call.outputs)}
+            if not found.isdisjoint(joined):
+                found |= joined
+    return found
+
+
 def _has_weights(call: Call) -> bool:
     """Whether a layer has weights that are quantized: no factors alone, and no table."""
     op = op_of(call)
@@ -69,6 +88,7 @@ class Settings:
         self.in_scope = None if scope is None else matcher(scope, calls)
         self.overrides = [(each, matcher(each.layers, calls)) for each in recipe.overrides]
         self.ends = set() if recipe.end_bits is None else first_and_last(calls)
+        self.multiplied = set() if recipe.end_bits is None else multiplied(calls, self.ends)
 
     def why_not(self, call: Call) -> str | None:
         """The reason why a call is not to be quantized, None if it is."""
@@ -97,9 +117,11 @@ class Settings:
                 spec = dataclasses.replace(spec, bits=each.weight_bits)
         return spec
 
-    def activations(self, call: Call | None) -> QuantSpec:
-        """The specification of the output of a call; of the model's inputs for None."""
-        spec = self.recipe.activations
+    def activations(self, value: Value) -> QuantSpec:
+        """The specification of an input of the model, or of what a call gives."""
+        spec, end_bits, call = self.recipe.activations, self.recipe.end_bits, value.producer
+        if end_bits is not None and value not in self.multiplied:
+            spec = dataclasses.replace(spec, bits=max(spec.bits, end_bits))
         for each, matches in self.overrides:
             if each.activation_bits is not None and call is not None and matches(call):
                 spec = dataclasses.replace(spec, bits=each.activation_bits)

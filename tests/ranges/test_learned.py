@@ -186,3 +186,23 @@ def test_first_and_last_layers():
     assert recipes.Recipe.from_config(recipe.to_config()) == recipe
     with pytest.raises(ValueError, match="bits=1"):
         recipes.low_bits(end_bits=1)
+
+
+def test_few_bits_are_for_what_is_multiplied():
+    def build(x):
+        x = layers.Conv2D(4, 3, activation="relu", name="first")(x)
+        y = layers.Conv2D(4, 3, padding="same", activation="relu", name="branch")(x)
+        y = layers.Conv2D(4, 3, padding="same", name="linear")(y)
+        x = layers.ReLU(name="sum")(layers.Add()([x, y]))
+        x = layers.MaxPooling2D(name="pool")(x)
+        x = layers.Conv2D(4, 1, activation="relu", name="head")(x)
+        return layers.Dense(3, name="last")(layers.GlobalAveragePooling2D(name="mean")(x))
+
+    model = functional((8, 8, 1), build=build)
+    planned = keras_qat.plan(model, recipes.low_bits(2, 3))
+    found = {each.observed[0].name: each.spec.bits for each in planned.ranges}
+    few = dict.fromkeys(["first", "branch", "sum"], 3)
+    wide = dict.fromkeys([model.input.name, "linear", "head", "mean", "last"], 8)
+    assert found == wide | few
+    everywhere = keras_qat.plan(model, recipes.low_bits(2, 3, end_bits=None))
+    assert {each.spec.bits for each in everywhere.ranges} == {3}
