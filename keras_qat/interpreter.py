@@ -13,7 +13,7 @@ import numpy as np
 from keras_qat.progress import shown
 from keras_qat.tflite.objects import contents_of
 
-__all__ = ["KERNELS", "Kernels", "TFLiteModel"]
+__all__ = ["KERNELS", "Kernels", "TFLiteModel", "to_codes", "to_pixels", "to_values"]
 
 Kernels = Literal["xnnpack", "optimized", "reference", "tflm"]
 
@@ -173,6 +173,13 @@ def to_codes(values: np.ndarray, dtype: np.dtype, scale: float, zero_point: int)
     real = values.astype(np.float64) if limits.bits == 16 else values
     codes = np.floor(real / np.float32(scale) + np.float32(0.5)) + zero_point
     return np.clip(codes, limits.min, limits.max).astype(dtype)
+
+
+def to_pixels(values: np.ndarray, scale: Any, offset: Any) -> np.ndarray:
+    """The pixels, 0 to 255, of a model's inputs that are `scale * pixel + offset`."""
+    scale, offset = (np.asarray(each, np.float64) for each in (scale, offset))
+    pixels = (values.astype(np.float64) - offset) / np.where(scale == 0, np.inf, scale)
+    return np.clip(np.floor(pixels + 0.5), 0, 255).astype(np.uint8)
 
 
 def to_values(codes: np.ndarray, detail: dict[str, Any]) -> np.ndarray:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from keras_qat.data import Input, Inputs, batch_count, batches
-from keras_qat.interpreter import Kernels, to_codes, to_values
+from keras_qat.interpreter import Kernels, to_codes, to_pixels, to_values
 from keras_qat.micro import opened
 from keras_qat.progress import shown
+from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.objects import contents_of
 from keras_qat.tflite.read import FileGraph, Tensor
 
@@ -30,12 +31,15 @@ class TensorInfo:
         dtype: the type of its entries.
         scale: the real value of one step; 0 for a tensor that is not quantized.
         zero_point: the code of 0.
+        rescaling: of an input that takes pixels (`export_tflite(rescaling=...)`), scale and offset
+            that make the model's numbers of them; else None.
     """
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
     scale: float
     zero_point: int
+    rescaling: tuple[Any, Any] | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -46,8 +50,11 @@ class TensorInfo:
         """The codes of real numbers: `floor(x / scale + 0.5) + zero_point`, clipped.
 
         Arrays of its own type are codes already. Of a tensor that is not quantized, the values.
+        Where codes are pixels, those of the model's numbers.
         """
         array = np.asarray(values)
+        if self.rescaling is not None and array.dtype != self.dtype:
+            return to_pixels(array, *self.rescaling)
         if self.is_quantized and array.dtype != self.dtype:
             array = array.astype(np.float32)  # As Keras does, so that halves are the same.
         return to_codes(array, self.dtype, self.scale, self.zero_point)
@@ -91,9 +98,9 @@ class TFLiteModel:
                 f"The TFLite file has {graph.signatures} signatures: convert the one function "
                 f"that is to predict, or run the file with LiteRT's get_signature_runner."
             )
-        self.inputs: Mapping[str, TensorInfo] = _infos(graph.inputs)
+        self.inputs: Mapping[str, TensorInfo] = _infos(graph.inputs, rescaled_inputs(contents))
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
-        self.outputs: Mapping[str, TensorInfo] = _infos(graph.outputs)
+        self.outputs: Mapping[str, TensorInfo] = _infos(graph.outputs, {})
         """Name of each output -> the same."""
         names = list(self.inputs)
         self._inputs = Inputs(
@@ -175,11 +182,12 @@ def _check_type(file: str, name: str, info: TensorInfo, values: np.ndarray) -> N
         )
 
 
-def _infos(tensors: dict[str, Tensor]) -> Mapping[str, TensorInfo]:
-    return MappingProxyType({name: _info(each) for name, each in tensors.items()})
+def _infos(tensors: dict[str, Tensor], rescaled: dict[str, Any]) -> Mapping[str, TensorInfo]:
+    found = {name: _info(each, rescaled.get(name)) for name, each in tensors.items()}
+    return MappingProxyType(found)
 
 
-def _info(tensor: Tensor) -> TensorInfo:
+def _info(tensor: Tensor, rescaling: tuple[Any, Any] | None) -> TensorInfo:
     shape = tuple(None if size < 0 else size for size in tensor.shape)
     scale = tensor.scale if tensor.is_quantized else 0.0
-    return TensorInfo(shape, tensor.dtype, scale, tensor.zero_point)
+    return TensorInfo(shape, tensor.dtype, scale, tensor.zero_point, rescaling)

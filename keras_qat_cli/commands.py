@@ -177,6 +177,14 @@ def calibrate(
 @click.option(
     "--input-range", type=(float, float), help="Least and greatest input, of contrib models."
 )
+@click.option(
+    "--rescaling",
+    type=(float, float),
+    help="Scale and offset that made training data of pixels: uint8 inputs take pixels.",
+)
+@click.option(
+    "--target", help="Where the file is to run, by default what the model was quantized for."
+)
 @click.option("--pack-int4", is_flag=True, help="Store two weights of 4 bits in a byte.")
 @click.option(
     "--batch-size", type=click.IntRange(1), help="How many examples a run takes: 1 for devices."
@@ -190,6 +198,8 @@ def export(
     input_dtype: str | None,
     output_dtype: str | None,
     input_range: tuple[float, float] | None,
+    rescaling: tuple[float, float] | None,
+    target: str | None,
     pack_int4: bool,
     batch_size: int | None,
     as_json: bool,
@@ -199,6 +209,8 @@ def export(
         "input_dtype": input_dtype,
         "output_dtype": output_dtype,
         "input_range": input_range,
+        "rescaling": rescaling,
+        "target": target,
         "pack_int4": pack_int4 or None,
         "batch_size": batch_size,
     }

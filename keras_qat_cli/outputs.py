@@ -13,7 +13,7 @@ __all__ = ["SOURCES", "check_codes", "check_exported", "check_model", "check_pag
 
 SOURCES = (".cc", ".cpp", ".cxx")
 
-TAKEN = {ending: {"input_dtype", "output_dtype", "input_range"} for ending in SOURCES}
+TAKEN = {ending: {"input_dtype", "output_dtype", "input_range", "rescaling"} for ending in SOURCES}
 """Ending of a file -> options that its verb takes. Those of .tflite are all of them."""
 
 

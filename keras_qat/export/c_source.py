@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.data import arrays_of
 from keras_qat.export.tflite import EndType, export_tflite
 from keras_qat.files import check_writable, replacing
+from keras_qat.interpreter import to_codes, to_pixels
 from keras_qat.simulate import simulate
 from keras_qat.targets import TFLM, problems
+from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.read import FileGraph, Tensor
 from keras_qat.version import __version__
 
@@ -38,6 +41,7 @@ def export_c(
     input_dtype: EndType | None = None,
     output_dtype: EndType | None = None,
     input_range: tuple[float, float] | None = None,
+    rescaling: Any = None,
 ) -> bytes:
     """Exports a trained model to C++ source that TFLite Micro's interpreter is given.
 
@@ -53,7 +57,8 @@ def export_c(
             are replaced.
         examples: inputs, as `model.predict` takes them: a few, that go into the source with the
             outputs that TFLite Micro gives for them, as a test for the device. Default: none.
-        input_dtype, output_dtype, input_range: as of `export_tflite`. Examples need integers.
+        input_dtype, output_dtype, input_range, rescaling: as of `export_tflite`.
+            Examples need integers.
 
     Returns:
         The TFLite file's contents, which the array holds.
@@ -74,6 +79,7 @@ def export_c(
         input_dtype=input_dtype,
         output_dtype=output_dtype,
         input_range=input_range,
+        rescaling=rescaling,
         batch_size=1,
         target="xnnpack",  # What TFLite Micro lacks is said below.
     )
@@ -84,10 +90,11 @@ def export_c(
             stacklevel=2,
         )
     graph = FileGraph(contents)
-    golden = {} if examples is None else _golden(model, examples, graph, input_range)
+    rescaled = rescaled_inputs(contents)
+    golden = {} if examples is None else _golden(model, examples, graph, input_range, rescaled)
     space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
     texts = {
-        header: _header(model.name, space, graph, golden),
+        header: _header(model.name, space, graph, golden, rescaled),
         source: _source(header.name, space, contents, golden),
     }
     for target, lines in texts.items():
@@ -96,7 +103,9 @@ def export_c(
     return contents
 
 
-def _golden(model: Any, examples: Any, graph: FileGraph, input_range: Any) -> dict[str, np.ndarray]:
+def _golden(
+    model: Any, examples: Any, graph: FileGraph, input_range: Any, rescaled: dict[str, Any]
+) -> dict[str, np.ndarray]:
     """Constant -> the codes of an input or an output, a row for each example."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, each in ends.items() if not each.is_quantized]
@@ -106,21 +115,30 @@ def _golden(model: Any, examples: Any, graph: FileGraph, input_range: Any) -> di
             f"Export it with integers, or leave examples out."
         )
     found = simulate(model, examples, "tflm", input_range=input_range)
-    arrays = {name: found.tensors[name].codes for name in graph.inputs}
-    arrays |= {name: each.codes for name, each in found.outputs.items()}
-    offsets = {name: 128 if each.dtype == np.uint8 else 0 for name, each in ends.items()}
-    return {
-        f"kGolden{_identifier(name)}": (
-            (codes.reshape(len(codes), -1).astype(np.int64) + offsets[name]).astype(
-                ends[name].dtype
-            )
+    arrays = {}
+    for name, x in zip(graph.inputs, arrays_of(model, examples), strict=True):
+        tensor = graph.inputs[name]
+        real = x if x.dtype.kind == "f" else found.tensors[name].values
+        arrays[name] = (
+            to_pixels(real, *rescaled[name])
+            if name in rescaled
+            else to_codes(real, tensor.dtype, tensor.scale, tensor.zero_point)
         )
+    for name, each in found.outputs.items():
+        offset = 128 if graph.outputs[name].dtype == np.uint8 else 0
+        arrays[name] = (each.codes.astype(np.int64) + offset).astype(graph.outputs[name].dtype)
+    return {
+        f"kGolden{_identifier(name)}": codes.reshape(len(codes), -1)
         for name, codes in arrays.items()
     }
 
 
 def _header(
-    name: str, space: str, graph: FileGraph, golden: dict[str, np.ndarray]
+    name: str,
+    space: str,
+    graph: FileGraph,
+    golden: dict[str, np.ndarray],
+    rescaled: dict[str, Any],
 ) -> Iterator[str]:
     guard = f"KERAS_QAT_{space.upper()}_H_"
     operators = list(dict.fromkeys(each.kernel for each in graph.operations))
@@ -131,7 +149,7 @@ def _header(
     yield from ("extern const unsigned char kFile[];", "extern const size_t kFileSize;")
     for end, tensors in (("Input", graph.inputs), ("Output", graph.outputs)):
         for place, (each, tensor) in enumerate(tensors.items()):
-            yield from ("", *_end(end, place, each, tensor))
+            yield from ("", *_end(end, place, each, tensor, each in rescaled))
     yield from ("", f"// For tflite::MicroMutableOpResolver<{space}::kOperators>.")
     yield f"constexpr unsigned int kOperators = {len(operators)};"
     yield from ("template <typename Resolver>", "bool AddOperators(Resolver& resolver) {")
@@ -146,12 +164,14 @@ def _header(
     yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")
 
 
-def _end(end: str, place: int, name: str, tensor: Tensor) -> Iterator[str]:
+def _end(end: str, place: int, name: str, tensor: Tensor, is_rescaled: bool) -> Iterator[str]:
     shape = " x ".join(map(str, tensor.shape)) or "one number"
     yield f"// {end} {place}, '{name}': {shape}, {tensor.dtype}."
     constant = f"k{_identifier(name)}"
     yield f"constexpr size_t {constant}Size = {int(np.prod(tensor.shape))};"
-    if tensor.is_quantized:
+    if is_rescaled:
+        yield "// Pixels as they are."
+    elif tensor.is_quantized:
         yield f"// A value q stands for {constant}Scale * (q - {constant}ZeroPoint)."
         yield f"constexpr float {constant}Scale = {_float(tensor.scale)};"
         yield f"constexpr int32_t {constant}ZeroPoint = {tensor.zero_point};"

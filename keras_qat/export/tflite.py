@@ -12,6 +12,7 @@ from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
+from keras_qat.resolved.pixels import RAW, begins_with_rescaling, rescalings, with_pixels
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
 from keras_qat.targets.problems import described, problems
@@ -35,6 +36,7 @@ def export_tflite(
     input_dtype: EndType | None = None,
     output_dtype: EndType | None = None,
     input_range: tuple[float, float] | None = None,
+    rescaling: Any = None,
     pack_int4: bool = False,
     batch_size: int | None = None,
     target: str | Target | None = None,
@@ -50,11 +52,17 @@ def export_tflite(
         path: where to write the file, or None. An existing file is replaced at the end only.
         input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
             activations "int16" or "float32"), by default that of its activations. With integers
-            the caller quantizes, by the scale and zero point that the file gives.
+            the caller quantizes, by the scale and zero point that the file gives. With "uint8"
+            the inputs of a model that begins with `Rescaling` or `Normalization` take pixels.
         output_dtype: type of its outputs, likewise.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.
             Zero is made part of it.
+        rescaling: for uint8 inputs that take pixels, 0 to 255, of a model that takes them
+            rescaled: the scale and offset that made its training data, `scale * pixel + offset`,
+            numbers or one for each channel, or the `Rescaling` or `Normalization` layer. Of a model
+            with several inputs a dict by name. `(1 / 127.5, -1)`: the file's pixels 0 to 255 are
+            the model's -1 to 1.
         pack_int4: whether weights of at most 4 bits are stored two in a byte instead of one. That
             halves the file. Weights and biases are the same, but kernels sum in steps that are 18
             times as wide and round twice, so that some 2 % of a layer's codes are off by one; and
@@ -70,8 +78,8 @@ def export_tflite(
 
     Raises:
         ValueError: if the model is not quantized, a quantizer has no usable range, a type,
-            `input_range` or `batch_size` is none or not one of the target, or TFLite has no
-            operator for a layer in float; the message names it.
+            `input_range`, `rescaling` or `batch_size` is none or not one of the target, or
+            TFLite has no operator for a layer in float; the message names it.
         OSError: if `path` cannot be written; checked before the work begins.
 
     Example:
@@ -79,6 +87,8 @@ def export_tflite(
     """
     recipe = recipe_of(model)
     wide = recipe is not None and recipe.activations.bits == 16
+    if rescaling is not None and _name_of(input_dtype) != "uint8":
+        raise ValueError("rescaling is of uint8 inputs: give input_dtype='uint8' too.")
     ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
     types = [_end_type(name, dtype, wide) for name, dtype in ends.items()]
     if wide and pack_int4:
@@ -100,6 +110,12 @@ def export_tflite(
     destination = None if path is None else check_writable(path)
     graph = resolve(model, input_range=input_range)
     _warn_of_rounding(graph)
+    given = rescalings(rescaling, list(graph.inputs))
+    if types[0] == "uint8":
+        own = {n: RAW for n, each in graph.inputs.items() if begins_with_rescaling(graph, each)}
+        graph, rescaled = with_pixels(graph, own | given)
+    else:
+        rescaled = {}
     if batch_size is not None:
         graph = with_batch(graph, batch_size)
     builder = Builder(pack_int4=pack_int4)
@@ -114,6 +130,8 @@ def export_tflite(
         "recipe": None if recipe is None else recipe.to_config(),
         "fingerprint": fingerprint(model),
     }
+    if rescaled:
+        about["rescaling"] = rescaled
     contents = builder.finish(inputs, outputs, keras_qat=about)
     if place is not None:
         _warn_of_problems(contents, place)
@@ -132,13 +150,17 @@ def _warn_of_problems(contents: bytes, target: Target) -> None:
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
     """The type of an end; None for that of the quantized values."""
-    # TFLiteConverter takes tf.uint8 and np.uint8.
-    dtype = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+    dtype = _name_of(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
         *rest, last = map(repr, (own, *others))
         raise ValueError(f"{name}={dtype!r}: use {', '.join(rest)} or {last}.")
     return None if dtype == own else dtype
+
+
+def _name_of(dtype: Any) -> Any:
+    """A type by its name: TFLiteConverter takes tf.uint8 and np.uint8."""
+    return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:

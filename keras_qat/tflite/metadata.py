@@ -14,7 +14,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.tflite.objects import contents_of
 
-__all__ = ["fingerprint", "read_metadata"]
+__all__ = ["fingerprint", "read_metadata", "rescaled_inputs"]
 
 
 def fingerprint(model: Any) -> dict[str, str]:
@@ -57,7 +57,8 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
     Returns:
         A dict with `version`, that of keras_qat, `recipe`, the recipe as JSON data, of which
         `Recipe.from_config` makes a recipe, and `fingerprint`, by which `verify` tells whether
-        the file is of a model as it is now.
+        the file is of a model as it is now. Of files that take pixels where the model takes other
+        numbers also `rescaling`: name of the input -> scale and offset.
 
     Raises:
         ValueError: if it is no TFLite file, a damaged one, or not one that `export_tflite` wrote.
@@ -80,3 +81,12 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
     raise ValueError(
         "The file holds no metadata of keras_qat: another program has written or changed it."
     )
+
+
+def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:
+    """Inputs of a file that take pixels: name -> scale and offset that make the model's input."""
+    try:
+        found = read_metadata(contents).get("rescaling", {})
+    except ValueError:
+        return {}
+    return {name: (scale, offset) for name, (scale, offset) in found.items()}

@@ -8,11 +8,12 @@ import warnings
 from typing import Any
 
 from keras_qat.data import arrays_of, check_counts
-from keras_qat.interpreter import Kernels
+from keras_qat.interpreter import Kernels, to_pixels
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.micro import MicroModel, opened
 from keras_qat.schedule import check_process, check_quantized
 from keras_qat.targets.target import kernels_for
+from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.objects import contents_of
 from keras_qat.untrained import untrained
 from keras_qat.verify.doubts import doubts
@@ -73,15 +74,19 @@ def verify(
     file = opened(contents, kernels)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
-    notes = (*untrained(model), *doubts(model, file, contents, inputs))
+    pixels = {
+        name: to_pixels(inputs[name], *each) for name, each in rescaled_inputs(contents).items()
+    }
+    given = inputs | pixels
+    notes = (*untrained(model), *doubts(model, file, contents, given))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
     arena = None
     if isinstance(file, MicroModel):
         batch_size, arena = file.batch_size, file.arena_size()
-    outputs = tuple(compare_outputs(model, file, inputs, batch_size, verbose))
+    outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))
     if not per_layer:
         return Report(examples, kernels, outputs, notes=notes, arena_size=arena)
-    report = compare_layers(model, contents, inputs, kernels, batch_size, outputs, verbose)
+    report = compare_layers(model, contents, inputs, given, kernels, batch_size, outputs, verbose)
     return dataclasses.replace(report, notes=notes, arena_size=arena)

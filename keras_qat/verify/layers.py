@@ -34,6 +34,7 @@ def compare_layers(
     model: Any,
     contents: bytes,
     inputs: dict[str, np.ndarray],
+    fed: dict[str, np.ndarray],
     kernels: Kernels,
     batch_size: int,
     outputs: tuple[OutputReport, ...],
@@ -42,7 +43,7 @@ def compare_layers(
     """Runs model and file batch by batch and compares their tensors; only counts are kept.
 
     The file is run twice: as it is, with every tensor an output, and cut into pieces, each fed
-    the quantized values that the model computed.
+    the quantized values that the model computed. `fed` are the inputs as the file takes them.
 
     Raises:
         ValueError: if the file does not name its layers, or has layers that the model has not.
@@ -71,7 +72,9 @@ def compare_layers(
             ours = [each.tensor.codes(real) for each, real in found]
         # The file's inputs by index, as the caller gives them.
         given = {
-            str(each.index): to_codes(batch[name], each.dtype, each.scale, each.zero_point)
+            str(each.index): to_codes(
+                fed[name][start : start + batch_size], each.dtype, each.scale, each.zero_point
+            )
             for name, each in file.inputs.items()
         }
         expected = dict(zip(map(str, indices), ours, strict=True))
@@ -80,10 +83,10 @@ def compare_layers(
             shapes = {int(name): codes.shape for name, codes in run.items()}
             pieces = opened(file.in_pieces(shapes), kernels)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
-        fed = pieces.run_once(known)
+        by_piece = pieces.run_once(known)
         for each, real in zip(sums, exact, strict=True):
             name = str(each.pair.tensor.index)
-            each.add(expected[name], fed.get(name), run[name], real)
+            each.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and kernels != "optimized":
             some = run_batch(resolved, [each[:SIMULATED] for each in arrays], kernels)
             for each in sums:

@@ -18,10 +18,15 @@ __all__ = ["check_match", "compare_outputs"]
 
 
 def compare_outputs(
-    model: Any, file: Runner, inputs: dict[str, np.ndarray], batch_size: int, verbose: int = 0
+    model: Any,
+    file: Runner,
+    inputs: dict[str, np.ndarray],
+    given: dict[str, np.ndarray],
+    batch_size: int,
+    verbose: int = 0,
 ) -> list[OutputReport]:
-    """Runs both on all examples; one report for each output."""
-    codes = file.run(inputs, batch_size, verbose)
+    """Runs both on all examples, the file on what it is `given`; one report for each output."""
+    codes = file.run(given, batch_size, verbose)
     expected = _predicted(model, packed(model, list(inputs.values())), batch_size, verbose)
     tensors = resolve(model).outputs
     return [

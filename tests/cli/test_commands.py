@@ -358,3 +358,11 @@ def test_files_for_microcontrollers(files, tmp_path):
     size = (tmp_path / "model.tflite").stat().st_size
     assert f"kFileSize = {size};" in (tmp_path / "model.cc").read_text()
     assert (tmp_path / "model.h").exists()
+
+
+def test_files_of_pixels_for_a_target(files, tmp_path):
+    path, pixels = tmp_path / "model.tflite", ("--input-dtype", "uint8", "--rescaling", 1 / 255, 0)
+    run("export", files / "qat.keras", path, "--target", "tflm", *pixels)
+    (image,) = keras_qat.TFLiteModel(path).inputs.values()
+    assert image.dtype == "uint8"
+    assert image.shape[0] == 1

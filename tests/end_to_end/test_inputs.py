@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
 from keras_qat.resolved.resolve import resolve
 from tests.comparison import KERNELS
 from tests.helpers import observe, rng, scramble
@@ -99,3 +101,113 @@ def test_ranges_of_other_tensors_are_what_was_observed(fed):
 def test_other_recipes_are_as_they_were(recipe):
     qat = keras_qat.quantize_model(network(), recipe)
     assert not any(getattr(each.spec, "off_ties", False) for each in keras_qat.quantizers(qat))
+
+
+@pytest.fixture(scope="module")
+def pixels(fed):
+    """The pixels that a model was trained on, and the scale and offset that made its inputs."""
+    _, x = fed
+    scale, offset = (float(x.max()) - float(x.min())) / 255, float(x.min())
+    return np.round((x - offset) / scale).astype(np.uint8), (scale, offset)
+
+
+@pytest.mark.parametrize("kernels", FAMILIES)
+def test_a_file_of_pixels_gives_the_codes_of_the_model(fed, pixels, kernels):
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    (qat, x), (taken, rescaling) = fed, pixels
+    size = 16 if kernels == "tflm" else None
+    contents = keras_qat.export_tflite(
+        qat, input_dtype="uint8", rescaling=rescaling, batch_size=size
+    )
+    file = keras_qat.TFLiteModel(contents, kernels)
+    (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
+    np.testing.assert_array_equal(file.predict(taken, codes=True), expected.codes)
+    np.testing.assert_array_equal(file.predict(x, codes=True), expected.codes)
+
+
+def test_a_file_of_pixels_is_verified(fed, pixels):
+    (qat, x), (_, rescaling) = fed, pixels
+    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
+    report = keras_qat.verify(qat, contents, x, per_layer=True)
+    assert report.identical == 1
+    assert all(each.run.identical == 1 for each in report.tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rescaling", [(1 / 127.5, -1), (1 / 255, 0), (1, 0)])
+def test_a_trained_network_takes_pixels(rescaling):
+    scale, offset = rescaling
+    model = keras.applications.MobileNetV2((64, 64, 3), 0.35, weights=None, classes=4)
+    given = rng(4).integers(0, 256, (64, 64, 64, 3)).astype(np.uint8)
+    x = (given * scale + offset).astype(np.float32)
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    qat.fit(x, np.arange(64) % 4, 16, epochs=2, verbose=0)
+    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
+    for kernels in KERNELS:
+        (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
+        found = keras_qat.TFLiteModel(contents, kernels).predict(given, codes=True)
+        np.testing.assert_array_equal(found, expected.codes)
+
+
+@pytest.fixture(scope="module")
+def rescaled():
+    """A model that begins with `Rescaling` and has seen no pixel above 250."""
+    network_ = functional(
+        (6, 6, 3), build=lambda x: layers.Conv2D(4, 3)(layers.Rescaling(1 / 127.5, -1)(x))
+    )
+    x = rng(1).integers(0, 251, (32, 6, 6, 3)).astype(np.float32)
+    return observe(keras_qat.quantize_model(scramble(network_)), x), x
+
+
+def test_a_model_that_begins_with_rescaling_takes_pixels(rescaled):
+    qat, x = rescaled
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat, input_dtype="uint8"))
+    (image,) = file.inputs.values()
+    assert (image.dtype, image.scale, image.zero_point) == (np.uint8, 1, 0)
+    np.testing.assert_array_equal(file.predict(x.astype(np.uint8)), qat.predict(x, verbose=0))
+
+
+@pytest.mark.filterwarnings("ignore:rescaling")
+def test_scale_and_offset_may_be_of_each_channel():
+    """Rounded to 127ths of a pixel, which few notice."""
+    qat = keras_qat.quantize_model(network())
+    mean, deviation = np.array([123.68, 116.78, 103.94]), np.array([58.4, 57.1, 57.4])
+    given = rng(2).integers(0, 256, (32, 10, 10, 3))
+    given[0, 0, 0], given[0, 0, 1] = 0, 255
+    x = ((given - mean) / deviation).astype(np.float32)
+    observe(qat, x)
+    files = [
+        keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
+        for rescaling in (
+            (1 / deviation, -mean / deviation),
+            layers.Normalization(mean=mean, variance=deviation**2),
+        )
+    ]
+    report = keras_qat.verify(qat, files[0], x, per_layer=True)
+    assert report.tensors[0].run.identical > 0.99
+    first, second = map(keras_qat.TFLiteModel, files)
+    np.testing.assert_array_equal(first.predict(x), first.predict(given.astype(np.uint8)))
+    np.testing.assert_array_equal(first.predict(x), second.predict(x))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rescaling": (1 / 255, 0)}, "give input_dtype='uint8' too"),
+        ({"rescaling": 1 / 255}, "give \\(scale, offset\\)"),
+        ({"rescaling": (1 / 255, float("nan"))}, "give \\(scale, offset\\)"),
+        ({"rescaling": ([1.0, 1.0], 0)}, "2 numbers do not fit its shape"),
+        ({"rescaling": {"photo": (1 / 255, 0)}}, "there is no input 'photo'"),
+    ],
+)
+def test_rescalings_that_are_none(fed, given, message):
+    dtype = None if "too" in message else "uint8"
+    with pytest.raises(ValueError, match=message):
+        keras_qat.export_tflite(fed[0], input_dtype=dtype, **given)
+
+
+def test_a_rescaling_of_other_data_is_told(rescaled):
+    with pytest.warns(UserWarning, match="become -1 to 1, but the model's input has the range 0"):
+        keras_qat.export_tflite(rescaled[0], input_dtype="uint8", rescaling=(1 / 127.5, -1))

@@ -119,6 +119,18 @@ def test_uint8_ends(exported, tmp_path):
     )
 
 
+def test_examples_of_a_file_of_pixels_are_pixels(exported, tmp_path):
+    qat, x, *_ = exported
+    path, rescaling = tmp_path / "model.cc", (1 / 127.5, -1)
+    pixels = np.arange(2 * x[0].size).reshape(2, *x.shape[1:]) % 256
+    given = (pixels / 127.5 - 1).astype(np.float32)
+    keras_qat.export_c(qat, path, examples=given, input_dtype="uint8", rescaling=rescaling)
+    assert "// Pixels as they are." in path.with_suffix(".h").read_text()
+    assert numbers(path.read_text(), "kGoldenImage") == pixels.reshape(-1).tolist()
+    found = keras_qat.simulate(qat, given, "tflm").outputs["logits"].codes
+    assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
+
+
 def test_what_tflite_micro_lacks_is_named(tmp_path):
     inputs = keras.Input((4,))
     qat = keras_qat.quantize_model(
