@@ -189,22 +189,18 @@ def int8(
             as fast. It needs training; `calibrate` alone loses accuracy.
         ranges: what ranges are made of. "moving_average" follows what is seen. "learned" trains
             them with the weights, by the errors of rounding and clipping (LSQ), those of weights
-            too: for 4 bits and fewer. "learned_clipping" trains those of activations, by what is
-            clipped (PACT). Both start from `calibrate`, best with method="mse".
+            with a range for each channel too: for 4 bits and fewer. "learned_clipping" trains
+            those of activations, by what is clipped (PACT). Both start from `calibrate`, best with
+            method="mse".
 
     Raises:
-        ValueError: on bits outside 2 to 8, and learned ranges without `per_channel`.
+        ValueError: on bits outside 2 to 8, and ranges that do not exist.
 
     Source: Krishnamoorthi 2018 (arXiv:1806.08342) and the TFLite 8-bit specification.
     """
     if ranges not in get_args(Ranges):
         names = ", ".join(map(repr, get_args(Ranges)))
         raise ValueError(f"ranges={ranges!r}: use one of {names}.")
-    if ranges == "learned" and not per_channel:
-        raise ValueError(
-            "ranges='learned' takes weights with one range per channel: leave per_channel=True, or "
-            "use ranges='learned_clipping'."
-        )
     return Recipe(
         name="int8",
         placement="int8",
@@ -213,7 +209,7 @@ def int8(
             symmetric=True,
             narrow_range=True,
             per_channel=per_channel,
-            observer="learned" if ranges == "learned" else "current_value",
+            observer="learned" if ranges == "learned" and per_channel else "current_value",
         ),
         activations=QuantSpec(activation_bits, observer=ranges, ema_decay=ema_decay),
         fold="per_channel" if per_channel else "per_tensor",

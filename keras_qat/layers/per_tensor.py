@@ -24,7 +24,7 @@ from keras_qat.keras2 import backend
 from keras_qat.layers.bias import factor_and_bias, scaled
 from keras_qat.layers.scheduled import Phase
 
-__all__ = ["Codes", "codes_of", "folded", "gained", "quantized_parts", "with_gains"]
+__all__ = ["Codes", "codes_of", "factors", "folded", "gained", "quantized_parts", "with_gains"]
 
 _layers = backend.keras.layers
 
@@ -67,6 +67,12 @@ def folded(wrapper: Any) -> Any:
     """The kernel of a wrapper with its BatchNormalization folded in, in float."""
     kernel, factor, axes = _parts(wrapper)
     return scaled(kernel, axes, factor)
+
+
+def factors(wrapper: Any) -> Any:
+    """What each weight of a wrapper is multiplied by when it is folded."""
+    kernel, factor, axes = _parts(wrapper)
+    return scaled(tf.ones_like(kernel), axes, factor)
 
 
 def _quantized(wrapper: Any, kernel: Any, factor: Any, axes: tuple[int, ...]) -> Codes:

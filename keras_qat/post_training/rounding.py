@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_qat import fake_quant
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
+from keras_qat.layers import per_tensor
 from keras_qat.post_training.bias import mean_of, shift_output
 from keras_qat.post_training.sweep import IN_FLOAT, QUANTIZED, before_activation, sweep
 from keras_qat.ranges.weights import least_squares_limits
@@ -54,7 +55,8 @@ def learn_rounding(
     called several times do, too.
 
     Args:
-        model: a calibrated quantization-aware model with weights per channel; its weights change.
+        model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
+            preserves stay.
         data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
         iterations: steps for each layer, of 32 examples.
         learning_rate: of Adam.
@@ -63,7 +65,7 @@ def learn_rounding(
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or has weights per tensor, or the
+        ValueError: if the model is not quantized or calibrated, or by `recipes.contrib`, or the
             data is not what it takes.
 
     Example:
@@ -76,10 +78,10 @@ def learn_rounding(
     if weights not in ("mse", "minmax"):
         raise ValueError(f"weights={weights!r}: use 'mse' or 'minmax'.")
     recipe = recipe_of(model)
-    if recipe is not None and not recipe.weights.per_channel:
+    if recipe is not None and recipe.fold == "correction":
         raise ValueError(
-            f"Recipe '{recipe.name}' has weights per tensor, in the range that training gave them; "
-            f"rounding is learned of weights per channel, as those of recipes.int4_weights()."
+            f"Recipe '{recipe.name}' has weights in the range that training gave them; rounding is "
+            f"learned of those in a range of their own, as of recipes.int4_weights()."
         )
     numbers = np.random.default_rng(seed)
 
@@ -105,19 +107,26 @@ class _Layer:
         ((self.name, quantizer),) = wrapper.weight_quantizers.items()
         self.quantizer = quantizer
         self.weights = getattr(wrapper.layer, self.name)
-        value, axes = self.weights.numpy(), quantizer.channel_axes
+        self.value, axes, bits = self.weights.numpy(), quantizer.channel_axes, quantizer.spec.bits
+        folded, self.factor = self.value, np.float32(1)
+        if wrapper.fold == "per_tensor":  # The range is that of the kernel with its factors.
+            folded = per_tensor.folded(wrapper).numpy()
+            self.factor = per_tensor.factors(wrapper).numpy()
         if ranges == "mse":
-            limits = least_squares_limits(value, axes, quantizer.spec.bits)
+            limits = least_squares_limits(folded, axes, bits)
         else:
-            limits = fake_quant.channel_limits(value, axes).numpy()
-        self.levels = 2 ** (quantizer.spec.bits - 1) - 1
-        self.scale = limits / np.float32(self.levels)
-        steps = np.clip(value / self.scale, -self.levels, self.levels)
+            limits = fake_quant.channel_limits(folded, axes).numpy()
+        self.levels = 2 ** (bits - 1) - 1
+        scale = limits / np.float32(self.levels)
+        self.scale = scale / np.where(self.factor == 0, np.float32(1), self.factor)
+        steps = np.clip(folded / scale, -self.levels, self.levels)
         # The largest weight of a channel, which its range is made of, stays at the end.
-        at_end = np.abs(steps) >= self.levels * (1 - 1e-6)
-        self.below = np.where(at_end, np.round(steps), np.floor(steps)).astype(np.float32)
-        self.share = np.where(at_end, 0.0, steps - self.below).astype(np.float32)
-        self.free = (~at_end).astype(np.float32)
+        stays = np.abs(steps) >= self.levels * (1 - 1e-6)
+        if quantizer.spec.preserve == "zeros":
+            stays |= self.value == 0
+        self.below = np.where(stays, np.round(steps), np.floor(steps)).astype(np.float32)
+        self.share = np.where(stays, 0.0, steps - self.below).astype(np.float32)
+        self.free = (~stays).astype(np.float32)
 
     def learn(self, x: Any, y: Any, iterations: int, learning_rate: float, seed: int) -> None:
         """Finds the rounding with which `x` gives `y`, and moves the weights there."""
@@ -132,7 +141,8 @@ class _Layer:
             learned = np.round(_soft(logits).numpy()) * self.free
             if self._error(learned, x, y) < least:
                 best = learned
-        self.weights.assign((self.below + best) * self.scale)
+        found = (self.below + best) * self.scale
+        self.weights.assign(np.where(self.factor == 0, self.value, found))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))
 
     def _output(self, up: Any, x: Any) -> Any:

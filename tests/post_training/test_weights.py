@@ -136,6 +136,29 @@ def test_learned_rounding_is_what_the_file_computes(learned):
 
 
 @SLOW
+def test_rounding_is_learned_of_weights_with_one_scale():
+    recipe = recipes.int4_weights(per_channel=False).override("stem", weight_bits=3)
+    plain, qat = calibrated(recipe), calibrated(recipe)
+    wanted = of_float(plain)
+    keras_qat.learn_rounding(qat, X, iterations=40)
+    assert error(qat, wanted) < 0.7 * error(plain, wanted)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
+@SLOW
+def test_learned_rounding_keeps_zeros():
+    model = scramble(residual_net())
+    layer = model.get_layer("stem")
+    kernel = np.where(rng().random(layer.kernel.shape) < 0.7, 0, layer.kernel.numpy())
+    layer.kernel.assign(kernel)
+    qat = calibrated(recipes.int4_weights().preserve("zeros"), model)
+    keras_qat.learn_rounding(qat, X, iterations=20)
+    found = qat.get_layer("quant_stem").layer.kernel.numpy()
+    assert not np.any(found[kernel == 0])
+    assert np.any(found)
+
+
+@SLOW
 def test_layers_called_twice_stay():
     def build(x):
         shared = layers.Dense(6, name="shared")
@@ -157,7 +180,7 @@ def test_what_cannot_be_learned():
     with pytest.raises(ValueError, match="not quantization-aware"):
         keras_qat.bias_correction(tiny_net(), images(4, (6, 6, 2)))
     contrib = keras_qat.quantize_model(tiny_net(), "contrib")
-    with pytest.raises(ValueError, match="'contrib' has weights per tensor"):
+    with pytest.raises(ValueError, match="'contrib' has weights in the range that training gave"):
         keras_qat.learn_rounding(contrib, images(4, (6, 6, 2)))
     with pytest.raises(ValueError, match="weights='max': use"):
         keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), weights="max")

@@ -88,10 +88,18 @@ def ends(qat):
 
 
 @pytest.mark.parametrize(
-    "ranges", ["learned", pytest.param("learned_clipping", marks=pytest.mark.slow)]
+    "recipe",
+    [
+        recipes.low_bits(4, 4),
+        pytest.param(recipes.low_bits(4, 4, ranges="learned_clipping"), marks=pytest.mark.slow),
+        pytest.param(
+            recipes.int8(4, 4, ranges="learned", per_channel=False), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["learned", "learned clipping", "learned, weights per tensor"],
 )
-def test_trained_ranges_are_those_of_the_file(ranges, tmp_path):
-    qat = learned(recipes.low_bits(4, 4, ranges=ranges))
+def test_trained_ranges_are_those_of_the_file(recipe, tmp_path):
+    qat = learned(recipe)
     before = ends(qat)
     train(qat, X, rate=0.001)
     changed = [np.any(one != other) for one, other in zip(ends(qat), before, strict=True)]
@@ -159,8 +167,6 @@ def test_they_start_from_data():
         keras_qat.export_tflite(qat)
     with pytest.raises(ValueError, match="ranges='best': use one of 'moving_average'"):
         recipes.int8(ranges="best")
-    with pytest.raises(ValueError, match="takes weights with one range per channel"):
-        recipes.int8(ranges="learned", per_channel=False)
 
 
 def test_first_and_last_layers():
