@@ -17,6 +17,7 @@ from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.progress import shown
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
+from keras_qat.resolved.int4 import with_int4
 from keras_qat.resolved.names import PREFIX
 from keras_qat.resolved.resolve import resolve
 from keras_qat.resolved.run import held_in, quantized_input, run
@@ -91,6 +92,7 @@ def simulate(
     kernels: Family | None = None,
     *,
     input_range: tuple[float, float] | None = None,
+    pack_int4: bool = False,
     batch_size: int = 32,
     verbose: int = 0,
 ) -> Simulation:
@@ -103,6 +105,7 @@ def simulate(
             microcontrollers run, or "reference", TFLite's portable ones. By default that of the
             model's target, without one "xnnpack".
         input_range: as in `export_tflite`.
+        pack_int4: whether the file is one with weights in 4 bits, as of `export_tflite`.
         batch_size: how many examples are computed at a time.
         verbose: 1 shows progress.
 
@@ -121,6 +124,7 @@ def simulate(
     check_counts(batch_size=batch_size)
     check_exportable(model)
     graph = resolve(model, input_range=input_range)
+    graph = with_int4(graph, family) if pack_int4 else graph
     arrays = arrays_of(model, x)
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}

@@ -12,6 +12,7 @@ from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
+from keras_qat.resolved.int4 import packs_int4, with_int4
 from keras_qat.resolved.pixels import RAW, begins_with_rescaling, rescalings, with_pixels
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
@@ -65,8 +66,9 @@ def export_tflite(
             the model's -1 to 1.
         pack_int4: whether weights of at most 4 bits are stored two in a byte instead of one. That
             halves the file. Weights and biases are the same, but kernels sum in steps that are 18
-            times as wide and round twice, so that some 2 % of a layer's codes are off by one; and
-            they unpack the weights first, so that it is slower (docs/export.md has figures).
+            times as wide and round twice, so that some 2 % of a layer's codes are off by one, as
+            `simulate(pack_int4=True)` is; and they unpack the weights first, so that it is slower
+            (docs/export.md has figures).
 
         batch_size: how many examples a run takes, for all time: microcontrollers and NPUs ask for
             shapes that are known, and 1. None: as the target has it, without one any number.
@@ -118,13 +120,15 @@ def export_tflite(
         rescaled = {}
     if batch_size is not None:
         graph = with_batch(graph, batch_size)
-    builder = Builder(pack_int4=pack_int4)
-    inputs, outputs = write_graph(graph, builder, *types)
-    if pack_int4 and not builder.packed_int4:
+    if pack_int4:
+        graph = with_int4(graph, "xnnpack" if place is None else place.kernels)
+    if pack_int4 and not packs_int4(graph):
         raise ValueError(
             f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
         )
+    builder = Builder()
+    inputs, outputs = write_graph(graph, builder, *types)
     about = {
         "version": __version__,
         "recipe": None if recipe is None else recipe.to_config(),

@@ -14,7 +14,13 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.images import add_on_images, from_image, image_of, image_output, pair
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import RECENT, products_with_weights, weight_constants, weighted
+from keras_qat.ops.sums import (
+    RECENT,
+    Rounding,
+    products_with_weights,
+    weight_constants,
+    weighted,
+)
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -91,11 +97,13 @@ def _convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _conv(a: Arguments) -> Any:
-    return weighted(a, partial(convolved, a.attributes), (-1,))
+    has_groups = a.weights.q.shape[-2] != a.q[0].shape[-1]
+    of_int4: Rounding = "fixed" if has_groups else "up"
+    return weighted(a, partial(convolved, a.attributes), (-1,), of_int4=of_int4)
 
 
 def _depthwise(a: Arguments) -> Any:
-    return weighted(a, partial(convolved_by_channel, a.attributes), (-2, -1))
+    return weighted(a, partial(convolved_by_channel, a.attributes), (-2, -1), of_int4="eights")
 
 
 def _options(e: Emission) -> dict[str, Any]:
@@ -146,6 +154,7 @@ CONV = Op(
     accepts=_accepts,
     integers=(),
     weights={"kernel": (-1,)},
+    takes_int4=True,
     folds_batch_norm=True,
     takes_clip=True,
     products=products_with_weights,
@@ -223,7 +232,7 @@ def _emit_transpose(e: Emission) -> None:
         return (q[None] if q.ndim == 3 else q).transpose(2, 0, 1, 3)
 
     x, image = image_of(e, e.inputs[0]), image_output(e, e.outputs[0])
-    weights, bias = weight_constants(e, arrange, 0, takes_int4=False)
+    weights, bias = weight_constants(e, arrange, 0)
     height, width = _strides(e.attributes, e.weights.q.ndim == 3)
     e.add(
         "TRANSPOSE_CONV",
@@ -273,5 +282,6 @@ TRANSPOSE_CONV = dataclasses.replace(
     defaults={**CONV.defaults, "output_padding": None},
     accepts=_accepts_transpose,
     weights={"kernel": (-2,)},
+    takes_int4=False,
     products=_products_transposed,
 )

@@ -23,6 +23,7 @@ from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
 from keras_qat.ops.images import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.sums import RECENT, products_with_weights, weight_constants, weighted
+from keras_qat.resolved.weights import terms
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
@@ -46,8 +47,17 @@ def product(x: Any, kernel: Any) -> Any:
 
 
 def _weighted(a: Arguments, linear: Any, channels: tuple[int, ...]) -> Any:
-    is_double = _is_fully_connected(a.attributes, a.wide) and a.family != "tflm"
-    return weighted(a, linear, channels, "double" if is_double else "fixed")
+    is_connected = _is_fully_connected(a.attributes, a.wide)
+    is_double = is_connected and a.family != "tflm"
+    # XNNPACK's weights of 4 bits are pairs.
+    is_paired = is_connected and terms(tuple(a.weights.q.shape), channels) % 2 == 0
+    return weighted(
+        a,
+        linear,
+        channels,
+        "double" if is_double else "fixed",
+        of_int4=None if is_paired else "up",
+    )
 
 
 def _dense(a: Arguments) -> Any:
@@ -83,6 +93,7 @@ DENSE = Op(
     defaults={"form": FORM},
     integers=(),
     weights={"kernel": (-1,)},
+    takes_int4=True,
     folds_batch_norm=True,
     takes_clip=True,
     products=products_with_weights,
@@ -229,6 +240,7 @@ EINSUM_DENSE = Op(
     accepts=_einsum_per_channel(1),
     integers=(),
     weights={"kernel": (-1,)},
+    takes_int4=True,
     takes_clip=True,
     products=_products_einsum,
 )

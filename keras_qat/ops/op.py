@@ -151,6 +151,7 @@ class Op:
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
             from the end, `()` for one scale for all.
         trains_weights: whether training computes with quantized weights, in a wrapper.
+        takes_int4: whether there are kernels for weights of 4 bits.
         folds_batch_norm: whether a BatchNormalization behind it is folded into its weights.
         takes_clip: whether kernels compute a ReLU behind it.
         clips: whether it is such a ReLU.
@@ -183,6 +184,7 @@ class Op:
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     trains_weights: bool = True
+    takes_int4: bool = False
     folds_batch_norm: bool = False
     takes_clip: bool = False
     clips: bool = False

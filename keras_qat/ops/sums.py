@@ -18,8 +18,8 @@ from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import cond
 from keras_qat.ops.op import Arguments
 from keras_qat.resolved.weights import Weights, reach_of, terms
-from keras_qat.tflite import int4
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.int4 import in_halves
 
 if TYPE_CHECKING:
     from keras_qat.resolved.graph import Node
@@ -30,10 +30,11 @@ RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
 before have no FULLY_CONNECTED of that kind, and XNNPACK takes no such TRANSPOSE_CONV."""
 
-Rounding = Literal["fixed", "double", "eights"]
+Rounding = Literal["fixed", "double", "up", "eights"]
 """How TFLite's own kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
-double precision, rounded once, halves away from zero, with int16 too. `eights`: the optimized
-TRANSPOSE_CONV, which XNNPACK leaves to it: `fixed`, but eight channels at a time halves up."""
+double precision, rounded once, halves away from zero, with int16 too. `up` and `eights`: optimized
+kernels, where XNNPACK leaves an operator to them: `fixed`, but halves up, in `eights` of so many
+channels at a time."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
@@ -55,7 +56,11 @@ def products_with_weights(node: Node) -> int:
 
 
 def weighted(
-    a: Arguments, linear: Linear, channels: tuple[int, ...], rounding: Rounding = "fixed"
+    a: Arguments,
+    linear: Linear,
+    channels: tuple[int, ...],
+    rounding: Rounding = "fixed",
+    of_int4: Rounding | None = None,
 ) -> Any:
     """The quantized values less the zero point of a weighted operator.
 
@@ -65,6 +70,8 @@ def weighted(
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's own kernel rounds. XNNPACK's kernels, which have no int16, multiply
             in float32 and round half to even.
+        of_int4: how TFLite's optimized kernel rounds with weights in 4 bits, which XNNPACK leaves
+            to it; None if it does not.
     """
     weights: Weights = a.weights
     scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
@@ -75,7 +82,9 @@ def weighted(
         if rounding == "double":
             return _round_half_away(sums * ratio)
         return tf.cast(multiply_sums(tf.cast(sums, tf.int64), fixed_point(ratio)), tf.float64)
-    if a.family == "xnnpack" and rounding != "eights":
+    if a.family == "xnnpack" and weights.packed and of_int4 is not None:
+        rounding = of_int4
+    elif a.family == "xnnpack" and rounding != "eights":
         sums = _sums_of_8_bits(a, linear, channels, tf.float32)
         return tf.round(sums * tf.cast(single(before * scale) / after, tf.float32))
     sums = _sums_of_8_bits(a, linear, channels, tf.float64)
@@ -83,10 +92,11 @@ def weighted(
         return tf.cast(_round_half_away(sums * ratio), tf.float32)
     whole, number = tf.cast(sums, tf.int64), fixed_point(ratio)
     result = multiply(whole, number)
-    if a.family == "xnnpack":
+    if a.family == "xnnpack" and rounding != "fixed":
         count = sums.shape[-1]
         up = multiply(whole, number, halves_up=True)
-        result = tf.where(tf.range(count) < count // 8 * 8, up, result)
+        of_up = count if rounding == "up" else count // 8 * 8
+        result = tf.where(tf.range(count) < of_up, up, result)
     return tf.cast(result, tf.float32)
 
 
@@ -157,10 +167,7 @@ def _held_in(q: Any, dtype: tf.DType) -> Any:
 
 
 def weight_constants(
-    e: Emission,
-    arrange: Callable[[np.ndarray], np.ndarray],
-    axis: int,
-    takes_int4: bool = True,
+    e: Emission, arrange: Callable[[np.ndarray], np.ndarray], axis: int
 ) -> list[int]:
     """Adds an operator's weights and bias to a file.
 
@@ -171,7 +178,6 @@ def weight_constants(
         e: the operator.
         arrange: from the weights in the layer's shape to those in the file's.
         axis: of the output channels in the file.
-        takes_int4: whether there are kernels for weights of 4 bits.
 
     Returns:
         The tensors of the weights and the bias.
@@ -181,13 +187,8 @@ def weight_constants(
     scales = np.asarray(weights.scale, np.float32).reshape(-1)
     shape, dtype, data = q.shape, "int8", q
     bias = np.zeros(shape[axis]) if weights.bias is None else np.asarray(weights.bias).reshape(-1)
-    if e.builder.pack_int4 and takes_int4 and not e.wide:
-        packed = int4.packed(q, axis if scales.size > 1 else None)
-        if packed is not None:
-            data, divisors = packed
-            scales, bias = scales * np.float32(divisors), np.round(bias / divisors)
-            dtype = "int4"
-            e.builder.packed_int4 += 1
+    if weights.packed:
+        data, dtype = in_halves(q), "int4"
     input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
     whole = bias.astype(np.int64) if e.wide else np.float32(bias).astype(np.int32)
     return [

@@ -28,6 +28,7 @@ class Weights:
             of products are at most that times the largest input. None if nobody needs it.
         rounding: the largest change of a weight, in LSB of its training, because kernels have no
             zero point for weights: 0 but for wide asymmetric 8-bit ranges.
+        packed: whether files hold them in 4 bits, two in a byte.
         recurrent: of a recurrent operator those that its output of the step before is multiplied
             with.
     """
@@ -39,6 +40,7 @@ class Weights:
     bits: int = 8
     reach: Any = None
     rounding: float = 0.0
+    packed: bool = False
     recurrent: Weights | None = None
 
     @property

@@ -164,14 +164,14 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     if target.operators is None:
         return None
     kernel = target.operators.get(name)
-    is_float = any(each.dtype.name.startswith("float") for each in site.tensors)
+    is_float = any(each.type.startswith("float") for each in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
     if kernel is None:
         return "has no kernel for", change
     first = site.inputs[0] if site.inputs else None
-    others = [each.dtype.name for each in site.tensors if each.dtype.name not in kernel.types]
-    if first is not None and first.dtype.name not in (kernel.reads or kernel.types):
-        others = [first.dtype.name]
+    others = [each.type for each in site.tensors if each.type not in kernel.types]
+    if first is not None and first.type not in (kernel.reads or kernel.types):
+        others = [first.type]
     if others:
         return f"has no kernel for with {others[0]}", change
     if len(site.inputs) > kernel.max_inputs:

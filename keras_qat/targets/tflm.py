@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from keras_qat.targets.problems import Site
 from keras_qat.targets.target import Kernel, Target
 
 __all__ = ["CMSIS_NN", "TFLM"]
@@ -20,6 +21,14 @@ PLACES = (*REAL, "int32")
 """With sizes, axes or places of 32 bits."""
 NARROW = ("int8", "float32", "int32")
 
+
+def _scale_of_int4(site: Site) -> str | None:
+    weights = site.inputs[1]
+    if weights is None or weights.type != "int4" or weights.scale:
+        return None
+    return "takes weights of 4 bits in, but with one scale: export with target='tflm'"
+
+
 TFLM = Target(
     name="tflm",
     title="TFLite Micro",
@@ -27,9 +36,9 @@ TFLM = Target(
     batch_size=1,
     source="run here, in the interpreter of the package tflite-micro",
     operators={
-        **dict.fromkeys(
-            ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"), Kernel(WEIGHTED)
-        ),
+        **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), Kernel((*WEIGHTED, "int4"))),
+        "FULLY_CONNECTED": Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,)),
+        "TRANSPOSE_CONV": Kernel(WEIGHTED),
         **dict.fromkeys(
             (
                 *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "PACK"),

@@ -51,11 +51,7 @@ class Builder:
     and -1 in the shape's signature.
     """
 
-    def __init__(self, pack_int4: bool = False) -> None:
-        self.pack_int4 = pack_int4
-        """Whether weights that fit into 4 bits are held in them."""
-        self.packed_int4 = 0
-        """How many weights are."""
+    def __init__(self) -> None:
         self.knows_sizes = True
         """Whether interpreters know the sizes of all tensors before they run the operators."""
         self.model = new("ModelT", version=3, description=b"keras_qat")

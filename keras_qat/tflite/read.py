@@ -26,6 +26,7 @@ class Tensor:
         dtype: type of its entries; of strings and 4-bit integers `object`.
         scale: real value of one step, 0 for a tensor with no range or with several.
         zero_point: the code of 0.
+        type: TFLite's name of the type, "int4" too.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Tensor:
     dtype: np.dtype
     scale: float
     zero_point: int
+    type: str = ""
 
     @property
     def is_quantized(self) -> bool:
@@ -78,6 +80,8 @@ class FileGraph:
             each: operator.builtinOptions
             for each, operator in zip(self.operations, graph.operators, strict=True)
         }
+        self.packs_int4 = any(each.type == "int4" for each in self.tensors)
+        """Whether any weights lie in 4 bits."""
         self.signatures = len(self._model.signatureDefs or ())
         """How many signatures the file has; `inputs` and `outputs` are those of the first."""
         self.producers = {index: each for each in self.operations for index in each.outputs}
@@ -188,4 +192,5 @@ def _tensor(index: int, tensor: Any) -> Tensor:
         np.dtype(object if dtype in (None, "int4") else dtype),
         float(quantization.scale[0]) if one_range else 0.0,
         int(quantization.zeroPoint[0]) if one_range else 0,
+        dtype or "object",
     )

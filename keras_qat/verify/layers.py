@@ -17,6 +17,7 @@ from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.micro import Runner, opened
 from keras_qat.progress import shown
+from keras_qat.resolved.int4 import with_int4
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import kernels_of
 from keras_qat.simulate import run_batch
@@ -51,6 +52,9 @@ def compare_layers(
     graph, file = graph_lib.read(model), FileGraph(contents)
     resolved = resolve(model, input_range=_input_range(graph, file), graph=graph)
     pairs, merged = pair(resolved, file)
+    in_file = resolved
+    if file.packs_int4:
+        in_file = with_int4(resolved, "tflm" if kernels == "tflm" else "xnnpack")
     indices = [each.tensor.index for each in pairs]
     whole = opened(file.with_outputs(indices), kernels)
     pieces: Runner | None = None
@@ -88,7 +92,7 @@ def compare_layers(
             name = str(each.pair.tensor.index)
             each.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and kernels != "optimized":
-            some = run_batch(resolved, [each[:SIMULATED] for each in arrays], kernels)
+            some = run_batch(in_file, [each[:SIMULATED] for each in arrays], kernels)
             for each in sums:
                 name = str(each.pair.tensor.index)
                 each.compare_exactly(_as_in(each.pair.tensor, some[each.pair.ours]), run[name])

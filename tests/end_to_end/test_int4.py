@@ -8,10 +8,15 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
+from keras_qat.ops.sums import RECENT
+from keras_qat.resolved.int4 import packs_int4, with_int4
+from keras_qat.resolved.resolve import resolve
 from keras_qat.tflite.objects import code_of, unpack
 from tests.helpers import images, observe, scramble, train
+from tests.networks import composite
 from tests.networks.convolutional import FAMILIES
 from tests.networks.small import functional, layers, residual_net
+from tests.targets.test_structures import known
 
 pytestmark = pytest.mark.legacy
 _Op = schema.BuiltinOperator
@@ -59,6 +64,46 @@ def test_weights_are_those_that_were_trained():
     np.testing.assert_allclose(found, np.round(kernel / step) * step, atol=1e-6)
 
 
+def exact_in(qat, x, kernels):
+    """How the codes of a packed file agree with the model and with the simulation."""
+    target = "tflm" if kernels == "tflm" else "xnnpack"
+    contents = keras_qat.export_tflite(qat, pack_int4=True, target=target)
+    given = x if len(x) > 1 else x[0]
+    found = keras_qat.simulate(qat, given, kernels, pack_int4=True)
+    codes = keras_qat.TFLiteModel(contents, kernels).predict(given, codes=True)
+    for here, there in zip(
+        found.outputs.values(), codes if len(found.outputs) > 1 else [codes], strict=True
+    ):
+        np.testing.assert_array_equal(getattr(here, "codes", here), there)
+    return contents
+
+
+STRUCTURES = {
+    f"{name}-{kernels}": (each, kernels)
+    for name, each in {**FAMILIES, **composite.FAMILIES}.items()
+    for kernels in ("xnnpack", "tflm")
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_in_halves_of_bytes_are_simulated_exactly(name):
+    family, kernels = STRUCTURES[name]
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+        model = known(family)
+    elif not RECENT:
+        pytest.skip("this TensorFlow's runtime has other kernels")
+    else:
+        model = family.model()
+    qat = keras_qat.quantize_model(scramble(model), "int4_weights")
+    x = family.inputs(6)
+    observe(qat, *x)
+    if not packs_int4(with_int4(resolve(qat))):
+        pytest.skip("no weights of 4 bits")
+    exact_in(qat, x, kernels)
+
+
 @pytest.mark.parametrize("family", ["conv", "depthwise", "dense"])
 def test_packed_and_not(family):
     qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()), "int4_weights")
@@ -68,9 +113,13 @@ def test_packed_and_not(family):
     assert report.max_difference <= 1
     assert report.identical >= 0.999
     # Sums of int4 weights are small numbers, and kernels round them twice: up, if halfway.
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat, pack_int4=True), x[0])
+    packed = keras_qat.export_tflite(qat, pack_int4=True)
+    report = keras_qat.verify(qat, packed, x[0], per_layer=family == "dense")
     assert report.max_difference <= 1
     assert report.identical >= 0.9
+    if RECENT:  # Which the simulation knows.
+        assert all(each.simulated == 1 for each in report.tensors)
+        exact_in(qat, x, "xnnpack")
 
 
 def test_half_of_the_size():
