@@ -15,13 +15,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.distill import Distiller
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import keras, traced
 from keras_qat.keras2.readable import is_graph_model
+from keras_qat.layers.oscillation import Oscillations
 from keras_qat.quantize import Quantizer, quantizers
+from keras_qat.ranges.weights import per_channel
 from keras_qat.schedule import check_quantized, schedule
 from keras_qat.statistics import statistics
 
-__all__ = ["FreezeBatchNorm", "FreezeRanges", "LogQuantization", "QuantDelay"]
+__all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "LogQuantization", "QuantDelay"]
 
 
 class _Threshold(keras.callbacks.Callback):
@@ -115,6 +117,74 @@ class FreezeRanges(_Threshold):
     """
 
     threshold = "freeze_ranges_from"
+
+
+class FreezeOscillations(keras.callbacks.Callback):
+    """Lets weights of few bits rest that jump between two levels.
+
+    A weight near the middle between two levels turns back and forth, and the statistics of
+    BatchNormalization follow neither. Once it has done so in more than `threshold` of the steps, it
+    is kept at the level where it was most of the time. For 4 bits and fewer; weights with more, or
+    with one range for all, are left alone. What is frozen is forgotten when training is resumed.
+
+    Args:
+        threshold: share of the steps in which a weight turns: in the first epoch and in the last,
+            with a cosine between them.
+        momentum: of the average over steps: of some 1 / momentum steps.
+        model: as for `QuantDelay`.
+
+    Raises:
+        ValueError: if thresholds or momentum are not between 0 and 1; at `fit` as `QuantDelay`.
+
+    Example:
+        >>> qat.fit(x, y, epochs=10, callbacks=[keras_qat.callbacks.FreezeOscillations()])
+
+    Source: Nagel et al. 2022 (arXiv:2203.11086).
+    """
+
+    def __init__(
+        self,
+        threshold: tuple[float, float] = (0.1, 0.01),
+        momentum: float = 0.01,
+        *,
+        model: Any = None,
+    ) -> None:
+        super().__init__()
+        if not all(0 < each < 1 for each in (*threshold, momentum)):
+            raise ValueError(
+                f"threshold={threshold}, momentum={momentum}: give numbers between 0 and 1."
+            )
+        self.threshold, self.momentum, self.within = threshold, momentum, model
+        self._limit = tf.Variable(threshold[0], trainable=False)
+        self._watched: list[Oscillations] = []
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        model = _meant(self, self.threshold)
+        check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+        self._watched = [
+            Oscillations(weights, quantizer, self.momentum)
+            for weights, quantizer in per_channel(model)
+            if quantizer.spec.bits <= 4
+        ]
+        self._update = traced(self._update_all)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        first, last = self.threshold
+        done = epoch / max(self.params["epochs"] - 1, 1)
+        self._limit.assign(last + (first - last) * 0.5 * (1 + np.cos(np.pi * done)))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._update()
+
+    def _update_all(self) -> None:
+        for each in self._watched:
+            each.update(self._limit)
+
+    @property
+    def frozen(self) -> float:
+        """The share of the watched weights that rest."""
+        rest = [each.frozen.numpy() for each in self._watched]
+        return float(sum(map(np.sum, rest)) / max(sum(map(np.size, rest)), 1))
 
 
 class LogQuantization(keras.callbacks.Callback):

@@ -11,7 +11,7 @@ from keras_qat.layers import QuantizeWrapper
 from keras_qat.layers.weights import GateQuantizer
 from keras_qat.schedule import scheduled_layers
 
-__all__ = ["clip_weights", "least_squares_limits", "rounded", "start_limits"]
+__all__ = ["clip_weights", "least_squares_limits", "per_channel", "rounded", "start_limits"]
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
 """Limits that are tried, of the largest magnitude."""
@@ -52,7 +52,7 @@ def clip_weights(model: Any) -> None:
     The range of a channel is that of its weights, so that this sets it, for training as well.
     Ranges of a whole tensor, as of `recipes.contrib`, stay.
     """
-    for weights, quantizer in _per_channel(model):
+    for weights, quantizer in per_channel(model):
         value = weights.numpy()
         limits = least_squares_limits(value, quantizer.channel_axes, quantizer.spec.bits)
         weights.assign(np.clip(value, -limits, limits))
@@ -61,13 +61,13 @@ def clip_weights(model: Any) -> None:
 
 def start_limits(model: Any) -> None:
     """Learned limits of weights begin with the least squared error."""
-    for weights, quantizer in _per_channel(model):
+    for weights, quantizer in per_channel(model):
         if quantizer.learned is not None:
             axes, bits = quantizer.channel_axes, quantizer.spec.bits
             quantizer.set_limits(least_squares_limits(weights.numpy(), axes, bits))
 
 
-def _per_channel(model: Any) -> Iterator[tuple[Any, Any]]:
+def per_channel(model: Any) -> Iterator[tuple[Any, Any]]:
     """The weights of a model's wrappers that have a range for each channel, with the quantizers."""
     for layer in scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper):

@@ -1,0 +1,67 @@
+"""Weights that jump between two levels come to rest, as Nagel et al. 2022 have it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.callbacks import FreezeOscillations
+from keras_qat.keras2.backend import keras
+from keras_qat.layers.oscillation import Oscillations
+from keras_qat.ranges.weights import per_channel
+from tests.helpers import images, train
+from tests.networks.small import functional, layers, residual_net
+
+pytestmark = pytest.mark.legacy
+X = images(32, (8, 8, 1))
+
+
+def kernel_of(bits: int):
+    """A kernel of one channel: levels are whole numbers, the first weight has the highest."""
+    model = functional((5,), build=layers.Dense(1, name="y"))
+    qat = keras_qat.quantize_model(model, recipes.int8(bits))
+    ((kernel, quantizer),) = per_channel(qat)
+    return kernel, quantizer
+
+
+def test_a_weight_that_turns_rests_where_it_was_most():
+    kernel, quantizer = kernel_of(3)
+    others = [1.2, -2.3, 0.0]
+    kernel.assign(np.reshape([3.0, 0.4, *others], (5, 1)))
+    watched = Oscillations(kernel, quantizer, momentum=0.1)
+    codes, turned = [0, 1, 0, 1, 1, 1, 0, 1], [0, 0, 1, 1, 0, 0, 1, 1]
+    frequency, mean = 0.0, 0.0
+    for code, turn in zip(codes, turned, strict=True):
+        assert frequency < 0.25
+        kernel.assign(np.reshape([3.0, 0.4 + 0.2 * code, *others], (5, 1)))
+        watched.update(0.25)
+        frequency += 0.1 * (turn - frequency)
+        mean += 0.1 * (code - mean)
+    assert frequency > 0.25
+    np.testing.assert_array_equal(watched.frozen.numpy().ravel(), [0, 1, 0, 0, 0])
+    np.testing.assert_allclose(kernel.numpy().ravel(), [3, np.round(mean), *others], 1e-6)
+    kernel.assign_add([[-0.3], [0.7], [-0.3], [0], [0]])  # The scale is 0.9 then.
+    watched.update(0.25)
+    found = kernel.numpy().ravel()
+    np.testing.assert_allclose(found, [2.7, 0.9 * np.round(mean), 0.9, -2.3, 0], 1e-6, 1e-7)
+
+
+def test_training_with_it_gives_a_file():
+    qat = keras_qat.quantize_model(residual_net(), recipes.low_bits(3, 4))
+    keras_qat.calibrate(qat, X)
+    callback = FreezeOscillations((0.02, 0.02), 0.3)
+    train(qat, X, steps=6, rate=0.3, callbacks=[callback])
+    assert 0 < callback.frozen < 1
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
+def test_what_it_does_not_take():
+    with pytest.raises(ValueError, match="give numbers between 0 and 1"):
+        FreezeOscillations((0.0, 0.1))
+    model = functional((6,), build=layers.Dense(3))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="not quantization-aware"):
+        model.fit(np.zeros((2, 6)), np.zeros((2, 3)), verbose=0, callbacks=[FreezeOscillations()])
+    assert isinstance(FreezeOscillations(), keras.callbacks.Callback)
