@@ -16,6 +16,17 @@ from keras_qat.targets.target import Target
 __all__ = ["Plan", "Range", "Row"]
 
 
+INSIDE = "inside, one range for all steps"
+
+
+@dataclasses.dataclass(frozen=True)
+class PerGate(QuantSpec):
+    """How the weights of an LSTM are quantized."""
+
+    def __str__(self) -> str:
+        return super().__str__().rsplit(" ", 1)[0] + " gate"
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One line of a plan.
@@ -67,6 +78,7 @@ class Plan:
             the original's placement files quantize more than its quantizers say.
         replaced: layer -> the class of the layer that takes its place.
         weights_only: calls of those whose weights are quantized all the same -> their paths.
+        inner: the ranges inside of a group's kernel, by name.
         target: where the file is to run, if that was asked for.
         problems: what of it does not run there.
     """
@@ -84,6 +96,7 @@ class Plan:
     weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = dataclasses.field(
         default_factory=dict
     )
+    inner: dict[Group, dict[str, QuantSpec]] = dataclasses.field(default_factory=dict)
     target: Target | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -102,6 +115,10 @@ class Plan:
                 group = groups.get(value.producer)
                 if group is not None:
                     rows += self._weight_rows(group)
+                    rows += [
+                        Row(f"{value.producer.name}/{name}", layer, "activation", spec, INSIDE)
+                        for name, spec in self.inner.get(group, {}).items()
+                    ]
                 if value is value.producer.output:
                     spec, paths = self.weights_only.get(value.producer, (None, ()))
                     rows += [
@@ -118,6 +135,8 @@ class Plan:
             spec, reason = self.specs.get(group.output), "in the range of what it gives"
         if spec and group.batch_norm:
             reason = f"kernel, folded with {group.batch_norm.name}"
+        if isinstance(group.kernel.layer, keras.layers.LSTM) and isinstance(spec, QuantSpec):
+            spec = PerGate(**vars(spec))
         name, layer = group.kernel.name, type(group.kernel.layer).__name__
         return [Row(f"{name}/{each}", layer, "weight", spec, reason) for each in group.weights]
 

@@ -211,9 +211,19 @@ def _weight_quantizers(layer: Any) -> list[Quantizer]:
 
 
 def _activation_quantizers(layer: Any) -> list[Quantizer]:
-    name = f"{layer.name}/output"
+    """Those inside of a layer first, then that of its output."""
     tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
-    return [Quantizer(name, tensors, each.spec, *each.current_range()) for each in layer.quantizers]
+    inner = getattr(layer, "inner", {})
+    names = [*inner, *["output"] * (len(layer.quantizers) - len(inner))]
+    return [
+        Quantizer(
+            f"{layer.name}/{name}",
+            tuple(f"{each}/{name}" for each in tensors) if name in inner else tensors,
+            each.spec,
+            *each.current_range(),
+        )
+        for name, each in zip(names, layer.quantizers, strict=True)
+    ]
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

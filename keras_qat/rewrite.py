@@ -334,6 +334,7 @@ class _Visitor:
                 activation=group.activation and clone(group.activation.layer),
                 output_spec=self._spec_inside(group.output),
                 tensor=group.output.name,
+                inner_specs=self.plan.inner.get(group),
                 name=PREFIX + group.kernel.name,
                 mixed=self.mixed,
             )

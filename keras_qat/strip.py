@@ -73,8 +73,10 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     there = {layer.name: layer for layer in model.layers}
 
     def is_there(call: Call) -> bool:
-        """Whether the model has a layer as a whole: the first version opened none."""
-        return type(there.get(PREFIX + call.name)) is type(call.layer)
+        """Whether the model has a layer as a whole: earlier versions opened and split less."""
+        layer: Any = there.get(PREFIX + call.name)
+        layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
+        return type(layer) is type(call.layer)
 
     graph = lowered(read, model.recipe, is_there)
     kernels = {group.kernel: group for group in placed(graph, model.recipe).groups}

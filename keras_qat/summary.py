@@ -45,6 +45,8 @@ class LayerSummary:
         activation_bytes: of the output.
         multiply_accumulates: products of its convolution or product of matrices; 0 for other
             operators, None in float.
+        granularity: what of the weights has a scale of its own: "per channel", "per gate" or
+            "per tensor"; None without weights.
     """
 
     name: str
@@ -62,6 +64,7 @@ class LayerSummary:
     float_weight_bytes: int
     activation_bytes: int | None
     multiply_accumulates: int | None
+    granularity: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,10 +211,11 @@ def _layer(node: Node, unset: set[int], seen: set[int]) -> LayerSummary:
         None if params is None else float(params.scale),
         None if params is None else int(params.zero_point),
         weights.bits if weights else None,
-        weights.per_channel if weights else None,
+        weights.granularity == "per channel" if weights else None,
         *sizes,
         _bytes(output) if is_known else None,
         node.op.products(node) if node.op and is_known else None,
+        weights.granularity if weights else None,
     )
 
 
@@ -324,8 +328,7 @@ def _cells(layer: LayerSummary) -> Iterator[str]:
         yield f"[{layer.minimum:.4g}, {layer.maximum:.4g}]"
         yield f"{layer.scale:.4g}"
         yield str(layer.zero_point)
-    kind = "per channel" if layer.per_channel else "per tensor"
-    yield "-" if layer.weight_bits is None else f"{layer.weight_bits} bits {kind}"
+    yield "-" if layer.weight_bits is None else f"{layer.weight_bits} bits {layer.granularity}"
     yield _size(layer.weight_bytes) if layer.weight_bytes else "-"
     yield "?" if layer.activation_bytes is None else _size(layer.activation_bytes)
     macs = layer.multiply_accumulates

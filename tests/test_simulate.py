@@ -136,7 +136,7 @@ def test_float_layers_are_named():
 
 def test_recurrent_layers_are_in_float():
     def build(x):
-        return layers.Dense(3)(layers.GRU(4, name="gru")(layers.Dense(6)(x)))
+        return layers.Dense(3)(layers.RNN(layers.GRUCell(4), name="gru")(layers.Dense(6)(x)))
 
     x = images(32, (5, 8))
     qat = observe(keras_qat.quantize_model(functional((5, 8), build=build)), x)

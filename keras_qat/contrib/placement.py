@@ -159,7 +159,7 @@ class ContribPlacement:
     def has_implied_range(self, call: Call) -> bool:
         """Whether a result has a range without a quantizer: a fixed one, or that of its inputs."""
         op = op_of(call)
-        if op is None:
+        if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
         is_implied = isinstance(op.output, (SharedRange, FixedRange)) or not call.output.is_float
         return is_implied or op.name == "mean" or self.kind(call) == "kernel"

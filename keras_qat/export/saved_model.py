@@ -21,7 +21,9 @@ from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.layers.recurrent import lstm_quantized
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.unrolled import steps_quantized
 from keras_qat.ops.op import SharedRange
+from keras_qat.ops.unrolled import params_named
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.resolve import resolve
@@ -124,7 +126,7 @@ def _called(node: Node, numbers: list[Any]) -> Any:
     """The call's own layer, with the weights that kernels hold."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
-        return _lstm(node, weights, *numbers)
+        return _recurrent(node, weights, *numbers)
     if weights is not None and weights.name:
         (x,) = numbers
         kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
@@ -147,19 +149,31 @@ def _called(node: Node, numbers: list[Any]) -> Any:
         return layer(*args, **kwargs)
 
 
-def _lstm(node: Node, weights: Weights, x: Any) -> Any:
-    layer = node.call.layer
+def _recurrent(node: Node, weights: Weights, x: Any) -> Any:
+    layer, own = node.call.layer, weights.recurrent
+    assert own is not None
     real = {
-        each.name: tf.constant((each.q * each.scale).astype(np.float32))
-        for each in (weights, weights.recurrent)
-        if each is not None
+        each.name: tf.constant((each.q * each.scale).astype(np.float32)) for each in (weights, own)
     }
     if layer.cell.use_bias:
-        unit = np.float64(node.inputs[0].params.scale) * weights.scale  # type: ignore[union-attr]
-        real["cell.bias"] = tf.constant((weights.bias * unit.reshape(-1)).astype(np.float32))
+        given, fed_back = node.inputs[0].params, params_named(weights, "hidden")
+        pairs = ((weights, given), (own, fed_back))
+        found = [
+            each.bias * (np.float64(read.scale) * each.scale).reshape(-1)  # type: ignore[union-attr]
+            for each, read in pairs
+            if each.bias is not None
+        ]
+        bias = np.stack(found) if len(found) > 1 else found[0]
+        real["cell.bias"] = tf.constant(bias.astype(np.float32))
     phase = Phase(training=False, quantizing=True, frozen=True)
     with computing_in_float32(layer):
-        return lstm_quantized(layer, x, real, phase)
+        if not weights.inner:
+            return lstm_quantized(layer, x, real, phase)
+
+        def rounded(name: str, x: Any) -> Any:
+            return _rounded(x, params_named(weights, name))
+
+        return steps_quantized(layer, x, real, phase, rounded, rounded)[0]
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:

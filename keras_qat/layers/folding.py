@@ -11,6 +11,7 @@ from keras_qat.keras2 import backend
 from keras_qat.layers import per_tensor
 from keras_qat.layers.recurrent import lstm_quantized
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.unrolled import unrolled_quantized
 from keras_qat.layers.weights import weight_at
 
 __all__ = ["FOLDS"]
@@ -73,6 +74,8 @@ def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     }
     if isinstance(layer, backend.keras.layers.LSTM):
         return lstm_quantized(layer, inputs, quantized, phase)
+    if wrapper.inner:
+        return unrolled_quantized(wrapper, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):
         return layer(inputs, training=is_learning(phase))
     with backend.swapped(layer, **quantized):

@@ -49,9 +49,7 @@ class ActivationQuantizer:
         Without a slot, `x` is an average of values that this quantizer has been applied to. With
         a `ceiling`, what is quantized is a ReLU of `x` that ends there.
         """
-        training = False if phase.fixed is True else phase.training
-        taken = True if phase.fixed is False else tf.logical_not(phase.fixed)
-        minimum, maximum = self.observe(x, training, slot, ceiling, taken)
+        minimum, maximum = self._observed(x, phase, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
         if slot is not None and self.learns:
             y = fake_quantize_learned(
@@ -79,6 +77,17 @@ class ActivationQuantizer:
         return straight_through(
             lambda x: cond(applies, lambda: average(x), lambda: tf.identity(x)), x
         )
+
+    def take_in(self, x: Any, phase: Phase) -> None:
+        """Observes `x` if this is training, and quantizes nothing."""
+        self._observed(x, phase, 0, None)
+        if self.watched is not None:
+            self.watched(0, x)
+
+    def _observed(self, x: Any, phase: Phase, slot: int | None, ceiling: float | None) -> Any:
+        training = False if phase.fixed is True else phase.training
+        taken = True if phase.fixed is False else tf.logical_not(phase.fixed)
+        return self.observe(x, training, slot, ceiling, taken)
 
     @property
     def learns(self) -> bool:

@@ -19,7 +19,7 @@ from keras_qat.ranges import observers
 from keras_qat.ranges.learned import fake_quantize_weights_learned
 from keras_qat.specs import QuantSpec
 
-__all__ = ["GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]
+__all__ = ["CellQuantizer", "GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]
 
 LEAST_LIMIT = 1e-12
 """Of a learned range, so that no step of training makes it empty."""
@@ -112,14 +112,15 @@ class WeightQuantizer:
         return -limits, limits
 
 
-class GateQuantizer(WeightQuantizer):
-    """That of a recurrent layer's weights, with one range for each gate: four blocks of columns.
-
-    They are those of the weights as they are: none is learned.
-    """
+class CellQuantizer(WeightQuantizer):
+    """That of a recurrent layer's weights. Ranges are those of the weights: none is learned."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
+
+
+class GateQuantizer(CellQuantizer):
+    """That of an LSTM's weights, with one range for each gate: four blocks of columns."""
 
     def limits(self, weights: Any) -> Any:
         rows, columns = weights.shape

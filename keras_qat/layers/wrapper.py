@@ -11,7 +11,7 @@ from keras_qat.keras2 import backend
 from keras_qat.layers import folding
 from keras_qat.layers.quantize import ActivationQuantizer
 from keras_qat.layers.scheduled import ScheduledLayer
-from keras_qat.layers.weights import GateQuantizer, WeightQuantizer
+from keras_qat.layers.weights import CellQuantizer, GateQuantizer, WeightQuantizer
 from keras_qat.ops.registry import relu_maximum
 
 __all__ = ["QuantizeWrapper"]
@@ -32,6 +32,7 @@ class QuantizeWrapper(ScheduledLayer):
         activation: the activation layer behind that, or None.
         output_spec: how the output is quantized, or None if another layer does it or nobody.
         tensor: name of the output in the float model, for reports.
+        inner_specs: how what is inside of the layer is quantized, by the name of its range.
 
     Shapes: those of `layer`.
     """
@@ -47,6 +48,7 @@ class QuantizeWrapper(ScheduledLayer):
         activation: Any = None,
         output_spec: Any = None,
         tensor: str = "",
+        inner_specs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -60,10 +62,13 @@ class QuantizeWrapper(ScheduledLayer):
         self.activation = _layer(activation)
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
+        given = inner_specs or {}
+        self.inner_specs = {name: specs.from_config(spec) for name, spec in given.items()}
 
     @property
     def quantizers(self) -> list[Any]:
-        return [] if self.output_quantizer is None else [self.output_quantizer]
+        last = [] if self.output_quantizer is None else [self.output_quantizer]
+        return [*self.inner.values(), *last]
 
     @property
     def sublayers(self) -> list[Any]:
@@ -80,12 +85,14 @@ class QuantizeWrapper(ScheduledLayer):
             shape = backend.output_shape(sublayer, shape)
         self.weight_quantizers = {}
         if self.weight_spec is not None:
-            is_recurrent = isinstance(self.layer, backend.keras.layers.LSTM)
-            make = GateQuantizer if is_recurrent else WeightQuantizer
+            make = _weight_quantizer(self)
             self.weight_quantizers = {
                 name: make(self.weight_spec, self, name.replace(".", "_"), axes)
                 for name, axes in self.weight_axes.items()
             }
+        self.inner = {
+            name: ActivationQuantizer(spec, self, name) for name, spec in self.inner_specs.items()
+        }
         self.output_quantizer = None
         self.ceiling = None
         """Upper end of the ReLU that the output quantizer computes as well."""
@@ -131,7 +138,18 @@ class QuantizeWrapper(ScheduledLayer):
             "activation": self.activation and backend.serialize(self.activation),
             "output_spec": specs.to_config(self.output_spec),
             "tensor": self.tensor,
+            **self._inner_config(),
         }
+
+    def _inner_config(self) -> dict[str, Any]:
+        found = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
+        return {"inner_specs": found} if found else {}
+
+
+def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
+    if isinstance(wrapper.layer, backend.keras.layers.LSTM):
+        return GateQuantizer
+    return CellQuantizer if wrapper.inner_specs else WeightQuantizer
 
 
 def _layer(layer: Any) -> Any:

@@ -65,6 +65,8 @@ def lower(
         layer = call.layer
         key = str(layer.symbol) if is_operation(layer) else type(layer)
         lowering = table.get(key) or table.get(class_path(layer))
+        if type(layer) is _layers.Bidirectional and may_open and may_open(call) is False:
+            lowering = None
         parts = split_activity_regularizer(call, made)
         parts = parts or (lowering(call, made) if lowering else [])
         return [each for part in parts for each in expand(part.as_part_of(call))] or [call]

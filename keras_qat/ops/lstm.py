@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from keras_qat.resolved.graph import Node
     from keras_qat.resolved.weights import Weights
 
-__all__ = ["CELL", "HIDDEN", "LSTM"]
+__all__ = ["CELL", "HIDDEN", "LSTM", "TANH", "other_form"]
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
 """The range of the output, which the next step reads too."""
@@ -44,7 +44,7 @@ GATE = QuantParams(np.float32(2.0**-12), 0, 16)
 BITS = 15
 """Bits behind the point of what comes out of them."""
 
-_TANH = (keras.activations.tanh, tf.tanh)
+TANH = (keras.activations.tanh, tf.tanh)
 _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
@@ -58,10 +58,16 @@ def _attributes(call: Call) -> Attributes:
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
+    if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
+        return "its activations are others than tanh and sigmoid"
+    return other_form(call)
+
+
+def other_form(call: Call) -> str | None:
+    """Why a recurrent layer, whatever it computes, does not go once through one sequence."""
+    layer = call.layer
     if isinstance(call.source, keras.layers.TimeDistributed):
         return "it is called for each step of another sequence"
-    if layer.activation not in _TANH or layer.recurrent_activation not in _SIGMOID:
-        return "its activations are others than tanh and sigmoid"
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
     if layer.stateful or layer.return_state or len(call.inputs) > 1:

@@ -158,6 +158,7 @@ class Op:
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
+        inner: ranges between the parts that an operator is written in, by name.
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
@@ -190,6 +191,7 @@ class Op:
     clips: bool = False
     elementwise: bool = False
     takes_constants: bool = False
+    inner: Callable[[Attributes], Mapping[str, OwnRange]] = lambda attributes: {}
     symmetric: tuple[int, ...] = ()
     alias: bool = False
     products: Callable[[Node], int] = lambda node: 0

@@ -130,7 +130,9 @@ def _node_box(node: Node, layer: LayerSummary, colors: dict[int, str]) -> _Box:
     is_float, tensor = node.op is None, node.output
     weights = ""
     if layer.weight_bits is not None:
-        weights = f"{layer.weight_bits}-bit" + (" per channel" if layer.per_channel else " weights")
+        weights = f"{layer.weight_bits}-bit" + (
+            " weights" if layer.granularity == "per tensor" else f" {layer.granularity}"
+        )
     relu = "" if node.maximum is None else f" + ReLU{'' if node.maximum > 1e30 else 6}"
     kind = f"{layer.operator}{relu}" + (f" · {weights}" if weights else "")
     lines = [layer.name, kind, *([node.reason] if node.reason else [])]

@@ -66,6 +66,7 @@ class Int8Placement:
             float_layers=self.float_layers,
             left_in_float=self.float_layers,
             weights_only=self.weights_only,
+            inner={group: self.inside(group) for group in self.groups},
         )
 
     def weights_of(self, group: Group) -> QuantSpec | None:
@@ -76,6 +77,17 @@ class Int8Placement:
         if isinstance(group.kernel.layer, _Embedding) and not self.is_int16:
             return None
         return self.settings.weights(group.kernel)
+
+    def inside(self, group: Group) -> dict[str, QuantSpec]:
+        """The ranges between the parts of an operator: of 8 bits, none of which is learned."""
+        op, attributes, _ = match(group.kernel)
+        spec = dataclasses.replace(
+            self.settings.activations(group.kernel), bits=8, observer="moving_average"
+        )
+        return {
+            name: dataclasses.replace(spec, lower_bound=0.0) if each.non_negative else spec
+            for name, each in (op.inner(attributes) if op else {}).items()
+        }
 
     def op(self, call: Call) -> Op | None:
         """The operator of an integer computation, or None for one in float."""

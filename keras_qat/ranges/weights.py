@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.layers import QuantizeWrapper
-from keras_qat.layers.weights import GateQuantizer
+from keras_qat.layers.weights import CellQuantizer
 from keras_qat.schedule import scheduled_layers
 
 __all__ = ["clip_weights", "least_squares_limits", "per_channel", "rounded", "start_limits"]
@@ -72,5 +72,5 @@ def per_channel(model: Any) -> Iterator[tuple[Any, Any]]:
     for layer in scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper):
             for name, quantizer in layer.weight_quantizers.items():
-                if quantizer.spec.per_channel and not isinstance(quantizer, GateQuantizer):
+                if quantizer.spec.per_channel and not isinstance(quantizer, CellQuantizer):
                     yield getattr(layer.layer, name), quantizer

@@ -1,15 +1,23 @@
-"""The weights of recurrent layers as integer kernels hold them: one scale for each gate."""
+"""The weights of recurrent layers as integer kernels hold them.
+
+Those of an LSTM have one scale for each gate, those of layers that are unrolled for each channel.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.layers.unrolled import biases
 from keras_qat.layers.weights import weight_at
+from keras_qat.ops.lstm import HIDDEN
+from keras_qat.ops.recurrence import columns
 from keras_qat.resolved import fold
-from keras_qat.resolved.fold import Ends, fitting, quantized
+from keras_qat.resolved.fold import LARGEST_MULTIPLIER, Ends, fitting, quantized
 from keras_qat.resolved.weights import Weights
 
 __all__ = ["weights_of_calls"]
@@ -18,10 +26,23 @@ GATES = 4
 """Of an LSTM: input, forget, cell, output, as Keras and TFLite order them."""
 
 
-def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """As `fold.weights_of_calls`, also of an LSTM, which always has a bias."""
+def weights_of_calls(
+    wrapper: Any, ends: list[Ends], in_graph: bool, params_of: Callable[[Any], QuantParams]
+) -> list[Weights]:
+    """As `fold.weights_of_calls`, also of recurrent layers.
+
+    `params_of` gives the quantization parameters of a quantizer inside of one.
+    """
     if len(wrapper.weight_axes) < 2:
         return fold.weights_of_calls(wrapper, ends, in_graph)
+    inner = {name: params_of(each) for name, each in wrapper.inner.items()}
+    if inner:
+        return _of_unrolled(wrapper, ends, in_graph, inner)
+    return _of_lstm(wrapper, ends, in_graph)
+
+
+def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
+    """Those of an LSTM, which always has a bias."""
     inputs = [each.as_tensors().scale for each, _ in ends]
     bias = wrapper.layer.cell.bias
     units = wrapper.layer.units
@@ -36,8 +57,48 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
     for each in inputs:
         whole = tf.round(bias / tf.reshape(each * scale, [-1]))
         whole = whole if in_graph else whole.numpy()
-        found.append(Weights(kernel, q, scale, whole, bits, recurrent=fed_back))
+        found.append(Weights(kernel, q, scale, whole, bits, gates=GATES, recurrent=fed_back))
     return found
+
+
+def _of_unrolled(
+    wrapper: Any, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
+) -> list[Weights]:
+    """Those of a layer that is unrolled into products with columns of them."""
+    layer, bits = wrapper.layer, wrapper.weight_spec.bits
+    scales = {name: each.as_tensors().scale for name, each in inner.items()}
+    scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
+    given, own = biases(layer, tf.float64)
+
+    def outputs(prefix: str) -> Any:
+        """The scale of what each column's products give."""
+        sizes = {part: where.stop - where.start for part, where in columns(layer).items()}
+        found = [tf.fill([1, size], scales[f"{prefix}_{part}"]) for part, size in sizes.items()]
+        return tf.concat(found, 1)
+
+    def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
+        columns_of = weight_at(layer, path)
+        if not wrapper.weight_spec.per_channel:
+            columns_of = tf.reshape(columns_of, [-1, 1])
+        q, scale = quantized(bits)(columns_of, tf.ones([1], tf.float64))
+        q = tf.reshape(q, weight_at(layer, path).shape)
+        scale = tf.broadcast_to(tf.reshape(scale, [1, -1]), output.shape)
+        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(reads)), wide=False)
+        found = []
+        for each in reads:
+            whole = None if bias is None else tf.round(bias / tf.reshape(each * scale, [-1]))
+            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * output / each))
+            values = (q, kept, whole)
+            if not in_graph:
+                values = (tf.cast(q, tf.int8).numpy(), kept.numpy(), whole)
+                values = (*values[:2], None if whole is None else whole.numpy())
+            found.append(Weights(path, *values, bits, **more))
+        return found
+
+    kernel, recurrent = wrapper.weight_axes
+    (fed_back,) = held(recurrent, own, [scales["hidden"]], outputs("state"))
+    inputs = [each.as_tensors().scale for each, _ in ends]
+    return held(kernel, given, inputs, outputs("input"), recurrent=fed_back, inner=inner)
 
 
 def _quantized(

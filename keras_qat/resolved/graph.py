@@ -157,7 +157,9 @@ class ResolvedGraph:
                 return None
             names = ("q", "scale", "bias", "reach")
             numbers = {name: number(getattr(each, name)) for name in names}
-            return dataclasses.replace(each, **numbers, recurrent=weights(each.recurrent))
+            inner = {name: params(each.inner[name]) for name in each.inner}
+            recurrent = weights(each.recurrent)
+            return dataclasses.replace(each, **numbers, inner=inner, recurrent=recurrent)
 
         nodes = tuple(
             dataclasses.replace(

@@ -179,8 +179,8 @@ class _Resolver:
         if op is EMBEDDING:
             of = self.ranges.quantizer_of
             return [fold.table_of(layer, each, of(each), self.in_graph) for each in outputs]
-        inputs: Any = [node.inputs[0].params for node in nodes]
-        return weights_of_calls(layer, list(zip(inputs, outputs, strict=True)), self.in_graph)
+        ends: Any = [(node.inputs[0].params, node.output.params) for node in nodes]
+        return weights_of_calls(layer, ends, self.in_graph, self.ranges.of)
 
     # Calls.
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from keras_qat.arithmetic.qparams import QuantParams
 
 __all__ = ["Weights", "reach_of", "terms"]
 
@@ -29,6 +32,8 @@ class Weights:
         rounding: the largest change of a weight, in LSB of its training, because kernels have no
             zero point for weights: 0 but for wide asymmetric 8-bit ranges.
         packed: whether files hold them in 4 bits, two in a byte.
+        gates: of an LSTM: how many blocks of columns have a scale each.
+        inner: quantization parameters between the parts that an operator is written in, by name.
         recurrent: of a recurrent operator those that its output of the step before is multiplied
             with.
     """
@@ -41,6 +46,8 @@ class Weights:
     reach: Any = None
     rounding: float = 0.0
     packed: bool = False
+    gates: int = 0
+    inner: Mapping[str, QuantParams] = dataclasses.field(default_factory=dict)
     recurrent: Weights | None = None
 
     @property
@@ -54,9 +61,13 @@ class Weights:
         """Whether each output channel has a scale of its own."""
         return int(np.prod(self.scale.shape)) > 1
 
+    @property
+    def granularity(self) -> str:
+        """What has a scale of its own."""
+        return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
+
     def __str__(self) -> str:
-        kind = "per channel" if self.per_channel else "per tensor"
-        return f"weights {list(self.q.shape)} of {self.bits} bits {kind}" + (
+        return f"weights {list(self.q.shape)} of {self.bits} bits {self.granularity}" + (
             "" if self.bias is None else ", bias"
         )
 

@@ -90,7 +90,8 @@ RUNTIMES: dict[str, dict[int, str]] = {
     },
 }
 """Operator -> version -> the first runtime that has it; for others 1.14.0, the first
-with int8."""
+with int8. UNIDIRECTIONAL_SEQUENCE_LSTM in int8 is of version 1, as in float; the CAST in front of
+it asks for a runtime that has it."""
 
 
 def version_of(code: int, operator: Any, tensors: list[Any]) -> int:

@@ -15,6 +15,7 @@ from keras_qat.interpreter import Kernels
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value
+from keras_qat.layers.unrolled import biases
 from keras_qat.micro import opened
 from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.lstm import LSTM
@@ -55,6 +56,8 @@ def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -
     """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
     if op is LSTM:
         return random_recurrent_weights(call.layer.cell, numbers)
+    if inner := op.inner(match(call).attributes):
+        return random_unrolled_weights(call.layer.cell, inner, numbers, per_channel)
     ((name, axes),) = op.weights.items()
     axes = axes if per_channel else ()
     shape = tuple(getattr(call.layer, name).shape) if name else (call.output.shape[-1],)
@@ -79,6 +82,29 @@ def random_recurrent_weights(cell: Any, numbers: np.random.Generator) -> Weights
     recurrent = drawn("cell.recurrent_kernel", cell.recurrent_kernel)
     bias = np.round(numbers.normal(size=recurrent.q.shape[1]) * 2000)
     return drawn("cell.kernel", cell.kernel, bias=bias, recurrent=recurrent)
+
+
+def random_unrolled_weights(
+    cell: Any, inner: dict[str, Any], numbers: Any, per_channel: bool
+) -> Weights:
+    """Those of a cell, with a scale for each channel, and ranges for what is inside of a step."""
+    given, own = biases(cell, tf.float64)
+
+    def drawn(name: str, variable: Any, bias: Any, **more: Any) -> Weights:
+        shape = tuple(variable.shape)
+        scale = np.float32(10.0 ** numbers.uniform(-3.5, -1.5, (1, shape[1] if per_channel else 1)))
+        scale = np.broadcast_to(scale, (1, shape[1])).astype(np.float64)
+        q = numbers.integers(-127, 128, shape).astype(np.float64)
+        whole = None if bias is None else np.round(numbers.normal(size=shape[1]) * 2000)
+        return Weights(name, q, scale, whole, **more)
+
+    params = {}
+    for name, each in inner.items():
+        size = 10.0 ** numbers.uniform(0, 1)
+        low = 0.0 if each.non_negative else -size * numbers.uniform(0.3, 1)
+        params[name] = QuantParams.of_range(low, size, 8)
+    recurrent = drawn("cell.recurrent_kernel", cell.recurrent_kernel, own)
+    return drawn("cell.kernel", cell.kernel, given, recurrent=recurrent, inner=params)
 
 
 def node_of(
@@ -162,6 +188,9 @@ def output_params(
     if weights is not None and not weights.name:
         factors, unit = weights.q * weights.scale, operands[0].params.scale
         layer = lambda x: x * factors + weights.bias * unit * weights.scale  # noqa: E731
+    elif weights is not None and weights.inner:
+        end = 255 * float(weights.inner["hidden"].scale)
+        return QuantParams.of_range(0.0, end * numbers.choice([0.7, 1.0, 1.3]), bits)
     elif weights is not None:
         before = layer.get_weights()
         kernel = (weights.q * weights.scale).astype(np.float32)

@@ -24,6 +24,8 @@ BITS = (8, 16, 5)
 LISTING = {op.name for op in ROWS if op.layers or op.paths or op.symbols or op.functions}
 OF_PARTS = {"group_norm", "layer_norm"}
 """Made of other operators: in graphs they take long."""
+RECURRENT = {"lstm", "gru", "simple_rnn", "simple_rnn_relu"}
+"""With a loop."""
 MATCHING = [op for op in ROWS if op.name in LISTING | OF_PARTS]
 """The rest is as one of these, for custom layers."""
 
@@ -38,7 +40,7 @@ CASES = [
 
 def first_seeds(op, family):
     """How many examples are tried by default. TFLite Micro computes nearly as the reference."""
-    return 2 if op.name in OF_PARTS | {"lstm"} or family == "tflm" else 8
+    return 2 if op.name in OF_PARTS | RECURRENT or family == "tflm" else 8
 
 
 def test_every_row_has_an_example():

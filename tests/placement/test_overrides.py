@@ -103,12 +103,12 @@ def reloaded(model: Any, path: Any) -> Any:
 
 
 def test_a_skipped_recurrent_layer_keeps_float_weights():
-    model = functional((4, 3), build=layers.GRU(4, name="gru"))
+    model = functional((4, 3), build=layers.RNN(layers.GRUCell(4), name="gru"))
     recipe = keras_qat.recipes.int8()
     assert len(keras_qat.plan(model, recipe).weights_only) == 1
     plan = keras_qat.plan(model, recipe.override("gru", quantize=False))
     assert plan.weights_only == {}
-    four = keras_qat.quantize_model(model, recipe.override("GRU", weight_bits=4))
+    four = keras_qat.quantize_model(model, recipe.override("RNN", weight_bits=4))
     assert {each.spec.bits for each in keras_qat.quantizers(four) if "kernel" in each.name} == {4}
 
 
@@ -123,7 +123,7 @@ def test_recipes_are_json_and_saved_with_the_model(tmp_path):
 def test_strict_lists_everything_that_is_not_quantized():
     def build(x: Any) -> Any:
         x = layers.Lambda(tf.sin, name="sine")(x)
-        x = layers.GRU(3, name="gru")(x)
+        x = layers.RNN(layers.GRUCell(3), name="gru")(x)
         return layers.Activation(tf.sin, name="bent")(layers.Dense(2)(x))
 
     with pytest.raises(ValueError, match="3 layers") as raised:

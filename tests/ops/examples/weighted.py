@@ -133,8 +133,24 @@ def _lstm(numbers):
     return Example(_layers.LSTM(units, **options), ((steps, features),))
 
 
+def _unrolled(kind, **others):
+    """Of a recurrent layer that is unrolled; `others` are options of its own, to choose from."""
+
+    def example(numbers):
+        names = ("return_sequences", "go_backwards", "use_bias")
+        options = {name: bool(numbers.random() < 0.5) for name in names}
+        chosen_too = {name: chosen(numbers, *values) for name, values in others.items()}
+        steps, features, units = sizes(numbers, 1, 7, 3)
+        return Example(kind(units, **options, **chosen_too), ((steps, features),))
+
+    return example
+
+
 EXAMPLES = {
     "lstm": _lstm,
+    "gru": _unrolled(_layers.GRU, reset_after=(True, False)),
+    "simple_rnn": _unrolled(_layers.SimpleRNN),
+    "simple_rnn_relu": _unrolled(_layers.SimpleRNN, activation=("relu",)),
     "weight": _weight,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,

@@ -1,0 +1,139 @@
+"""GRU and SimpleRNN in integers, unrolled: files, predictions and simulation, and what trains."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.ops.unrolled import MOST_STEPS
+from tests.end_to_end.exact import assert_exact_everywhere
+from tests.helpers import images, observe, scramble, train
+from tests.networks.small import functional
+
+layers = keras.layers
+
+SHAPE = (5, 4)
+
+
+def small(x: Any) -> Any:
+    return layers.Dense(3)(layers.GRU(3, name="gru")(x))
+
+
+def mixed(x: Any) -> Any:
+    """Each kind, both ways, with what a layer may have."""
+    x = layers.GRU(4, return_sequences=True, go_backwards=True, dropout=0.2)(x)
+    both = layers.Bidirectional(layers.GRU(3, reset_after=False, return_sequences=True), "sum")
+    x = layers.SimpleRNN(4, return_sequences=True, recurrent_dropout=0.2)(both(x))
+    relu = functools.partial(layers.SimpleRNN, 3, activation="relu", use_bias=False)
+    last = layers.Bidirectional(relu())(x)
+    sequence = layers.Flatten()(relu(return_sequences=True, unroll=True)(x))
+    return layers.Dense(3)(layers.Concatenate()([last, sequence]))
+
+
+@functools.cache
+def quantized(build: Any) -> Any:
+    model = scramble(functional(SHAPE, build=build))
+    return observe(keras_qat.quantize_model(model), images(24, SHAPE))
+
+
+@pytest.mark.parametrize(
+    ("build", "kernels", "per_layer"),
+    [
+        (small, "xnnpack", False),
+        *(
+            pytest.param(build, kernels, per_layer, marks=pytest.mark.slow)
+            for build in (small, mixed)
+            for kernels in ("xnnpack", "reference", "tflm")
+            for per_layer in (False, True)
+        ),
+    ],
+)
+def test_files_give_what_the_model_predicts(build, kernels, per_layer):
+    assert_exact_everywhere(quantized(build), images(24, SHAPE), kernels, per_layer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
+def test_the_longest_sequence(kernels):
+    shape = MOST_STEPS, 2
+    model = scramble(functional(shape, build=layers.GRU(3, return_sequences=True)))
+    x = images(6, shape)
+    assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [small, mixed])
+def test_without_quantization_it_is_the_float_layer(build):
+    model, x = scramble(functional(SHAPE, build=build)), images(24, SHAPE)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=1e-5)
+    found = keras_qat.strip_quantization(qat).predict(x, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_models_train_are_saved_and_exported_to_saved_models(tmp_path):
+    x = images(32, SHAPE)
+    qat = keras_qat.quantize_model(functional(SHAPE, build=mixed))
+    before = [each.numpy() for each in qat.trainable_variables]
+    train(qat, x, rate=0.1)
+    moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
+    assert all(moved)
+    qat.save(tmp_path / "qat.keras")
+    again = keras.models.load_model(tmp_path / "qat.keras")
+    expected = qat.predict(x, verbose=0)
+    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
+    keras_qat.export_saved_model(qat, tmp_path / "saved")
+    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+    (found,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
+    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
+    plan = keras_qat.plan(functional(SHAPE, build=small))
+    inside = [row.tensor for row in plan.rows if row.reason.startswith("inside")]
+    parts = [f"gru/{prefix}{part}" for part in ("gates", "candidate") for prefix in PREFIXES]
+    assert inside == parts
+    assert not plan.float_layers
+    found = {each.quantizes: each for each in keras_qat.quantizers(quantized(small))}
+    assert all(found[(name,)].calibrated for name in parts)
+
+
+PREFIXES = ("input_", "state_", "")
+
+STAYS = {
+    "it has a mask": lambda x: layers.GRU(3)(layers.Masking()(x)),
+    "its states are kept, read or given": lambda x: layers.GRU(3, return_state=True)(x)[1],
+    "others than tanh and sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
+    "others than tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(x),
+    f"more than {MOST_STEPS} steps": lambda x: layers.GRU(3)(
+        layers.ZeroPadding1D((0, MOST_STEPS))(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", STAYS)
+def test_the_plan_says_why_one_stays_in_float(reason):
+    plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
+    assert any(reason in each for each in plan.float_layers.values()), plan.float_layers
+
+
+def test_a_length_that_is_not_known_stays_in_float():
+    (reason,) = keras_qat.plan(functional((None, 4), build=small)).float_layers.values()
+    assert "its number of steps is not known" in reason
+
+
+def test_it_may_be_left_in_float():
+    model = functional(SHAPE, build=small)
+    recipe = keras_qat.recipes.int8().override("GRU", quantize=False)
+    assert list(keras_qat.plan(model, recipe).float_layers) == ["gru"]
+    assert list(keras_qat.plan(model, "int16x8").float_layers) == ["gru"]
