@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import accuracy
+from benchmarks import accuracy, recurrent
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
@@ -34,3 +34,14 @@ def test_a_table_of_what_there_is(tmp_path):
         (tmp_path / f"LeNet-{seed}.json").write_text(json.dumps({"float": value}))
     text = accuracy.table(tmp_path, ["LeNet", "DS-CNN"], ["float"])
     assert text.splitlines()[-1] == "| float | 90.50 ± 0.50 |  |"
+
+
+@pytest.mark.slow
+def test_recurrent_networks_in_small(monkeypatch, capsys):
+    monkeypatch.setitem(recurrent.EPOCHS, "digits", (4, 1))
+    words = "recurrent --tasks digits --networks SimpleRNN --seeds 1"
+    monkeypatch.setattr("sys.argv", words.split())
+    recurrent.main()
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("| digits | SimpleRNN | ")
+    assert line.count("|") == 3 + len(recurrent.ROWS)

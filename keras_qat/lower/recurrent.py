@@ -51,10 +51,22 @@ def split_bidirectional(call: Call, made: Made) -> list[Call]:
     return parts.end(parts.new("", merge), found) if merge else parts.calls
 
 
+_NO_CONVOLUTIONS = "TFLite has no operator for it, and its steps are not unrolled"
+
+REASONS: dict[type, str] = {
+    **dict.fromkeys((_layers.ConvLSTM1D, _layers.ConvLSTM2D, _layers.ConvLSTM3D), _NO_CONVOLUTIONS),
+    _layers.RNN: "it is made of cells; LSTM, GRU and SimpleRNN have integer kernels",
+}
+"""Layer class -> why it computes in float."""
+
+
 def why_whole(call: Call) -> str:
-    """Why one of the layers in a Bidirectional has no integer kernel; "" for other layers too."""
+    """Why a recurrent layer that no row lists has no integer kernels; "" for other layers.
+
+    That of a Bidirectional is why one of the layers in it has none, "" if both have some.
+    """
     if not isinstance(call.layer, _layers.Bidirectional):
-        return ""
+        return REASONS.get(type(call.layer), "")
     for direction in DIRECTIONS:
         inner = _inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)

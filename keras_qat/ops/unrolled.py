@@ -126,7 +126,7 @@ def params_named(weights: Weights, name: str) -> QuantParams:
 def _part_of(weights: Weights, where: slice) -> Weights:
     """Some columns of weights, with their scales and biases."""
     bias = None if weights.bias is None else weights.bias[where]
-    scale = weights.scale[:, where]
+    scale = weights.scale[:, where] if weights.per_channel else weights.scale
     return dataclasses.replace(weights, q=weights.q[:, where], scale=scale, bias=bias, inner={})
 
 

@@ -81,9 +81,8 @@ class Int8Placement:
     def inside(self, group: Group) -> dict[str, QuantSpec]:
         """The ranges between the parts of an operator: of 8 bits, none of which is learned."""
         op, attributes, _ = match(group.kernel)
-        spec = dataclasses.replace(
-            self.settings.activations(group.kernel), bits=8, observer="moving_average"
-        )
+        own = self.settings.activations(group.output)
+        spec = dataclasses.replace(own, bits=8, observer="moving_average")
         return {
             name: dataclasses.replace(spec, lower_bound=0.0) if each.non_negative else spec
             for name, each in (op.inner(attributes) if op else {}).items()

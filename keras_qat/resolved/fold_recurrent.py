@@ -77,22 +77,20 @@ def _of_unrolled(
         return tf.concat(found, 1)
 
     def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
-        columns_of = weight_at(layer, path)
-        if not wrapper.weight_spec.per_channel:
-            columns_of = tf.reshape(columns_of, [-1, 1])
-        q, scale = quantized(bits)(columns_of, tf.ones([1], tf.float64))
-        q = tf.reshape(q, weight_at(layer, path).shape)
-        scale = tf.broadcast_to(tf.reshape(scale, [1, -1]), output.shape)
+        kernel = weight_at(layer, path)
+        shape = kernel.shape if wrapper.weight_spec.per_channel else [-1, 1]
+        q, scale = quantized(bits)(tf.reshape(kernel, shape), tf.ones([1], tf.float64))
+        q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(reads)), wide=False)
+        finest = output if scale.shape[1] > 1 else tf.reduce_min(output, keepdims=True)
+        q = q if in_graph else tf.cast(q, tf.int8).numpy()
         found = []
         for each in reads:
             whole = None if bias is None else tf.round(bias / tf.reshape(each * scale, [-1]))
-            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * output / each))
-            values = (q, kept, whole)
+            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * finest / each))
             if not in_graph:
-                values = (tf.cast(q, tf.int8).numpy(), kept.numpy(), whole)
-                values = (*values[:2], None if whole is None else whole.numpy())
-            found.append(Weights(path, *values, bits, **more))
+                kept, whole = kept.numpy(), None if whole is None else whole.numpy()
+            found.append(Weights(path, q, kept, whole, bits, **more))
         return found
 
     kernel, recurrent = wrapper.weight_axes

@@ -21,6 +21,10 @@ layers = keras.layers
 SHAPE = (5, 4)
 
 
+def tiny(x: Any) -> Any:
+    return layers.SimpleRNN(3)(x)
+
+
 def small(x: Any) -> Any:
     return layers.Dense(3)(layers.GRU(3, name="gru")(x))
 
@@ -45,7 +49,7 @@ def quantized(build: Any) -> Any:
 @pytest.mark.parametrize(
     ("build", "kernels", "per_layer"),
     [
-        (small, "xnnpack", False),
+        (tiny, "xnnpack", False),
         *(
             pytest.param(build, kernels, per_layer, marks=pytest.mark.slow)
             for build in (small, mixed)
@@ -115,6 +119,8 @@ STAYS = {
     "its states are kept, read or given": lambda x: layers.GRU(3, return_state=True)(x)[1],
     "others than tanh and sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
     "others than tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(x),
+    "it is made of cells": lambda x: layers.RNN(layers.GRUCell(3))(x),
+    "its steps are not unrolled": lambda x: layers.ConvLSTM1D(2, 1)(layers.Reshape((*SHAPE, 1))(x)),
     f"more than {MOST_STEPS} steps": lambda x: layers.GRU(3)(
         layers.ZeroPadding1D((0, MOST_STEPS))(x)
     ),

@@ -93,7 +93,7 @@ def random_unrolled_weights(
     def drawn(name: str, variable: Any, bias: Any, **more: Any) -> Weights:
         shape = tuple(variable.shape)
         scale = np.float32(10.0 ** numbers.uniform(-3.5, -1.5, (1, shape[1] if per_channel else 1)))
-        scale = np.broadcast_to(scale, (1, shape[1])).astype(np.float64)
+        scale = scale.astype(np.float64)
         q = numbers.integers(-127, 128, shape).astype(np.float64)
         whole = None if bias is None else np.round(numbers.normal(size=shape[1]) * 2000)
         return Weights(name, q, scale, whole, **more)
