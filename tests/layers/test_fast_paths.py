@@ -77,6 +77,33 @@ def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("maximum", [2.0, 6.0, 9.0])
+@pytest.mark.parametrize("ceiling", [None, 6.0, math.inf])
+def test_gradient_is_that_of_tensorflows_operations(ceiling, maximum, dtype):
+    """Also at the ends of the range, which count as inside, zero of a ReLU apart."""
+    minimum = 0.0 if ceiling else -3.0
+    low, high = fake_quant.nudged_range(tf.constant(minimum), tf.constant(maximum))
+    x = np.concatenate([rng().normal(size=500) * 5, [0.0, low, high, 1e-7, 1e3]])
+    x, upstream = tf.constant(x, dtype), tf.constant(rng(1).normal(size=505), dtype)
+    relu = {None: tf.identity, 6.0: tf.nn.relu6, math.inf: tf.nn.relu}[ceiling]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = fake_quant.fake_quantize_if(True, x, minimum, maximum, ceiling=ceiling)
+        wanted = fake_quant.fake_quantize(tf.cast(relu(x), tf.float32), minimum, maximum)
+    found = tape.gradient(y, x, upstream)
+    expected = tape.gradient(wanted, x, tf.cast(upstream, tf.float32))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_gradient_passes_where_a_range_is_of_zeros():
+    x = tf.zeros([3])  # As behind a BatchNormalization that starts with gamma = 0.
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = fake_quant.fake_quantize_if(True, x, tf.constant(0.0), tf.constant(0.0))
+    np.testing.assert_array_equal(tape.gradient(y, x), [1, 1, 1])
+
+
 def digits_like() -> tuple[np.ndarray, np.ndarray]:
     return rng().uniform(-1, 1, (48, 8, 8, 2)).astype("float32"), rng(1).integers(0, 3, 48)
 
