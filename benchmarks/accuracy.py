@@ -388,7 +388,8 @@ def table(directory: Path, names: list[str], labels: Iterable[str]) -> str:
         cells = []
         for runs in found.values():
             values = [run[label] for run in runs if label in run]
-            cells.append(f"{np.mean(values):.2f} ± {np.std(values):.2f}" if values else "")
+            spread = f" ± {np.std(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.2f}{spread}" if values else "")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
