@@ -7,6 +7,7 @@ The batch's statistics come from a second convolution, with the float kernel.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,9 @@ from keras_qat.layers.scheduled import Phase
 from keras_qat.replicas import moments_of_all
 
 __all__ = ["CorrectedFold"]
+
+MUCH_LESS = 0.8
+"""The share of a convolution's products below which passes over its inputs pay, as measured."""
 
 
 def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
@@ -38,7 +42,8 @@ def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
 
         def gradient(d_mean: Any, d_variance: Any) -> Any:
             slope = d_variance * (2.0 / count)
-            return scale_and_shift(z, slope, d_mean / count - mean * slope, channel_axis)
+            offset = d_mean / count - mean * slope  # Two passes here take less than a fused one.
+            return z * spread(slope, z, channel_axis) + spread(offset, z, channel_axis)
 
         return (mean, variance), gradient
 
@@ -64,15 +69,26 @@ def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
     return of(rows)
 
 
-def is_expansion(layer: Any) -> bool:
-    """Whether a layer is a convolution of single pixels to more than twice their channels."""
-    return (
+def takes_covariance(layer: Any, inputs: Any) -> bool:
+    """Whether the batch's statistics cost less from the covariance of a layer's inputs.
+
+    Those of a linear map follow from it. Products of a convolution of single pixels: three for each
+    weight and pixel, with the gradients; of the covariance two for each pair of inputs and pixel,
+    and three matrices. Batches of unknown size count as 32.
+    """
+    is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
         and layer.kernel_size == (1, 1)
         and layer.groups == 1
         and layer.data_format == "channels_last"
-        and layer.kernel.shape[-1] > 2 * layer.kernel.shape[-2]
     )
+    if not is_by_pixel:
+        return False
+    (given, made), (batch, *sizes) = layer.kernel.shape[-2:], inputs.shape[:3]
+    pixels = batch or 32
+    for size, stride in zip(sizes, layer.strides, strict=True):
+        pixels *= math.ceil((size or 32) / stride)
+    return given * given * (2 + 3 * made / pixels) < MUCH_LESS * 3 * given * made
 
 
 def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:
@@ -162,10 +178,9 @@ class CorrectedFold:
     def local_moments(self) -> tuple[Any, Any, Any]:
         """Those of this replica's part of the batch.
 
-        Those of a linear map follow from its inputs' mean and covariance. Where a convolution of
-        single pixels has several times more outputs than inputs that costs less than its outputs.
+        From its outputs, or from the mean and the covariance of its inputs, where that costs less.
         """
-        if not is_expansion(self.layer):
+        if not takes_covariance(self.layer, self.inputs):
             z = self.convolve(self.kernel)
             mean, variance = moments(z, self.norm.axis[0])
             return mean, variance, tf.size(z) / tf.size(mean)

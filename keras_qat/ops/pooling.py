@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from keras_qat.operations import operands
 from keras_qat.ops.images import add_on_images, pair
 from keras_qat.ops.movement import axes_of, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange, SharedRange
+from keras_qat.ops.sums import EXACT
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -173,7 +175,9 @@ def _mean(a: Arguments) -> Any:
     (x,), (params,), output = a.q, a.params, a.output
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
     keep = a.attributes["keepdims"]
-    sums = tf.reduce_sum(tf.cast(x, tf.float64), axes, keep)
+    most = math.prod(x.shape[axis] or 2**24 for axis in axes) * 2**params.bits
+    adding = x if most < EXACT else tf.cast(x, tf.float64)
+    sums = tf.cast(tf.reduce_sum(adding, axes, keep), tf.float64)
     sizes = tf.gather(tf.shape(x, tf.int64), axes)
     count = tf.reduce_prod(sizes)
     if a.family != "xnnpack" or a.wide:

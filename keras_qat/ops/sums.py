@@ -24,7 +24,7 @@ from keras_qat.tflite.int4 import in_halves
 if TYPE_CHECKING:
     from keras_qat.resolved.graph import Node
 
-__all__ = ["RECENT", "Rounding", "products_with_weights", "weight_constants", "weighted"]
+__all__ = ["EXACT", "RECENT", "Rounding", "products_with_weights", "weight_constants", "weighted"]
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
