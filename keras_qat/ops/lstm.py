@@ -58,6 +58,8 @@ def _attributes(call: Call) -> Attributes:
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
+    if isinstance(call.source, keras.layers.TimeDistributed):
+        return "it is called for each step of another sequence"
     if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
         return "its activations are others than tanh and sigmoid"
     return other_form(call)
@@ -66,8 +68,6 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 def other_form(call: Call) -> str | None:
     """Why a recurrent layer, whatever it computes, does not go once through one sequence."""
     layer = call.layer
-    if isinstance(call.source, keras.layers.TimeDistributed):
-        return "it is called for each step of another sequence"
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
     if layer.stateful or layer.return_state or len(call.inputs) > 1:

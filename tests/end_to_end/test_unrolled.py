@@ -72,6 +72,25 @@ def test_the_longest_sequence(kernels):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
+def test_a_sequence_at_each_step_of_another(kernels):
+    build = layers.TimeDistributed(layers.GRU(3, return_sequences=True))
+    model, x = scramble(functional((2, *SHAPE), build=build)), images(8, (2, *SHAPE))
+    assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
+
+
+@pytest.mark.slow
+def test_half_precision():
+    x = images(32, SHAPE)
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = functional(SHAPE, build=mixed)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert_exact_everywhere(train(keras_qat.quantize_model(model), x), x, "xnnpack")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [small, mixed])
 def test_without_quantization_it_is_the_float_layer(build):
     model, x = scramble(functional(SHAPE, build=build)), images(24, SHAPE)
