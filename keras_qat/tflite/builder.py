@@ -44,6 +44,35 @@ class _Buffer(schema.BufferT):
         return schema.BufferEnd(builder)
 
 
+class _Packer(flatbuffers.Builder):
+    """Writes a file in which equal vectors lie once, as the zero points of all weights do."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._vectors: dict[tuple[str, bytes], int] = {}
+
+    def shared(self, values: np.ndarray) -> int:
+        """Where a vector of numbers lies."""
+        key = values.dtype.name, values.tobytes()
+        if key not in self._vectors:
+            self._vectors[key] = self.CreateNumpyVector(values)
+        return self._vectors[key]
+
+
+class _Quantization(schema.QuantizationParametersT):
+    """Scales and zero points, which tensors of an equal range share."""
+
+    def Pack(self, builder: Any) -> Any:
+        if not isinstance(builder, _Packer):
+            return super().Pack(builder)
+        scale, zero_point = builder.shared(self.scale), builder.shared(self.zeroPoint)
+        schema.QuantizationParametersStart(builder)
+        schema.QuantizationParametersAddScale(builder, scale)
+        schema.QuantizationParametersAddZeroPoint(builder, zero_point)
+        schema.QuantizationParametersAddQuantizedDimension(builder, self.quantizedDimension)
+        return schema.QuantizationParametersEnd(builder)
+
+
 class Builder:
     """Collects the parts of a file with one main graph.
 
@@ -95,12 +124,10 @@ class Builder:
             scales = np.asarray(scales, np.float32).reshape(-1)
             zero_points = [0] * scales.size
         if scales is not None:
-            tensor.quantization = new(
-                "QuantizationParametersT",
-                scale=scales,
-                zeroPoint=np.array(zero_points, np.int64),
-                quantizedDimension=axis if len(scales) > 1 else 0,
-            )
+            tensor.quantization = _Quantization()
+            tensor.quantization.scale = scales
+            tensor.quantization.zeroPoint = np.array(zero_points, np.int64)
+            tensor.quantization.quantizedDimension = axis if len(scales) > 1 else 0
         self.graph.tensors.append(tensor)
         return len(self.graph.tensors) - 1
 
@@ -234,8 +261,8 @@ class Builder:
         oldest = min_runtime_version(self.model.operatorCodes).encode()
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():
-            self.metadata(name, json.dumps(entry, sort_keys=True).encode())
+            self.metadata(name, json.dumps(entry, sort_keys=True, separators=(",", ":")).encode())
         size = sum(each.data.size + 64 for each in self.model.buffers if each.data is not None)
-        packer = flatbuffers.Builder(size + 2**16)
+        packer = _Packer(size + 2**16)
         packer.Finish(self.model.Pack(packer), b"TFL3")
         return bytes(packer.Output())
