@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.metadata
 import os
 import warnings
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import numpy as np
 from keras_qat.progress import shown
 from keras_qat.tflite.objects import contents_of
 
-__all__ = ["KERNELS", "Kernels", "TFLiteModel", "to_codes", "to_pixels", "to_values"]
+__all__ = ["KERNELS", "Kernels", "Runtime", "TFLiteModel", "to_codes", "to_pixels", "to_values"]
 
 Kernels = Literal["xnnpack", "optimized", "reference", "tflm"]
 
@@ -26,14 +28,33 @@ KERNELS: dict[str, str] = {
 on phones; TFLite's own optimized ones; its reference ones. "tflm" is `micro`'s interpreter."""
 
 
-def _interpreter_module() -> Any:
-    try:
-        from ai_edge_litert import interpreter
-    except ImportError:
+Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
+
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+"""Packages that have TFLite's interpreter: by default the first one that is installed."""
+
+
+def _module_of(runtime: Runtime) -> Any:
+    if runtime == "tensorflow":
         import tensorflow as tf
 
         return tf.lite
-    return interpreter
+    return importlib.import_module(f"{runtime.replace('-', '_')}.interpreter")
+
+
+def _interpreter_module(runtime: Runtime | None) -> tuple[Any, str]:
+    """The interpreter's module, and the name and version of its package."""
+    if runtime not in (None, *RUNTIMES):
+        raise ValueError(f"runtime={runtime!r}: use one of {', '.join(map(repr, RUNTIMES))}.")
+    for name in RUNTIMES if runtime is None else (runtime,):
+        with contextlib.suppress(ImportError):
+            module = _module_of(name)
+            try:
+                version = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:  # A build of another name.
+                version = ""
+            return module, f"{name} {version}".rstrip()
+    raise ImportError(f"runtime={runtime!r} is not installed: pip install {runtime}.")
 
 
 class TFLiteModel:
@@ -43,19 +64,27 @@ class TFLiteModel:
         file: its path or contents.
         kernels: which kernels compute it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
             "reference" (its portable ones).
+        runtime: the package whose interpreter runs it, by default the first of `RUNTIMES` that is
+            installed.
 
     Raises:
         ValueError: if it is not a TFLite file, there are no such kernels, or one that it needs is
             not among them.
+        ImportError: if the runtime is not installed.
     """
 
-    def __init__(self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack") -> None:
+    def __init__(
+        self,
+        file: str | os.PathLike[str] | bytes,
+        kernels: Kernels = "xnnpack",
+        runtime: Runtime | None = None,
+    ) -> None:
         if kernels not in KERNELS:
             raise ValueError(
                 f"kernels={kernels!r}: use one of {', '.join(map(repr, get_args(Kernels)))}."
             )
         contents = contents_of(file)
-        module = _interpreter_module()
+        module, self.runtime = _interpreter_module(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -7,6 +7,7 @@ reference kernels that microcontrollers have where no others are built in.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.interpreter import Kernels, TFLiteModel, to_codes
+from keras_qat.interpreter import Kernels, Runtime, TFLiteModel, to_codes
 from keras_qat.progress import shown
 from keras_qat.tflite.objects import contents_of
 from keras_qat.tflite.read import FileGraph, Tensor
@@ -60,6 +61,7 @@ class MicroModel:
         places = {index: place for place, index in enumerate(graph.ends("outputs"))}
         self._given = {name: places[each.index] for name, each in self._outputs.items()}
         self._interpreter = self._loaded(max(SMALLEST, ARENA * self.size))
+        self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
 
     def _loaded(self, arena: int) -> Any:
         try:
@@ -176,10 +178,16 @@ def _details(tensor: Tensor) -> dict[str, Any]:
 Runner = TFLiteModel | MicroModel
 
 
-def opened(file: str | os.PathLike[str] | bytes, kernels: Kernels) -> Runner:
+def opened(
+    file: str | os.PathLike[str] | bytes, kernels: Kernels, runtime: Runtime | None = None
+) -> Runner:
     """A TFLite file in the interpreter that has these kernels.
 
     Raises:
         ValueError, ImportError: as of `TFLiteModel` and `MicroModel`.
     """
-    return MicroModel(file) if kernels == "tflm" else TFLiteModel(file, kernels)
+    if kernels != "tflm":
+        return TFLiteModel(file, kernels, runtime)
+    if runtime is not None:
+        raise ValueError(f"runtime={runtime!r} has not the kernels 'tflm': leave it out.")
+    return MicroModel(file)

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from keras_qat.data import arrays_of, check_counts
-from keras_qat.interpreter import Kernels, to_pixels
+from keras_qat.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.micro import MicroModel, opened
 from keras_qat.schedule import check_process, check_quantized
@@ -32,6 +32,7 @@ def verify(
     *,
     per_layer: bool = False,
     kernels: Kernels | None = None,
+    runtime: Runtime | None = None,
     batch_size: int = 32,
     verbose: int = 0,
 ) -> Report:
@@ -50,6 +51,9 @@ def verify(
             own), "reference" (its portable ones), or "tflm": the file, exported with
             `batch_size=1`, runs in TFLite Micro, as on microcontrollers. By default those of the
             model's target, without one "xnnpack".
+        runtime: the package whose interpreter runs the file, "ai-edge-litert", "tensorflow" or
+            "tflite-runtime", by default the first that is installed: some operators are computed
+            otherwise in some versions (docs/runtimes.md). `report.runtime` says what ran.
         batch_size: how many examples to run at a time.
         verbose: 1 shows progress.
 
@@ -61,7 +65,7 @@ def verify(
     Raises:
         ValueError: if the model is not quantized, the file is damaged or not one of this model, or
             the inputs are not what the model takes.
-        ImportError: for "tflm" without the package `tflite-micro`.
+        ImportError: for "tflm" without the package `tflite-micro`; if `runtime` is not installed.
 
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
@@ -71,7 +75,7 @@ def verify(
     check_process(model)
     contents = contents_of(tflite)
     kernels = kernels or kernels_for(model)
-    file = opened(contents, kernels)
+    file = opened(contents, kernels, runtime)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
     pixels = {
@@ -87,6 +91,9 @@ def verify(
         batch_size, arena = file.batch_size, file.arena_size()
     outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))
     if not per_layer:
-        return Report(examples, kernels, outputs, notes=notes, arena_size=arena)
-    report = compare_layers(model, contents, inputs, given, kernels, batch_size, outputs, verbose)
-    return dataclasses.replace(report, notes=notes, arena_size=arena)
+        report = Report(examples, kernels, outputs)
+    else:
+        report = compare_layers(
+            model, contents, inputs, given, kernels, batch_size, outputs, verbose, runtime
+        )
+    return dataclasses.replace(report, notes=notes, arena_size=arena, runtime=file.runtime)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.interpreter import Kernels, to_codes
+from keras_qat.interpreter import Kernels, Runtime, to_codes
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import traced
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
@@ -40,6 +40,7 @@ def compare_layers(
     batch_size: int,
     outputs: tuple[OutputReport, ...],
     verbose: int = 0,
+    runtime: Runtime | None = None,
 ) -> Report:
     """Runs model and file batch by batch and compares their tensors; only counts are kept.
 
@@ -56,7 +57,7 @@ def compare_layers(
     if file.packs_int4:
         in_file = with_int4(resolved, "tflm" if kernels == "tflm" else "xnnpack")
     indices = [each.tensor.index for each in pairs]
-    whole = opened(file.with_outputs(indices), kernels)
+    whole = opened(file.with_outputs(indices), kernels, runtime)
     pieces: Runner | None = None
     values = [each.value for each in pairs]
     in_float = _evaluator(graph, values, _in_float)
@@ -85,7 +86,7 @@ def compare_layers(
         run = given | whole.run_once(given)
         if pieces is None:
             shapes = {int(name): codes.shape for name, codes in run.items()}
-            pieces = opened(file.in_pieces(shapes), kernels)
+            pieces = opened(file.in_pieces(shapes), kernels, runtime)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
         by_piece = pieces.run_once(known)
         for each, real in zip(sums, exact, strict=True):

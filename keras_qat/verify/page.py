@@ -25,6 +25,7 @@ def report_page(report: Report) -> str:
     facts = {
         "examples": str(report.examples),
         "kernels": report.kernels,
+        "runtime": report.runtime,
         "largest difference": f"{report.max_difference:g} LSB",
     }
     if report.tensors:

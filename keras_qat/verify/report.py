@@ -120,6 +120,7 @@ class Report:
         notes: why model and file may differ whatever the arithmetic is, a sentence each.
         arena_size: with TFLite Micro, the bytes of its arena that it keeps on this computer (more
             for a moment when it starts, less on chips of 32 bits). None with other kernels.
+        runtime: whose interpreter ran the file, with its version.
     """
 
     examples: int
@@ -130,6 +131,7 @@ class Report:
     float_operations: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     arena_size: int | None = None
+    runtime: str = ""
 
     @property
     def identical(self) -> float:
@@ -245,6 +247,8 @@ class Report:
                 lines += _wrapped(sentence, width)
         else:
             lines += [line for note in self.notes for line in _wrapped(note, width)]
+        if self.runtime and self.identical < 1:
+            lines.append(f"Run by {self.runtime}.")
         return "\n".join(lines)
 
     def _tensor_lines(self, width: int) -> Iterable[str]:

@@ -133,6 +133,7 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/layers.md": own_layers,
     "docs/microcontrollers.md": for_micro,
     "docs/reading.md": calibrated,
+    "docs/runtimes.md": with_litert,
     "docs/serving.md": with_litert,
     "docs/simulate.md": calibrated,
     "docs/targets.md": for_micro,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import sys
 
@@ -343,3 +345,19 @@ def test_drawing_takes_a_report_with_layers(exported):
 def test_unknown_kernels(exported):
     with pytest.raises(ValueError, match="'xnnpack', 'optimized', 'reference'"):
         keras_qat.verify(exported.model, exported.tflite, exported.x, kernels="fast")
+
+
+def test_the_runtime_that_ran_is_named(exported):
+    model, file, x = exported.model, exported.tflite, exported.x
+    report = keras_qat.verify(model, file, x, runtime="tensorflow")
+    assert report.runtime == f"tensorflow {importlib.metadata.version('tensorflow')}"
+    assert report.max_difference <= 1
+    off = [dataclasses.replace(each, identical=0.5) for each in report.outputs]
+    other = dataclasses.replace(report, outputs=tuple(off))
+    assert f"Run by {report.runtime}." in str(other)
+    assert report.runtime in other.to_html()
+    with pytest.raises(ValueError, match="runtime='litert': use one of 'ai-edge-litert'"):
+        keras_qat.verify(model, file, x, runtime="litert")
+    if importlib.util.find_spec("tflite_runtime") is None:
+        with pytest.raises(ImportError, match="pip install tflite-runtime"):
+            keras_qat.verify(model, file, x, runtime="tflite-runtime")

@@ -1,0 +1,163 @@
+"""Which runtimes compute files alike: operators by themselves and small networks, code for code.
+
+    python -m benchmarks.runtimes write FOLDER
+    OTHER_PYTHON benchmarks/runtime_worker.py FOLDER ai_edge_litert > litert-1.2.json
+    OTHER_PYTHON benchmarks/runtime_worker.py FOLDER tensorflow > tensorflow-2.15.json
+    python -m benchmarks.runtimes table *.json
+
+`write` makes random examples of all operators, and families of small networks, with inputs and the
+codes that the simulation gives. The worker runs them in another environment, which has numpy and a
+runtime alone. `table` prints which share of the codes is another one, for what differs anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import keras_qat
+from keras_qat.arithmetic.families import Family
+from keras_qat.ops.rows import ROWS
+from keras_qat.resolved.resolve import resolve
+from keras_qat.tflite.read import FileGraph
+from tests.helpers import observe
+from tests.networks import composite, convolutional
+from tests.ops.examples import EXAMPLES
+from tests.ops.examples.example import BATCH
+from tests.ops.harness import file_of, in_integers, node_of, random_inputs
+
+FAMILIES: tuple[Family, ...] = ("xnnpack", "reference")
+
+
+def operators(seeds: int) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
+    """Name, file and arrays of each operator's examples; of products also as CONV_2D."""
+    for op in ROWS:
+        for bits in (8, 16):
+            if op.name not in EXAMPLES or not op.has_kernel_for(bits):
+                continue
+            for seed in range(seeds):
+                node, numbers = node_of(op, bits, seed)
+                inputs = random_inputs(node, numbers)
+                forms = [dict(node.attributes)]
+                if "form" in node.attributes and bits == 8:
+                    forms.append({**node.attributes, "form": "convolution"})
+                for attributes in forms:
+                    each = dataclasses.replace(node, attributes=attributes)
+                    form = " as CONV_2D" if attributes is not forms[0] else ""
+                    contents = file_of(each, BATCH)
+                    graph = FileGraph(contents)
+                    arrays = [inputs[name] for name in graph.inputs]
+                    found = {family: in_integers(each, inputs, family) for family in FAMILIES}
+                    yield f"{op.name}{form}, {bits} bits.{seed}", contents, _named(arrays, found)
+
+
+def networks() -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
+    """Likewise of families of small networks."""
+    for name, family in {**convolutional.FAMILIES, **composite.FAMILIES}.items():
+        if any(None in shape for shape in family.shapes):
+            continue
+        x = family.inputs(BATCH)
+        qat = observe(keras_qat.quantize_model(family.model()), *x)
+        contents = keras_qat.export_tflite(qat, batch_size=BATCH)
+        graph = FileGraph(contents)
+        given = x if len(x) > 1 else x[0]
+        found = {}
+        for kernels in FAMILIES:
+            simulated = keras_qat.simulate(qat, given, kernels)
+            if simulated.float_layers:
+                break
+            found[kernels] = [
+                simulated.outputs[name].codes for name in _by_index(graph, graph.outputs, "outputs")
+            ]
+        else:
+            ends = resolve(qat).inputs
+            codes = {
+                name: each if params is None else params.quantize(each)
+                for (name, params), each in zip(
+                    ((name, each.params) for name, each in ends.items()), x, strict=True
+                )
+            }
+            arrays = [codes[name] for name in _by_index(graph, graph.inputs, "inputs")]
+            yield f"network {name}.0", contents, _named(arrays, found)
+
+
+def _by_index(graph: FileGraph, ends: Any, end: Any) -> list[str]:
+    names = {each.index: name for name, each in ends.items()}
+    return [names[index] for index in graph.ends(end)]
+
+
+def _named(inputs: list[Any], found: dict[Any, list[Any]]) -> dict[str, np.ndarray]:
+    arrays = {f"input_{place}": np.asarray(each) for place, each in enumerate(inputs)}
+    for family, outputs in found.items():
+        arrays |= {f"{family}_{place}": np.asarray(each) for place, each in enumerate(outputs)}
+    return arrays
+
+
+def write(folder: Path, seeds: int) -> None:
+    """Writes all files, with inputs and expected codes beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (operators(seeds), networks()):
+        for name, contents, arrays in source:
+            (folder / f"{name}.tflite").write_bytes(contents)
+            np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+
+
+def table(paths: list[Path]) -> str:
+    """What differs in any of the runtimes, for each family of kernels, as Markdown."""
+    runtimes = [json.loads(path.read_text()) for path in paths]
+    names = sorted({name.rsplit(".", 1)[0] for each in runtimes for name in each["files"]})
+    lines = []
+    for kernels in FAMILIES:
+        heads = " | ".join(each["runtime"] for each in runtimes)
+        lines += [f"{kernels} | {heads}", " | ".join(["---"] * (len(runtimes) + 1))]
+        cells = {name: [_cell(each, name, kernels) for each in runtimes] for name in names}
+        differing = {name: each for name, each in cells.items() if set(each) != {"="}}
+        lines += [" | ".join([name, *each]) for name, each in differing.items()]
+        lines += [f"\n{len(names) - len(differing)} of {len(names)} are equal in all.\n"]
+    return "\n".join(lines)
+
+
+def _cell(runtime: dict[str, Any], name: str, kernels: str) -> str:
+    """How one runtime computes one kind of file."""
+    found = [
+        results[kernels]
+        for file, results in runtime["files"].items()
+        if file.rsplit(".", 1)[0] == name
+    ]
+    differing = size = 0
+    refused = collections.Counter[str]()
+    for each in found:
+        if isinstance(each, str):
+            refused["ends the process" if "ends" in each else "refused"] += 1
+        else:
+            differing, size = differing + each[0], size + each[1]
+    parts = [f"{word} {count} of {len(found)}" for word, count in refused.items()]
+    if differing:
+        parts.append(f"{differing / size:.2%}")
+    return ", ".join(parts) or "="
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    writes = commands.add_parser("write")
+    writes.add_argument("folder", type=Path)
+    writes.add_argument("--seeds", type=int, default=6)
+    commands.add_parser("table").add_argument("files", type=Path, nargs="+")
+    given = parser.parse_args()
+    if given.command == "write":
+        write(given.folder, given.seeds)
+    else:
+        print(table(given.files))
+
+
+if __name__ == "__main__":
+    main()
