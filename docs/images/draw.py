@@ -185,7 +185,7 @@ def accuracy(widest: float = 3.0) -> None:
                 )
         axes.set(xlim=(-widest - 0.2, 1), title=name, yticks=range(len(labels)))
         axes.set_yticklabels(labels, fontsize=9)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(labels) - 0.4, -0.6)
     figure.supxlabel(
         "points above or below the float model that is trained on (dashed: not trained on)",
         fontsize=10,
