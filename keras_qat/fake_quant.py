@@ -26,6 +26,9 @@ __all__ = [
     "range_of",
 ]
 
+FAR = 1e38
+"""A number beyond all ranges."""
+
 
 def range_of(
     x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
@@ -99,8 +102,11 @@ def fake_quantize_if(
         return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        low, high = nudged_range(minimum, maximum, bits, narrow_range)
-        return _passed_within(upstream, x, None if ceiling else low, high, ceiling or math.inf)
+        if ceiling is not None:  # Zero is a level already.
+            return _passed_within(upstream, x, None, maximum, ceiling)
+        # The nudged ends, in two operations.
+        ends = fake_quantize([-FAR, FAR], minimum, maximum, bits, narrow_range)
+        return _passed_within(upstream, x, ends[0], ends[1], math.inf)
 
     def passed(x: Any, upstream: Any) -> Any:
         if ceiling is None:
