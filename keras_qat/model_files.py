@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.files import whole
+from keras_qat.keras2.saving import read_at_once
 
 __all__ = ["WholeFiles"]
 
@@ -61,6 +62,10 @@ class WholeFiles:
             return super().load_weights(filepath, *args, **kwargs)  # type: ignore[misc]
         except ValueError as error:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras documents it: called before its layers' when a `.keras` file is loaded."""
+        super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
     def set_weights(self, weights: Any) -> None:
         """As Keras documents it, of what `get_weights` of a quantization-aware model gave."""

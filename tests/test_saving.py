@@ -7,6 +7,7 @@ it does not even import keras_qat.
 from __future__ import annotations
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -120,6 +121,15 @@ def test_loaded_model_exports_the_same_file(tmp_path, exported):
     path = str(tmp_path / "qat.keras")
     exported.model.save(path)
     assert keras_qat.export_tflite(keras.models.load_model(path)) == exported.tflite
+
+
+def test_archives_are_read_at_once(tmp_path, exported, monkeypatch):
+    """`zipfile` before Python 3.12 goes back by reading all of a file anew."""
+    path, seek, count = tmp_path / "model.keras", zipfile.ZipExtFile.seek, []
+    exported.model.save(path)
+    monkeypatch.setattr(zipfile.ZipExtFile, "seek", lambda *args: count.append(args) or seek(*args))
+    keras.models.load_model(path)
+    assert len(count) < 20  # To its directory, and to the beginning.
 
 
 def test_clone_model_has_the_same_layers(exported):

@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 import inspect
+import io
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import h5py
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Graph
 
-__all__ = ["warn_of_closed", "why_not_loaded", "why_not_saved"]
+__all__ = ["read_at_once", "warn_of_closed", "why_not_loaded", "why_not_saved"]
+
+
+def read_at_once(store: Any) -> Any:
+    """The weights that Keras reads from a `.keras` file, the file having been read as a whole.
+
+    Before Python 3.12 `zipfile` goes back in a file by reading all of it anew, and HDF5 goes back
+    for every weight: half a minute for the larger models.
+
+    Args:
+        store: what Keras gives to `load_own_variables` of the model that the file holds.
+
+    Returns:
+        The same, to be read instead. What Keras reads after it comes from memory, too.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and "weights_store" not in frame.f_locals:
+        frame = frame.f_back
+    stored: Any = None if frame is None else frame.f_locals["weights_store"]
+    if getattr(stored, "archive", None) is None or not isinstance(store, h5py.Group):
+        return store
+    if store.file != stored.h5_file or isinstance(stored.io_file, io.BytesIO):
+        return store
+    name = store.name
+    stored.h5_file.close()
+    stored.io_file.close()
+    stored.io_file = io.BytesIO(stored.archive.read(stored.root_path))
+    stored.h5_file = h5py.File(stored.io_file, mode="r")
+    return stored.h5_file[name]
+
 
 _OURS = ("keras", "tf_keras", "keras_qat", "tensorflow")
 
