@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from keras_qat.branching import traced_once
 
 __all__ = ["Histogram", "counts_of", "extremes_of", "folded"]
 
@@ -29,7 +32,11 @@ _ENOUGH = 1 << 14
 
 def extremes_of(x: Any) -> Any:
     """The smallest and the largest number of a tensor, NaN if one is not finite."""
-    x = tf.cast(x, tf.float32)
+    return _extremes(tf.cast(x, tf.float32))
+
+
+@partial(traced_once, signature=[tf.TensorSpec(None)])
+def _extremes(x: Any) -> Any:
     ends = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     known = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(known, ends, np.nan)
