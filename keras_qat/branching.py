@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.staging import decided
+
 __all__ = ["cond", "straight_through", "traced_once", "with_gradient_of"]
 
 
@@ -17,8 +19,9 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
     The gradient of a `tf.cond` takes long to trace: where there are many, give them one by
     `tf.custom_gradient`.
     """
-    if isinstance(predicate, bool):
-        return true_fn() if predicate else false_fn()
+    known = decided(predicate)
+    if known is not None:
+        return true_fn() if known else false_fn()
     return tf.cond(predicate, true_fn, false_fn)
 
 

@@ -142,6 +142,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         if inference is not None and is_exact(phase):
             inference.settle()
 
+    @property
+    def inference_version(self) -> int:
+        return 0 if self._inference is None else self._inference.settled.version
+
     def keep_recipe(self, recipe: Recipe) -> None:
         """Sets `recipe`, also for models that are made of this one's layers."""
         self.recipe = recipe

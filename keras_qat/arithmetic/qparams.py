@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.branching import traced_once
+from keras_qat.staging import of_numbers
 
 __all__ = ["QuantParams", "ratio", "round_half_away", "single"]
 
@@ -97,6 +98,7 @@ def _is_eager(each: Any) -> bool:
     return isinstance(each, tf.__internal__.EagerTensor)
 
 
+@of_numbers
 @traced_once
 def _of_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
     levels = 2.0**bits - 1

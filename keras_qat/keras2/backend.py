@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import sys
 import threading
@@ -325,6 +326,12 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
 def traced(function: Callable[..., Any], **options: Any) -> Any:
     """A `tf.function` of one model, so that TensorFlow has no need to warn of many."""
     return without_warnings(tf.function(function, autograph=False, **options))
+
+
+def traced_in_time(function: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that is traced if it is called more than twice: it takes longer than to run it."""
+    graph, calls = traced(function), itertools.count()
+    return lambda: (graph if next(calls) > 1 else function)()
 
 
 def without_warnings(function: Any) -> Any:

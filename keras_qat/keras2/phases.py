@@ -42,6 +42,11 @@ class PhasedModel:
     def settle(self, phase: Phase | None) -> None:
         """Called in front of inference whenever the weights may have changed."""
 
+    @property
+    def inference_version(self) -> int:
+        """Changes where functions that were traced for inference have to be made anew."""
+        return 0
+
     def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
         """A function that runs, and makes where it is missing, Keras' function for the phase."""
         attribute = f"{name}_function"
@@ -51,20 +56,21 @@ class PhasedModel:
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
         look, layers = phase_finder(self), list(scheduled_layers(self))
-        functions: dict[Phase | None, Any] = {}
+        functions: dict[tuple[Phase | None, int], Any] = {}
 
         def function(iterator: Any) -> Any:
             phase = look(name == "train", changed=self._settled_at is None)
             if not functions and name != "predict":
                 backend.make_training_variables(self, iterator, training=name == "train")
-            if phase not in functions:
-                functions[phase] = backend.without_warnings(make(force=True))
-                setattr(self, attribute, function)
             if name != "train" and self._settled_at != look.steps:
                 self.settle(phase)
                 object.__setattr__(self, "_settled_at", look.steps)
+            key = phase, 0 if name == "train" else self.inference_version
+            if key not in functions:
+                functions[key] = backend.without_warnings(make(force=True))
+                setattr(self, attribute, function)
             with assuming(phase, layers):
-                return functions[phase](iterator)
+                return functions[key](iterator)
 
         setattr(self, attribute, function)
         return function
@@ -105,13 +111,13 @@ class PhaseFinder:
         self._has_layers = bool(layers)
         self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
 
-        @backend.traced
+        @backend.traced_in_time
         def counters() -> Any:
             names = ("step", "quantize_from", "freeze_from")
             step, *rest = (tf.stack([getattr(layer, name) for layer in layers]) for name in names)
             return [step, *thresholds_in(*rest).values()]
 
-        @backend.traced
+        @backend.traced_in_time
         def all_calibrated() -> Any:
             calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
             return tf.reduce_all(tf.stack([True, *calibrated]))

@@ -21,7 +21,7 @@ from keras_qat.arithmetic.fixed_point import (
     upper_bits,
 )
 from keras_qat.arithmetic.qparams import QuantParams, single
-from keras_qat.branching import traced_once
+from keras_qat.branching import cond, traced_once
 from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.operations import operands
@@ -34,6 +34,7 @@ from keras_qat.ops.lookup import (
 )
 from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, SharedRange
 from keras_qat.ops.quantize import requantized
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["ACTIVATIONS", "sigmoid_of_int16", "tanh_of_int16"]
@@ -103,14 +104,19 @@ def _directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -
         scaled = function(numbers) / output
         return tf.reduce_all(tf.abs(scaled - tf.floor(scaled) - 0.5) > 1e-4)
 
+    @of_numbers
+    def factors(x: QuantParams, output: QuantParams) -> tuple[Any, Any, Any]:
+        clear = is_clear(x.lowest - x.zero_point, x.scale, output.scale)
+        return clear, tf.cast(x.scale, tf.float32), tf.cast(1 / output.scale, tf.float32)
+
     def compute(a: Arguments) -> Any:
         (q,), (x,) = a.q, a.params
+        clear, before, after = factors(x, a.output)
 
         def direct() -> Any:
-            values = function(q * tf.cast(x.scale, tf.float32))
-            return tf.round(values * tf.cast(1 / a.output.scale, tf.float32))
+            return tf.round(function(q * before) * after)
 
-        clear = is_clear(x.lowest - x.zero_point, x.scale, a.output.scale)
+        # Training changes every second table's: not a branch to trace for good.
         return tf.cond(clear, direct, lambda: looked_up(a))
 
     return compute
@@ -138,6 +144,7 @@ def _place_in_table(q: Any, x: QuantParams) -> tuple[Any, Any]:
     return place, tf.abs(place)
 
 
+@of_numbers
 @traced_once
 def _factor_to_table(scale: Any) -> tuple[Any, Any]:
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
@@ -174,6 +181,16 @@ FARTHEST = 4.0
 """The largest scale of 16 bits: from 5.3 on, products overflow in TFLite's kernels."""
 
 
+@of_numbers
+def _nearer(scale: Any) -> Any:
+    return tf.minimum(scale, FARTHEST)
+
+
+@of_numbers
+def _is_far(scale: Any) -> Any:
+    return scale > FARTHEST
+
+
 def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any, **how: Any) -> Op:
     """The row of a function with a fixed output range."""
     direct = _directly(function, of_tflite)
@@ -182,13 +199,13 @@ def _bounded(name: str, code: str, function: Any, of_tflite: Any, of_int16: Any,
         if not a.wide:
             return direct(a)
         (q,), (x,) = a.q, a.params
-        nearer = dataclasses.replace(x, scale=tf.minimum(x.scale, FARTHEST))
+        nearer = dataclasses.replace(x, scale=_nearer(x.scale))
 
         def brought() -> Any:
             highest = float(nearer.highest)
             return tf.clip_by_value(requantized(a.family, q, x, nearer), -highest - 1, highest)
 
-        q = tf.cond(x.scale > FARTHEST, brought, lambda: tf.identity(q))
+        q = cond(_is_far(x.scale), brought, lambda: tf.identity(q))
         return tf.cast(of_int16(q, nearer), q.dtype)
 
     def emit(e: Emission) -> None:

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
 from keras_qat.arithmetic.qparams import QuantParams, ratio, single
-from keras_qat.branching import traced_once
+from keras_qat.branching import cond, traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import inputs_and_constants
 from keras_qat.ops.lookup import by_table, in_float32, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 from keras_qat.ops.quantize import requantized
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
@@ -37,9 +39,15 @@ def _add(a: Arguments) -> Any:
         clipped = tf.clip_by_value(result, low, high)
         return requantized(a.family, clipped, native, a.output)
 
-    return tf.cond(native.scale > a.output.scale, brought, lambda: tf.identity(result))
+    return cond(_is_wider(native, a.output), brought, lambda: tf.identity(result))
 
 
+@of_numbers
+def _is_wider(native: QuantParams, output: QuantParams) -> Any:
+    return native.scale > output.scale
+
+
+@of_numbers
 def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """The output's parameters, or wider ones where an input's scale is far wider.
 
@@ -65,25 +73,26 @@ def _add_in(a: Arguments) -> Any:
     sign, scales = a.attributes["sign"], [each.scale for each in a.params]
     if a.family != "xnnpack" or a.wide:
         return _add_twice(a)
-    first, second, bits, half, taken = _multipliers(*scales, a.output.scale)
+    first, second, bits, half, taken = _multipliers(*scales, a.output.scale, sign)
 
     def once() -> Any:
         x, y = (tf.cast(each, tf.int32) for each in a.q)
-        total = tf.bitwise.right_shift(x * first + y * (sign * second) + half, bits)
+        total = tf.bitwise.right_shift(x * first + y * second + half, bits)
         return tf.cast(total, a.q[0].dtype)
 
-    return tf.cond(taken, once, lambda: _add_twice(a))
+    return cond(taken, once, lambda: _add_twice(a))
 
 
+@of_numbers
 @traced_once
-def _multipliers(a: Any, b: Any, output: Any) -> tuple[Any, Any, Any, Any, Any]:
+def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any, Any, Any]:
     """What XNNPACK multiplies the inputs by, the bits it drops of the sum, half, and if it does."""
     ratios = [single(each / output) for each in (a, b)]
     bits = 20 - exponent_of(tf.maximum(*ratios))
     first, second = (tf.cast(tf.round(each * power_of_two(bits)), tf.int32) for each in ratios)
     half = shift(tf.ones_like(bits), bits - 1)
     taken = tf.reduce_all([(each >= 2.0**-10) & (each < 2.0**8) for each in ratios])
-    return first, second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), taken
+    return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), taken
 
 
 def _add_twice(a: Arguments) -> Any:
@@ -94,9 +103,7 @@ def _add_twice(a: Arguments) -> Any:
     """
     x, y = (tf.cast(each, tf.int64) for each in a.q)
     scales, bits = [each.scale for each in a.params], 15 if a.wide else 20
-    common = 2 * tf.maximum(*scales)
-    numbers = [fixed_point(each / common) for each in scales]
-    to_output = fixed_point(common / (2.0**bits * a.output.scale))
+    *numbers, to_output = _common_scale(bits, scales[0], scales[1], a.output.scale)
 
     def total(scaled: list[Any]) -> Any:
         return multiply(scaled[0] + a.attributes["sign"] * scaled[1], to_output)
@@ -114,6 +121,14 @@ def _add_twice(a: Arguments) -> Any:
     return tf.cast(result, a.q[0].dtype)
 
 
+@of_numbers
+def _common_scale(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
+    """What the inputs are multiplied by, and their sum."""
+    common = 2 * tf.maximum(first, second)
+    ratios = first / common, second / common, common / (2.0**bits * output)
+    return tuple(map(fixed_point, ratios))
+
+
 _square_of_xnnpack = by_table(in_float32(lambda x: single(x * x), of_xnnpack=True))
 
 
@@ -123,7 +138,7 @@ def _multiply(a: Arguments) -> Any:
     It makes a square of a tensor times itself, which it looks up.
     """
     x, y = a.q
-    factor = ratio(a.family, *(each.scale for each in a.params), by=a.output.scale)
+    factor, in_float32, taken = _factor(a.family, tuple(a.params), a.output)
 
     def in_integers() -> Any:
         product = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
@@ -136,11 +151,20 @@ def _multiply(a: Arguments) -> Any:
         if any(tf.get_static_value(each) is not None for each in (x, y)):
             # Else graph optimization would multiply the constant by the ratio.
             product = tf.cast(tf.cast(product, tf.int32), tf.float32)
-        return tf.round(product * tf.cast(factor, tf.float32))
+        return tf.round(product * in_float32)
 
     if a.family != "xnnpack" or a.wide:
         return in_integers()
-    return tf.cond((factor >= 2.0**-16) & (factor < 2.0**8), in_float, in_integers)
+    return cond(taken, in_float, in_integers)
+
+
+@of_numbers
+def _factor(
+    family: Family, params: tuple[QuantParams, ...], output: QuantParams
+) -> tuple[Any, Any, Any]:
+    """What products are multiplied by, also in float32, and whether XNNPACK does so."""
+    factor = ratio(family, *(each.scale for each in params), by=output.scale)
+    return factor, tf.cast(factor, tf.float32), (factor >= 2.0**-16) & (factor < 2.0**8)
 
 
 def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:

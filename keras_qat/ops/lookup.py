@@ -18,6 +18,7 @@ from keras_qat.branching import traced_once
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.ops.op import Arguments, Attributes, Compute, Op, OwnRange
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -34,6 +35,7 @@ def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes],
     Of the parameters, which may be tensors, and attributes.
     """
 
+    @of_numbers
     @traced_once
     def made(bits: tuple[int, int], attributes: Attributes, *numbers: Any) -> Any:
         x = QuantParams(numbers[0], numbers[1], bits[0])
@@ -56,11 +58,19 @@ def by_table(table: Table, **others: Table) -> Compute:
     def compute(a: Arguments) -> Any:
         (q,), (x,) = a.q, a.params
         made = theirs.get(a.family, entries)
-        found = tf.cast(made(x, a.output, a.attributes), q.dtype)
-        places = q + tf.cast(x.zero_point - x.lowest, q.dtype)
+        found = _cast(made(x, a.output, a.attributes), q.dtype)
+        places = q + _first_place(x, q.dtype)
         return tf.gather(found, tf.cast(places, tf.int32))
 
     return compute
+
+
+_cast = of_numbers(tf.cast)
+
+
+@of_numbers
+def _first_place(x: QuantParams, dtype: tf.DType) -> Any:
+    return tf.cast(x.zero_point - x.lowest, dtype)
 
 
 def _of_function(function: Callable[..., Any]) -> Table:

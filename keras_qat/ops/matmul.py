@@ -12,12 +12,14 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
 from keras_qat.arithmetic.qparams import single
+from keras_qat.branching import cond
 from keras_qat.inner_layers import Contract
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
 from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
 from keras_qat.ops.op import Arguments, Attributes, Op
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
@@ -60,7 +62,12 @@ def _product(a: Arguments) -> Any:
 
     if a.family != "xnnpack":
         return in_integers()
-    return tf.cond(second.zero_point == 0, in_float, in_integers)
+    return cond(_is_zero(second.zero_point), in_float, in_integers)
+
+
+@of_numbers
+def _is_zero(zero_point: Any) -> Any:
+    return zero_point == 0
 
 
 def _products(node: Node) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.qparams import single
+from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import operands
@@ -17,6 +17,7 @@ from keras_qat.ops.images import add_on_images, pair
 from keras_qat.ops.movement import axes_of, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange, SharedRange
 from keras_qat.ops.sums import EXACT
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -178,8 +179,11 @@ def _mean(a: Arguments) -> Any:
     most = math.prod(x.shape[axis] or 2**24 for axis in axes) * 2**params.bits
     adding = x if most < EXACT else tf.cast(x, tf.float64)
     sums = tf.cast(tf.reduce_sum(adding, axes, keep), tf.float64)
-    sizes = tf.gather(tf.shape(x, tf.int64), axes)
-    count = tf.reduce_prod(sizes)
+    sizes = [x.shape[axis] for axis in axes]
+    if None in sizes:
+        count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
+    else:
+        count = tf.constant(math.prod(sizes), tf.int64)
     if a.family != "xnnpack" or a.wide:
         multiplier, exponent = fixed_point(params.scale / output.scale)
         bits = exponent_of(tf.cast(count, tf.float64))
@@ -187,12 +191,18 @@ def _mean(a: Arguments) -> Any:
         whole = tf.cast(sums, tf.int64)
         scaled = multiply(whole, (shift(multiplier, bits) // count, exponent - bits))
         return tf.cast(scaled, x.dtype)
+    factor, of_zero, offset = _factor_and_offset(params, output, count)
+    scaled = tf.round(single(single((sums + of_zero) * factor) + offset))
+    return tf.cast(scaled - output.zero_point, x.dtype)
+
+
+@of_numbers
+def _factor_and_offset(params: QuantParams, output: QuantParams, count: Any) -> tuple[Any, ...]:
+    """What XNNPACK multiplies sums by, what zero points add to them, and what it adds."""
     of_all = tf.cast(count, tf.float64)
     factor = single(single(params.scale / output.scale) * single(1.0 / of_all))
     of_zero = of_all * params.zero_point
-    offset = single(output.zero_point - single(of_zero * factor))
-    scaled = tf.round(single(single((sums + of_zero) * factor) + offset))
-    return tf.cast(scaled - output.zero_point, x.dtype)
+    return factor, of_zero, single(output.zero_point - single(of_zero * factor))
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:

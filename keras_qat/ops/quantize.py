@@ -10,7 +10,9 @@ import tensorflow as tf
 from keras_qat.arithmetic.families import Family
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
+from keras_qat.branching import cond
 from keras_qat.ops.op import Arguments, Op
+from keras_qat.staging import of_numbers
 
 __all__ = ["QUANTIZE", "REQUANTIZE", "requantized"]
 
@@ -35,12 +37,27 @@ def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams
     is from 2^-8 to 2^7; TFLite's kernel by a 31-bit number, twice rounded.
     """
     before, after = (each.as_tensors().scale for each in (params, output))
-    exact = tf.cast(multiply(tf.cast(q, tf.int64), fixed_point(before / after)), q.dtype)
+
+    def exact() -> Any:
+        return tf.cast(multiply(tf.cast(q, tf.int64), _ratio(before, after)), q.dtype)
+
     if family != "xnnpack" or output.bits == 16:
-        return exact
+        return exact()
+    in_256ths, taken = _in_256ths(before, after, q.dtype)
+    return cond(taken, lambda: tf.floor((q * in_256ths + 128.0) / 256.0), exact)
+
+
+@of_numbers
+def _ratio(before: Any, after: Any) -> tuple[Any, Any]:
+    """The ratio of two scales, in fixed point."""
+    return fixed_point(before / after)
+
+
+@of_numbers
+def _in_256ths(before: Any, after: Any, dtype: tf.DType) -> tuple[Any, Any]:
+    """The same in 256ths, and whether XNNPACK multiplies by that."""
     ratio = single(before / after)
-    coarse = tf.floor((q * tf.cast(tf.round(256.0 * ratio), q.dtype) + 128.0) / 256.0)
-    return tf.where((ratio >= 2.0**-8) & (ratio <= 2.0**7), coarse, exact)
+    return tf.cast(tf.round(256.0 * ratio), dtype), (ratio >= 2.0**-8) & (ratio <= 2.0**7)
 
 
 def _requantize(a: Arguments) -> Any:

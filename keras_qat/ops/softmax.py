@@ -25,12 +25,14 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
 )
 from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.branching import cond
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
 from keras_qat.operations import is_operation, number, operands
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.quantize import requantized
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 
 __all__ = ["SOFTMAX", "UNIT_NORM"]
@@ -58,9 +60,10 @@ def _softmax(a: Arguments) -> Any:
     (q,), (x,), axis = a.q, a.params, a.attributes["axis"]
     if a.wide:
         return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), x, axis), q.dtype)
-    wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
-    q = tf.cond(
-        wider.scale > x.scale,
+    wide, is_wider = _wide_enough(x.scale)
+    wider = dataclasses.replace(x, scale=wide)
+    q = cond(
+        is_wider,
         lambda: requantized(a.family, a.q[0], a.params[0], wider),
         lambda: tf.identity(a.q[0]),
     )
@@ -70,15 +73,28 @@ def _softmax(a: Arguments) -> Any:
     return _in_float32(q, x, a.output, axis)
 
 
+@of_numbers
+def _wide_enough(scale: Any) -> tuple[Any, Any]:
+    return tf.maximum(scale, LEAST_SCALE), scale < LEAST_SCALE
+
+
 def _in_float32(q: Any, x: QuantParams, output: QuantParams, axis: int) -> Any:
     """TFLite's optimized kernel: exponentials from a table, added up one after another."""
-    places = -x.scale * tf.range(256, dtype=tf.float64)
-    table = tf.cast(tf.exp(single(places)), tf.float32)
+    table = _exponentials(x.scale)
     below = tf.reduce_max(q, axis, keepdims=True) - q
     found = tf.gather(table, tf.cast(below, tf.int32))
     last = tf.constant([-1])
     total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
-    return tf.floor(found * (1.0 / (total * tf.cast(output.scale, tf.float32))) + 0.5)
+    return tf.floor(found * (1.0 / (total * _cast(output.scale, tf.float32))) + 0.5)
+
+
+_cast = of_numbers(tf.cast)
+
+
+@of_numbers
+def _exponentials(scale: Any) -> Any:
+    places = -scale * tf.range(256, dtype=tf.float64)
+    return tf.cast(tf.exp(single(places)), tf.float32)
 
 
 def _in_fixed_point(q: Any, x: QuantParams, axis: int) -> Any:

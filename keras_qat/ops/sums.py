@@ -18,6 +18,7 @@ from keras_qat.arithmetic.qparams import single
 from keras_qat.branching import cond
 from keras_qat.ops.op import Arguments
 from keras_qat.resolved.weights import Weights, reach_of, terms
+from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.int4 import in_halves
 
@@ -74,19 +75,19 @@ def weighted(
             to it; None if it does not.
     """
     weights: Weights = a.weights
-    scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
     before, after = a.params[0].scale, a.output.scale
-    ratio = before * scale / after
+    if a.family == "xnnpack" and not a.wide:
+        if weights.packed and of_int4 is not None:
+            rounding = of_int4
+        elif rounding != "eights":
+            sums = _sums_of_8_bits(a, linear, channels, tf.float32)
+            return tf.round(sums * _single_ratio(before, weights.scale, after))
+    ratio = _ratio(before, weights.scale, after)
     if a.wide:
         sums = _sums_of_16_bits(a.q[0], weights, linear)
         if rounding == "double":
             return _round_half_away(sums * ratio)
         return tf.cast(multiply_sums(tf.cast(sums, tf.int64), fixed_point(ratio)), tf.float64)
-    if a.family == "xnnpack" and weights.packed and of_int4 is not None:
-        rounding = of_int4
-    elif a.family == "xnnpack" and rounding != "eights":
-        sums = _sums_of_8_bits(a, linear, channels, tf.float32)
-        return tf.round(sums * tf.cast(single(before * scale) / after, tf.float32))
     sums = _sums_of_8_bits(a, linear, channels, tf.float64)
     if rounding == "double":
         return tf.cast(_round_half_away(sums * ratio), tf.float32)
@@ -100,6 +101,18 @@ def weighted(
     return tf.cast(result, tf.float32)
 
 
+@of_numbers
+def _ratio(before: Any, scale: Any, after: Any) -> Any:
+    """What sums are multiplied by."""
+    return before * _row(scale, tf.float64) / after
+
+
+@of_numbers
+def _single_ratio(before: Any, scale: Any, after: Any) -> Any:
+    """The same in float32, as XNNPACK computes it."""
+    return tf.cast(single(before * _row(scale, tf.float64)) / after, tf.float32)
+
+
 def _round_half_away(x: Any) -> Any:
     """To whole numbers; exact where adding a half would round up what is just below it."""
     size = tf.abs(x)
@@ -111,7 +124,12 @@ def _sums_of_16_bits(x: Any, weights: Weights, linear: Linear) -> Any:
     sums = linear(x, _held_in(weights.q, tf.float64))
     if weights.bias is None:
         return sums
-    return sums + tf.reshape(tf.cast(weights.bias, tf.float64), [-1])
+    return sums + _row(weights.bias, tf.float64)
+
+
+@of_numbers
+def _row(numbers: Any, dtype: tf.DType) -> Any:
+    return tf.reshape(tf.cast(numbers, dtype), [-1])
 
 
 def _sums_of_8_bits(
@@ -126,7 +144,7 @@ def _sums_of_8_bits(
     x, weights = a.q[0], a.weights
     kernel, bias = _held_in(weights.q, tf.float32), None
     if weights.bias is not None:
-        bias = tf.reshape(tf.cast(weights.bias, tf.float32), [-1])
+        bias = _row(weights.bias, tf.float32)
 
     def with_bias(sums: Any) -> Any:
         if bias is not None:
@@ -155,8 +173,13 @@ def _sums_of_8_bits(
 
     # The range holds zero: what is above it and below it add up to `largest`.
     reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach
+    return cond(_fits(reach, largest), at_once, in_parts)
+
+
+@of_numbers
+def _fits(reach: Any, largest: int) -> Any:
     fits = reach * largest < EXACT
-    return cond(fits if tf.is_tensor(fits) else bool(fits), at_once, in_parts)
+    return fits if tf.is_tensor(fits) else bool(fits)
 
 
 def _held_in(q: Any, dtype: tf.DType) -> Any:

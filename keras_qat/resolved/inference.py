@@ -50,7 +50,8 @@ class Inference:
         self.with_losses += self.graph.aside
         self.read_by_losses = self._read_by_losses()
         self.settled = Settled(model, self.graph, self._tensors)
-        self.traced = backend.traced(self._infer_settled, reduce_retracing=True)
+        self.traced: tuple[int, Any] = (0, None)
+        """What eager calls run, and the version of `settled` that it was made for."""
         self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
 
     def settle(self) -> None:
@@ -63,7 +64,10 @@ class Inference:
         if tf.distribute.has_strategy():
             return self.traced_whole
         self.settled.refresh()
-        return self.traced
+        if self.traced[0] != self.settled.version:
+            made = backend.traced(self._infer_settled, reduce_retracing=True)
+            self.traced = self.settled.version, made
+        return self.traced[1]
 
     def _check(self, inputs: Sequence[Any]) -> None:
         for name, x in zip(self.model.input_names, inputs, strict=True):

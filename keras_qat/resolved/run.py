@@ -18,6 +18,7 @@ from keras_qat.ops.op import Arguments, FixedRange
 from keras_qat.ops.quantize import requantized
 from keras_qat.resolved.graph import Constant, Node, Operand, ResolvedGraph, Tensor
 from keras_qat.resolved.masks import Masks
+from keras_qat.staging import of_numbers
 
 __all__ = ["compute_node", "dequantized", "quantized_input", "run"]
 
@@ -32,13 +33,16 @@ def held_in(params: QuantParams) -> tf.DType:
 def quantized_input(x: Any, params: QuantParams) -> Any:
     """Real inputs of a model as a caller of its file quantizes them: half up."""
     dtype = held_in(params)
-    scaled = tf.cast(x, dtype) / tf.cast(params.as_tensors().scale, dtype)
+    scaled = tf.cast(x, dtype) / _cast(params.as_tensors().scale, dtype)
     return clipped(tf.floor(scaled + 0.5), params)
 
 
 def dequantized(q: Any, params: QuantParams) -> Any:
     """Real values, in float32."""
-    return tf.cast(q * tf.cast(params.as_tensors().scale, q.dtype), tf.float32)
+    return tf.cast(q * _cast(params.as_tensors().scale, q.dtype), tf.float32)
+
+
+_cast = of_numbers(tf.cast)
 
 
 def clipped(
@@ -52,16 +56,21 @@ def clipped(
         maximum: where the ReLU ends, infinity for nowhere.
         is_positive: whether none is below zero, with a `maximum`.
     """
-    tensors = params.as_tensors()
-    low, high = (each - tensors.zero_point for each in (params.lowest, params.highest))
-    if maximum is not None:
-        low = tf.maximum(low, 0.0)
-        if maximum == 6:
-            high = tf.minimum(high, round_half_away(maximum / tensors.scale))
-    low, high = (tf.cast(each, q.dtype) for each in (low, high))
+    low, high = _ends(params.as_tensors(), maximum, q.dtype)
     if not is_positive:  # Two operations, as they compute in place, which ClipByValue does not.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
+
+
+@of_numbers
+def _ends(params: QuantParams, maximum: float | None, dtype: tf.DType) -> tuple[Any, Any]:
+    """The lowest and the highest value of `clipped`."""
+    low, high = (each - params.zero_point for each in (params.lowest, params.highest))
+    if maximum is not None:
+        low = tf.maximum(low, 0.0)
+        if maximum == 6:
+            high = tf.minimum(high, round_half_away(maximum / params.scale))
+    return tf.cast(low, dtype), tf.cast(high, dtype)
 
 
 def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
@@ -98,9 +107,14 @@ def _operand(operand: Operand, number: Any) -> Any:
     if not isinstance(operand, Constant):
         return number
     if tf.is_tensor(operand.q):
-        return tf.cast(operand.q - operand.params.zero_point, held_in(operand.params))
+        return _centred(operand.q, operand.params.zero_point, held_in(operand.params))
     dtype = held_in(operand.params).as_numpy_dtype
     return tf.constant(operand.q.astype(dtype) - dtype(operand.params.zero_point))
+
+
+@of_numbers
+def _centred(q: Any, zero_point: Any, dtype: tf.DType) -> Any:
+    return tf.cast(q - zero_point, dtype)
 
 
 def run(

@@ -2,7 +2,8 @@
 
 What depends on ranges and weights alone - folding BatchNormalization, quantizing weights, the
 multipliers of kernels - takes many small operations. They are done once after the weights have
-changed, not for each batch: the traced inference is cut into what its inputs reach and the rest.
+changed, not for each batch: most are not traced at all (`keras_qat.staging`), and the traced
+inference is cut into what its inputs reach and the rest.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import traced as traced_for
+from keras_qat.keras2.backend import traced_in_time
 from keras_qat.keras2.graph import Graph, values_in
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.resolve import resolve
+from keras_qat.staging import Stage, staging
 
 __all__ = ["Settled"]
 
@@ -34,11 +37,12 @@ class Settled:
 
     def __init__(self, model: Any, graph: Graph, infer: Infer) -> None:
         self.graph, self.infer = graph, infer
-        self.is_ready = False
+        self.version = 0
+        """How often it was traced. What was made of an earlier version computes something else."""
         self._weights: list[Any] = []
         """The values of the model's weights in the last `refresh`."""
         # In a function, as reading them one by one takes ten times as long.
-        self._read = traced_for(lambda: [each.value() for each in model.weights])
+        self._read = traced_in_time(lambda: [each.value() for each in model.weights])
 
     def refresh(self) -> None:
         """Takes ranges and weights as they are now."""
@@ -47,16 +51,23 @@ class Settled:
             return
         resolved = resolve(None, in_graph=True, graph=self.graph)
         numbers = _numbers(resolved)
-        if not self.is_ready:
+        known = self._stage.known(numbers) if self.is_ready else None
+        if known is None:
             self._trace(resolved, numbers)
             with tf.init_scope():
-                self._variables = [
-                    tf.Variable(each, trainable=False) for each in self._derive(*numbers)
-                ]
+                found = self._derived(self._stage.known() or {})
+                self._variables = [tf.Variable(each, trainable=False) for each in found]
+            self._stage.forget()
+            self.version += 1
         else:
-            for variable, value in zip(self._variables, self._derive(*numbers), strict=True):
+            for variable, value in zip(self._variables, self._derived(known), strict=True):
                 variable.assign(value)
-        self._weights, self.is_ready = weights, True
+        self._weights = weights
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there was a `refresh`."""
+        return self.version > 0
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """The tensors, from one tensor for each input; to be called where a graph is traced."""
@@ -71,25 +82,38 @@ class Settled:
         inputs = [tf.TensorSpec(each.shape, each.dtype) for each in values_in(self.graph.inputs)]
 
         def inferred(*given: Any) -> list[Any]:
-            rest = iter(given[len(inputs) :])
+            stands_for = given[len(inputs) :]
+            graph, rest = tf.compat.v1.get_default_graph(), iter(stands_for)
+            # Branches that have changed once are traced.
+            self._stage = Stage(graph, stands_for, numbers, decides=not self.is_ready)
             settled = resolved.with_numbers(lambda number: next(rest))
-            return self.infer(settled, list(given[: len(inputs)]))
+            with staging(self._stage):
+                return self.infer(settled, list(given[: len(inputs)]))
 
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in numbers]
         traced = tf.function(inferred, autograph=False).get_concrete_function(*inputs, *specs)
         self._traced: Any = traced
         names = [each.name for each in traced.inputs]
-        self._inputs, given = names[: len(inputs)], names[len(inputs) :][: len(numbers)]
+        self._inputs = names[: len(inputs)]
         self._outputs = [each.name for each in traced.outputs]
         self._packs = _packs(_border(traced.graph, set(self._inputs)))
+        known = self._stage.known() or {}
+        rest = [name for pack in self._packs for name in pack if name not in known]
+        used = sorted(_needed(traced.graph, rest, known)[1])
 
-        def derive(*numbers: Any) -> list[Any]:
-            known = dict(zip(given, numbers, strict=True))
-            values = iter(self._imported(known, [name for pack in self._packs for name in pack]))
-            packs = [[next(values) for _ in pack] for pack in self._packs]
-            return [tf.stack(pack) if len(pack) > 1 else pack[0] for pack in packs]
+        @traced_for
+        def derive(numbers: list[Any]) -> list[Any]:
+            return self._imported(dict(zip(used, numbers, strict=True)), rest)
 
-        self._derive = traced_for(derive, input_signature=specs)
+        self._derive = lambda known: dict(
+            zip(rest, derive([known[name] for name in used]) if rest else [], strict=True)
+        )
+
+    def _derived(self, known: dict[str, Any]) -> list[Any]:
+        """What the variables are to hold."""
+        known = known | self._derive(known)
+        packs = [[known[name] for name in pack] for pack in self._packs]
+        return [tf.stack(pack) if len(pack) > 1 else pack[0] for pack in packs]
 
     def _imported(self, known: dict[str, Any], wanted: list[str]) -> list[Any]:
         """Tensors of the traced graph, computed from others of its tensors where this is called."""

@@ -121,3 +121,26 @@ def test_layers_in_float_and_losses_are_computed_too():
     keras_qat.set_quantization(qat, enabled=True)
     assert qat.evaluate(x, predicted, verbose=0) == pytest.approx(without, rel=0.05)
     assert without > 0.01
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_branches_that_numbers_choose_change_with_them(qat, call):
+    """Where an input's scale is far wider than the sum's, kernels add in a scale of their own."""
+    (quantize,) = [each for each in qat.layers if each.name.startswith("add")]
+    observer = quantize.quantizer.observers[0]
+    ends = observer.minimum.numpy(), observer.maximum.numpy()
+    before = CALLS[call](qat)
+    for factor in (1e-4, 1.0):
+        observer.minimum.assign(factor * ends[0])
+        observer.maximum.assign(factor * ends[1])
+        np.testing.assert_array_equal(CALLS[call](qat), of_the_file(qat))
+    np.testing.assert_array_equal(CALLS[call](qat), before)
+    assert qat._inference.settled.version == 2
+
+
+def test_what_follows_from_ranges_alone_is_not_traced(qat):
+    qat.predict(X, verbose=0)
+    operations = qat._inference.settled._traced.graph.get_operations()
+    kinds = {each.type for each in operations}
+    assert not kinds & {"If", "StatelessIf", "PartitionedCall", "Bitcast"}
+    assert len([each for each in operations if each.type != "Placeholder"]) < 100
