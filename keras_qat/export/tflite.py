@@ -13,6 +13,7 @@ from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.int4 import packs_int4, with_int4
+from keras_qat.resolved.padding import with_own_padding
 from keras_qat.resolved.pixels import RAW, begins_with_rescaling, rescalings, with_pixels
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
@@ -128,7 +129,7 @@ def export_tflite(
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
         )
     builder = Builder()
-    inputs, outputs = write_graph(graph, builder, *types)
+    inputs, outputs = write_graph(with_own_padding(graph), builder, *types)
     about = {
         "version": __version__,
         "recipe": None if recipe is None else recipe.to_config(),

@@ -328,10 +328,14 @@ def traced(function: Callable[..., Any], **options: Any) -> Any:
     return without_warnings(tf.function(function, autograph=False, **options))
 
 
+FEW_CALLS = 20
+"""So often `traced_in_time` runs a function as it is."""
+
+
 def traced_in_time(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that is traced if it is called more than twice: it takes longer than to run it."""
+    """A function that is traced if it is called often: tracing takes as long as so many runs."""
     graph, calls = traced(function), itertools.count()
-    return lambda: (graph if next(calls) > 1 else function)()
+    return lambda: (graph if next(calls) >= FEW_CALLS else function)()
 
 
 def without_warnings(function: Any) -> Any:

@@ -23,6 +23,10 @@ from keras_qat.staging import Stage, staging
 
 __all__ = ["Settled"]
 
+DECIDES = 3
+"""So often it is traced for the branches that ranges and weights choose; from then on, as they go
+on changing, with all branches."""
+
 Infer = Callable[[ResolvedGraph, list[Any]], list[Any]]
 
 
@@ -84,8 +88,7 @@ class Settled:
         def inferred(*given: Any) -> list[Any]:
             stands_for = given[len(inputs) :]
             graph, rest = tf.compat.v1.get_default_graph(), iter(stands_for)
-            # Branches that have changed once are traced.
-            self._stage = Stage(graph, stands_for, numbers, decides=not self.is_ready)
+            self._stage = Stage(graph, stands_for, numbers, decides=self.version < DECIDES)
             settled = resolved.with_numbers(lambda number: next(rest))
             with staging(self._stage):
                 return self.infer(settled, list(given[: len(inputs)]))

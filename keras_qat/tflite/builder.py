@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.tflite.metadata import compressed
 from keras_qat.tflite.objects import TYPES, new
 from keras_qat.tflite.versions import min_runtime_version, version_of
 
@@ -248,7 +248,7 @@ class Builder:
         self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
 
     def finish(self, inputs: dict[str, int], outputs: dict[str, int], **metadata: Any) -> bytes:
-        """The file's contents, with its ends by name, in its order, and metadata noted as JSON."""
+        """The file's contents, with its ends by name, in its order, and metadata noted."""
         self._prepare()
         self.graph.inputs = np.array(list(inputs.values()), np.int32)
         self.graph.outputs = np.array(list(outputs.values()), np.int32)
@@ -261,7 +261,7 @@ class Builder:
         oldest = min_runtime_version(self.model.operatorCodes).encode()
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():
-            self.metadata(name, json.dumps(entry, sort_keys=True, separators=(",", ":")).encode())
+            self.metadata(name, compressed(entry))
         size = sum(each.data.size + 64 for each in self.model.buffers if each.data is not None)
         packer = _Packer(size + 2**16)
         packer.Finish(self.model.Pack(packer), b"TFL3")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.tflite.objects import contents_of
 
-__all__ = ["fingerprint", "read_metadata", "rescaled_inputs"]
+__all__ = ["compressed", "fingerprint", "read_metadata", "rescaled_inputs"]
+
+DAMAGED = (struct.error, zlib.error)
+"""What reading a damaged file raises besides Python's own errors."""
 
 
 def fingerprint(model: Any) -> dict[str, str]:
@@ -73,14 +77,25 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         for index in range(model.MetadataLength()):
             entry = model.Metadata(index)
             if entry.Name() == b"keras_qat":
-                return json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
-    except (struct.error, LookupError, TypeError, AttributeError, ValueError) as error:
+                return _unpacked(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+    except (*DAMAGED, LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             "The TFLite file is damaged or cut short: its metadata cannot be read. Export it again."
         ) from error
     raise ValueError(
         "The file holds no metadata of keras_qat: another program has written or changed it."
     )
+
+
+def compressed(entry: Any) -> bytes:
+    """An entry as files hold it: JSON, compressed, as it is much of a small network's file."""
+    text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
+    return zlib.compress(text.encode(), 9)
+
+
+def _unpacked(data: bytes) -> Any:
+    """An entry of a file; earlier versions did not compress it."""
+    return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
 
 
 def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:

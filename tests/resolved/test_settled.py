@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize
+from keras_qat.resolved.settled import DECIDES
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -130,12 +131,12 @@ def test_branches_that_numbers_choose_change_with_them(qat, call):
     observer = quantize.quantizer.observers[0]
     ends = observer.minimum.numpy(), observer.maximum.numpy()
     before = CALLS[call](qat)
-    for factor in (1e-4, 1.0):
+    for factor in (1e-4, 1.0, 1e-4, 1.0, 1e-4, 1.0):
         observer.minimum.assign(factor * ends[0])
         observer.maximum.assign(factor * ends[1])
         np.testing.assert_array_equal(CALLS[call](qat), of_the_file(qat))
     np.testing.assert_array_equal(CALLS[call](qat), before)
-    assert qat._inference.settled.version == 2
+    assert qat._inference.settled.version == DECIDES + 1
 
 
 def test_what_follows_from_ranges_alone_is_not_traced(qat):
