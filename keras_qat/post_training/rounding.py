@@ -19,7 +19,9 @@ from keras_qat.schedule import recipe_of
 __all__ = ["learn_rounding"]
 
 _BATCH = 32
-"""Examples of a step."""
+"""Examples of a step, at most."""
+_NUMBERS = 2**20
+"""Of a layer's output that a step reads: of large images fewer examples tell as much."""
 _STRETCH = 1.2
 """A sigmoid that reaches 0 and 1: stretched, then clipped."""
 _SHARP = 20.0, 2.0
@@ -58,7 +60,7 @@ def learn_rounding(
         model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
             preserves stay.
         data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
-        iterations: steps for each layer, of 32 examples.
+        iterations: steps for each layer, of 32 examples, or fewer where outputs are large.
         learning_rate: of Adam.
         weights: ranges of the weights: those of the least squared error, or their extremes.
         seed: of the order of the examples.
@@ -168,14 +170,15 @@ class _Layer:
     ) -> Callable[[Any, Any], Any]:
         """The error of some examples, and a growing one for weights that are between two levels."""
         count, (first, last) = int(x.shape[0]), _SHARP
+        batch = min(_BATCH, count, max(1, _NUMBERS // int(np.prod(y.shape[1:]))))
         size = max(float(self.free.sum()), 1.0)
 
         def loss(logits: Any, step: Any) -> Any:
             up = _soft(logits)
             seeds = tf.stack([seed, step])
-            places = tf.random.stateless_uniform([min(_BATCH, count)], seeds, 0, count, tf.int32)
+            places = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
             off = self._output(up * self.free, tf.gather(x, places)) - tf.gather(y, places)
-            error = tf.reduce_sum(off**2) / (min(_BATCH, count) * unit)
+            error = tf.reduce_sum(off**2) / (batch * unit)
             done = tf.cast(step, tf.float32) / iterations
             rest = tf.maximum(done - _WARM, 0.0) / (1 - _WARM)
             sharp = last + (first - last) * 0.5 * (1 + tf.cos(np.pi * rest))
