@@ -29,6 +29,9 @@ __all__ = [
 FAR = 1e38
 """A number beyond all ranges."""
 
+LARGE, ROWS = 2**18, 32
+"""From so many weights on, ranges of channels are looked for in at most so many rows at once."""
+
 
 def range_of(
     x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
@@ -165,10 +168,29 @@ def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
 
     A channel of zeros gets the limit 1: any scale represents it.
     """
+    weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
-    limits = tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
+    size = weights.shape.num_elements()
+    if channel_axes == (-1,) and size is not None and size >= LARGE:
+        limits = tf.reshape(_column_limits(weights), [1] * (rank - 1) + [-1])
+    else:
+        limits = tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
     return tf.where(limits > 0, limits, tf.ones_like(limits))
+
+
+def _column_limits(weights: Any) -> Any:
+    """Largest magnitude in each column of a large kernel.
+
+    TensorFlow reduces a few columns at a time, from the first row to the last. Some rows at a time
+    stay in the cache for the next columns, and no magnitudes are written.
+    """
+    columns = weights.shape[-1]
+    rows = weights.shape.num_elements() // columns
+    at_once = max(each for each in range(1, ROWS + 1) if rows % each == 0)
+    blocks = tf.reshape(weights, [rows // at_once, at_once, columns])
+    highest = tf.reduce_max(tf.reduce_max(blocks, 1), 0)
+    return tf.maximum(highest, -tf.reduce_min(tf.reduce_min(blocks, 1), 0))
 
 
 def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:

@@ -58,6 +58,16 @@ def test_channel_limits():
     np.testing.assert_array_equal(fake_quant.channel_limits(weights, (-1,)), [[2.0, 1.0, 3.0]])
 
 
+@pytest.mark.parametrize("shape", [(3, 3, 128, 256), (1024, 257), (1, 1, 521, 509)])
+def test_channel_limits_of_large_kernels(shape):
+    weights = rng().normal(size=shape).astype(np.float32)
+    weights[..., :2] = [0.0, -9.0]
+    expected = np.abs(weights).reshape(-1, shape[-1]).max(0)
+    expected[0] = 1.0
+    found = fake_quant.channel_limits(weights, (-1,)).numpy()
+    np.testing.assert_array_equal(found, expected.reshape([1] * (len(shape) - 1) + [-1]))
+
+
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_values_lie_on_the_levels_of_the_range(bits):
     x = rng().uniform(-2, 4, 20_000).astype(np.float32)
