@@ -70,6 +70,11 @@ def fake_quantize(
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
 
+def are_numbers(minimum: Any, maximum: Any) -> bool:
+    """Whether a range is known while a graph is traced."""
+    return isinstance(minimum, float) and isinstance(maximum, float)
+
+
 def fake_quantize_if(
     applies: Any,
     x: Any,
@@ -78,6 +83,7 @@ def fake_quantize_if(
     bits: int = 8,
     narrow_range: bool = False,
     ceiling: float | None = None,
+    has_zeros: bool = True,
 ) -> Any:
     """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
 
@@ -91,6 +97,8 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
+        has_zeros: whether numbers may be exactly zero, where a ReLU has no gradient. If not, and
+            if the range is of numbers, one operation less computes the gradient.
     """
     if applies is False and ceiling is None:
         return x
@@ -105,8 +113,19 @@ def fake_quantize_if(
         return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        if ceiling is not None:  # Zero is a level already.
+        is_number = are_numbers(minimum, maximum)
+        if ceiling is not None and (has_zeros or not is_number or maximum > ceiling):
             return _passed_within(upstream, x, None, maximum, ceiling)
+        if is_number:
+            found = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
+                gradients=tf.cast(upstream, tf.float32),
+                inputs=tf.cast(x, tf.float32),
+                min=minimum,
+                max=maximum,
+                num_bits=bits,
+                narrow_range=narrow_range,
+            )
+            return tf.cast(found, x.dtype)
         # The nudged ends, in two operations.
         ends = fake_quantize([-FAR, FAR], minimum, maximum, bits, narrow_range)
         return _passed_within(upstream, x, ends[0], ends[1], math.inf)
@@ -139,7 +158,11 @@ def _passed_within(upstream: Any, x: Any, low: Any, high: Any, ceiling: float) -
     """
     dtype, x = upstream.dtype, tf.cast(x, tf.float32)
     if low is None:
-        x *= tf.maximum(6.0 / high * (1 - 2.0**-20), 6.0 / ceiling)
+        factor, least = 6.0 / high * (1 - 2.0**-20), 6.0 / ceiling
+        if not isinstance(factor, float):
+            x *= tf.maximum(factor, least)
+        elif max(factor, least) != 1.0:  # A range up to 6 is that of ReLU6 itself.
+            x *= max(factor, least)
     else:  # Of zeros alone a range is empty.
         size = tf.maximum(high - low, 1e-20)
         x = (x - (low - size * 2.0**-21)) * (6.0 / size * (1 - 2.0**-20))

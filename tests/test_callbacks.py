@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.phases import phase_finder
+from keras_qat.keras2.phases import MOST_RANGES, phase_finder
 from keras_qat.layers.scheduled import assuming
 from keras_qat.schedule import schedule, scheduled_layers
 from tests.helpers import images, rng, scramble, train
@@ -256,12 +256,35 @@ def test_frozen_ranges_compute_what_observed_ones_do():
         eager = qat(X[:8], training=True)
     weight = qat.get_layer("quant_conv").layer.kernel
     phase = phase_finder(qat)(True)
-    assert phase == (True, True, False, True, True)
+    assert phase == (True, True, False, True, True, 1)
     with assuming(phase, list(scheduled_layers(qat))), tf.GradientTape() as other:
         known = qat(X[:8], training=True)
     np.testing.assert_array_equal(eager, known)
     one, two = tape.gradient(eager, weight), other.gradient(known, weight)
     np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_frozen_ranges_that_others_change_count_from_the_next_step():
+    """Graphs are made for the ranges as they are, and none of them serves others."""
+
+    def change(step):
+        for layer in scheduled_layers(qat):
+            for each in (observer for q in layer.quantizers for observer in q.observers):
+                each.maximum.assign(2.0**-step)
+
+    qat, losses = quantized(), {True: [], False: []}
+    keras_qat.calibrate(qat, X)
+    keras_qat.freeze_ranges(qat)
+    start, labels = qat.get_weights(), rng(5).normal(size=(8, 3))
+    for at_once in losses:
+        qat.set_weights(start)
+        qat.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=not at_once)
+        for step in (0, 0, 1, 2, 3, 4, 0):
+            change(step)
+            losses[at_once].append(qat.train_on_batch(X[:8], labels))
+    assert len(phase_finder(qat).known) == MOST_RANGES
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-5)
+    assert len(set(losses[True])) == 7
 
 
 def test_thresholds_are_kept_apart():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,6 +87,31 @@ def test_gradient_is_zero_outside_the_range():
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(fake_quant.fake_quantize(x, np.float32(-2.0), np.float32(2.0)))
     np.testing.assert_array_equal(tape.gradient(y, x), [0, 1, 1, 1, 0])
+
+
+@pytest.mark.parametrize("ceiling", [None, 1.5, 6.0, math.inf])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 6.0), (0.0, 1.3), (-1.7, 3.1), (-4.2, 0.0)])
+def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
+    """The values, and the gradients, those at the ends of a range apart."""
+    if ceiling is not None and low < 0:
+        pytest.skip("A range behind a ReLU begins at zero.")
+    x = tf.constant(rng().uniform(-5, 7, 50_000).astype(np.float32))
+    ends = [np.float32(low), np.float32(high)]
+    found = []
+    for given, has_zeros in (
+        (ends, True),
+        ([*map(float, ends)], True),
+        ([*map(float, ends)], False),
+    ):
+        for bits in (2, 4, 8):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = fake_quant.fake_quantize_if(True, x, *given, bits, False, ceiling, has_zeros)
+                loss = tf.reduce_sum(y * tf.cos(x[::-1]))
+            found.append((y.numpy(), tape.gradient(loss, x).numpy()))
+    for number, (y, gradient) in enumerate(found):
+        np.testing.assert_array_equal(y, found[number % 3][0])
+        np.testing.assert_array_equal(gradient, found[number % 3][1])
 
 
 @pytest.mark.parametrize(

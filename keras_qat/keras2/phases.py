@@ -21,6 +21,10 @@ from keras_qat.schedule import scheduled_layers
 __all__ = ["PhaseFinder", "PhasedModel", "check_started", "phase_finder"]
 
 
+MOST_RANGES = 3
+"""For so many different frozen ranges the training step is traced anew."""
+
+
 class PhasedModel:
     """A Keras model that traces its functions once for each phase that it meets."""
 
@@ -122,8 +126,17 @@ class PhaseFinder:
             calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
             return tf.reduce_all(tf.stack([True, *calibrated]))
 
-        self._counters, self._all_calibrated = counters, all_calibrated
+        @backend.traced_in_time
+        def ranges() -> Any:
+            quantizers = [each for layer in layers for each in layer.quantizers if not each.learns]
+            observers = [observer for each in quantizers for observer in each.observers]
+            found = [each for observer in observers for each in getattr(observer, "variables", ())]
+            return tf.stack([0.0, *found])
+
+        self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges
         self._is_calibrated = False
+        self._last = b""
+        self.known: list[bytes] = []
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
         """The phase; None if layers differ, or if a phase ends within the execution.
@@ -148,8 +161,21 @@ class PhaseFinder:
             else:
                 return None
         quantizing, frozen, fixed = gates
-        observes = training and not fixed
-        if not observes and (changed or (steps != self.steps and not training)):
+        if training and fixed:
+            return Phase(training, quantizing, frozen, *self._fixed_ranges())
+        if not training and (changed or steps != self.steps):
             self._is_calibrated = bool(self._all_calibrated())
         # A training step that observes does so before it quantizes.
-        return Phase(training, quantizing, frozen, observes or self._is_calibrated, fixed)
+        return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
+
+    def _fixed_ranges(self) -> tuple[bool, bool, int]:
+        """What a `Phase` says of ranges that training leaves as they are, but others may change."""
+        ranges = self._ranges().numpy().tobytes()
+        if ranges != self._last:
+            self._last, self._is_calibrated = ranges, bool(self._all_calibrated())
+            is_new = ranges not in self.known and len(self.known) < MOST_RANGES
+            is_alone = self._model.distribute_strategy.num_replicas_in_sync == 1
+            if is_new and is_alone and self._is_calibrated:
+                self.known.append(ranges)
+        known = self.known.index(ranges) + 1 if ranges in self.known else 0
+        return self._is_calibrated, True, known

@@ -42,14 +42,20 @@ class ActivationQuantizer:
             self.observers = [observers.make(spec, host, each) for each in names]
 
     def __call__(
-        self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
+        self,
+        x: Any,
+        phase: Phase,
+        slot: int | None = 0,
+        ceiling: float | None = None,
+        has_zeros: bool = True,
     ) -> Any:
         """Fake-quantizes `x`, which is observed in `slot` if this is training.
 
         Without a slot, `x` is an average of values that this quantizer has been applied to. With
-        a `ceiling`, what is quantized is a ReLU of `x` that ends there.
+        a `ceiling`, what is quantized is a ReLU of `x` that ends there; `has_zeros` as in
+        `fake_quantize_if`.
         """
-        minimum, maximum = self._observed(x, phase, slot, ceiling)
+        minimum, maximum = self._numbers(phase) or self._observed(x, phase, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
         if slot is not None and self.learns:
             y = fake_quantize_learned(
@@ -66,7 +72,7 @@ class ActivationQuantizer:
             return y
         if slot is not None:
             y = fake_quant.fake_quantize_if(
-                applies, x, minimum, maximum, self.spec.bits, ceiling=ceiling
+                applies, x, minimum, maximum, self.spec.bits, False, ceiling, has_zeros
             )
             if self.watched is not None:
                 self.watched(slot, y)
@@ -77,6 +83,15 @@ class ActivationQuantizer:
         return straight_through(
             lambda x: cond(applies, lambda: average(x), lambda: tf.identity(x)), x
         )
+
+    def _numbers(self, phase: Phase) -> tuple[float, float] | None:
+        """The range, if it is known while the graph is traced: then no operation computes it."""
+        if isinstance(self.spec, specs.FixedSpec):
+            return float(self.spec.minimum), float(self.spec.maximum)
+        if not phase.known or self.learns:
+            return None
+        minimum, maximum = self.current_range()
+        return (minimum, maximum) if minimum < maximum else None
 
     def take_in(self, x: Any, phase: Phase) -> None:
         """Observes `x` if this is training, and quantizes nothing."""

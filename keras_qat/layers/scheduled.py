@@ -45,6 +45,8 @@ class Phase(NamedTuple):
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
     """Whether ranges are as they are: training observes them no more."""
+    known: int = 0
+    """Not 0 in a graph that is traced for the ranges as they stand: which ones they are."""
 
 
 def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
