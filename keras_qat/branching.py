@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,19 +37,21 @@ def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def with_gradient_of(
-    function: Callable[..., list[Any]], other: Callable[..., list[Any]], inputs: list[Any]
+    function: Callable[..., list[Any]], owner: Any, other: Callable[..., list[Any]], inputs: Any
 ) -> list[Any]:
-    """`function(*inputs)` with the gradient of `other(*inputs)`, computed only if it is asked for.
+    """`function(*inputs)` with the gradient of `other(owner, *inputs)`, computed if asked for.
 
-    Both give a list of tensors.
+    Both give a list of tensors. TensorFlow keeps gradients of graphs for as long as the process
+    runs: `other` is not to hold a model, the `owner` may be one.
     """
+    owned_by = weakref.ref(owner)
 
     @tf.custom_gradient
     def replaced(*inputs: Any) -> Any:
         def gradient(*upstream: Any, variables: Any = ()) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(inputs)
-                outputs = other(*inputs)
+                outputs = other(owned_by(), *inputs)
             found = tape.gradient(outputs, [*inputs, *variables], list(upstream))
             first, rest = found[: len(inputs)], found[len(inputs) :]
             return (first, rest) if variables else first

@@ -110,25 +110,24 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """What training simulates; at inference what the kernels of `kernels` compute."""
-        learns = resolve_training(training)
-        is_inference = learns is False
-
-        def simulated(inputs: Any) -> Any:
-            with computing_in_float32(self) if is_inference else contextlib.nullcontext():
-                outputs = super(QuantizedModel, self).call(inputs, training=training, mask=mask)
-            if not is_inference:
-                agree(self.weights)
-            return outputs
-
         inference = self._exact_inference()
         if inference is None:
-            return simulated(inputs)
+            return self.simulated(inputs, training, mask)
         if is_in_converter():
             raise ValueError(
                 f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "
                 f"do. Call keras_qat.export_tflite(model, path): it writes the TFLite file itself."
             )
-        return inference(inputs, simulated, learns)
+        return inference(inputs, resolve_training(training), given=training, mask=mask)
+
+    def simulated(self, inputs: Any, given: Any, mask: Any) -> Any:
+        """What training computes, if `given` is the `training` of `call`."""
+        is_inference = resolve_training(given) is False
+        with computing_in_float32(self) if is_inference else contextlib.nullcontext():
+            outputs = super().call(inputs, training=given, mask=mask)
+        if not is_inference:
+            agree(self.weights)
+        return outputs
 
     def _exact_inference(self) -> Inference | None:
         """How it computes in integers; None for the original's models, which simulate."""

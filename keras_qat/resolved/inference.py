@@ -123,14 +123,15 @@ class Inference:
         resolved = resolve(None, in_graph=True, graph=self.graph)
         return self._finished(self._tensors(resolved, list(inputs)), adds_losses)
 
-    def __call__(self, x: Any, simulated: Callable[[Any], Any], training: Any) -> Any:
+    def __call__(self, x: Any, training: Any, **options: Any) -> Any:
         """The model's outputs.
 
         Args:
             x: its inputs, in whatever structure it takes.
-            simulated: what training computes from them.
             training: a bool, or a scalar tensor.
+            options: of the model's `simulated`, what training computes.
         """
+        simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)
         applies = self._applies(training)
@@ -145,11 +146,11 @@ class Inference:
         elif is_exact(self.layers[0].assumed) and self.settled.is_ready:
             exact = self._infer_settled
 
-        def again(*inputs: Any) -> list[Any]:
-            given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(self.model), list(inputs))
-            return tf.nest.flatten(simulated(given))
+        def again(model: Any, *inputs: Any) -> list[Any]:
+            given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(model), list(inputs))
+            return tf.nest.flatten(model.simulated(given, **options))
 
-        outputs = with_gradient_of(exact, again, flat)
+        outputs = with_gradient_of(exact, self.model, again, flat)
         return tf.nest.pack_sequence_as(graph_lib.nested_outputs(self.model), outputs)
 
     def _if(self, applies: Any, flat: list[Any], y: Any) -> Any:
