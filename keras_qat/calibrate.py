@@ -17,6 +17,7 @@ from keras_qat.keras2.graph import Call, Graph, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, ScheduledLayer
 from keras_qat.layers.scheduled import NEVER
+from keras_qat.layers.states import kept_batch
 from keras_qat.progress import shown
 from keras_qat.ranges.histograms import Histogram, counts_of, extremes_of, folded
 from keras_qat.ranges.methods import METHODS, Range
@@ -88,6 +89,8 @@ def calibrate(
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    kept = kept_batch(model)
+    batch_size = kept or batch_size
     found = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
@@ -104,7 +107,7 @@ def calibrate(
         for place, (_, ends) in limits.items():
             batch[place] = np.clip(batch[place], *ends)
         found.add(batch)
-        first = first or [each[:1] for each in batch]
+        first = first or [each[: kept or 1] for each in batch]
     ranges = found.ranges(range_of) | dict(limits.values())
     _observe_weights(model, first, reset)
     for observer, ends in ranges.items():

@@ -172,6 +172,10 @@ class TFLiteModel:
         ]
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
+    def reset_states(self) -> None:
+        """Writes zeros into the states that operators keep from one run to the next."""
+        self.interpreter.reset_all_variables()
+
     def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """As `run`, with all of the inputs at a time; the sizes of their axes are free."""
         details = self.inputs

@@ -112,6 +112,10 @@ class MicroModel:
                 failed = error
         raise ValueError(f"TFLite Micro can't run this file: {_joined(said) or failed}") from failed
 
+    def reset_states(self) -> None:
+        """Writes zeros into the states that operators keep from one run to the next."""
+        self._interpreter.reset()
+
     def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """As `run`, in silence."""
         return self.run(inputs)

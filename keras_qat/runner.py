@@ -146,6 +146,13 @@ class TFLiteModel:
             found = [info.dequantize(each) for each, info in pairs]
         return found if len(found) > 1 else found[0]
 
+    def reset_states(self) -> None:
+        """Begins anew, with zeros, in a file that keeps the states of recurrent layers.
+
+        `predict` goes on where the last one ended, as a model's does with `stateful=True`.
+        """
+        self._file.reset_states()
+
     def _run(self, batch: list[np.ndarray]) -> list[np.ndarray]:
         """The outputs for a batch of any size, in integers where the file has them."""
         count = len(batch[0])

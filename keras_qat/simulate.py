@@ -14,6 +14,7 @@ from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.data import arrays_of, check_counts
 from keras_qat.exportable import check_exportable
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.layers.states import Stream, kept_batch
 from keras_qat.progress import shown
 from keras_qat.resolved.graph import ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
@@ -100,7 +101,8 @@ def simulate(
 
     Args:
         model: a trained quantization-aware model.
-        x: inputs, as `verify` takes them; real numbers, or quantized values of its type.
+        x: inputs, as `verify` takes them; real numbers, or quantized values of its type. A model
+            that keeps states (`stateful=True`) begins with zeros, and goes on from batch to batch.
         kernels: whose rounding: "xnnpack", what phones run, "tflm", TFLite Micro's kernels, which
             microcontrollers run, or "reference", TFLite's portable ones. By default that of the
             model's target, without one "xnnpack".
@@ -126,12 +128,15 @@ def simulate(
     graph = resolve(model, input_range=input_range)
     graph = with_int4(graph, family) if pack_int4 else graph
     arrays = arrays_of(model, x)
+    batch_size = kept_batch(model, len(arrays[0])) or batch_size
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
     inside: dict[str, list[Any]] = {label: [] for label in labels}
+    stream = Stream(model)
     for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
-        found = run_batch(graph, batch, family)
+        with stream:
+            found = run_batch(graph, batch, family)
         for name, tensor in graph.outputs.items():
             outputs[name].append(found[tensor])
         for label, tensor in labels.items():

@@ -16,7 +16,7 @@ from keras_qat.files import check_writable, replacing
 from keras_qat.interpreter import to_codes, to_pixels
 from keras_qat.simulate import simulate
 from keras_qat.targets import TFLM, problems
-from keras_qat.tflite.metadata import rescaled_inputs
+from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
 from keras_qat.tflite.read import FileGraph, Tensor
 from keras_qat.version import __version__
 
@@ -90,11 +90,11 @@ def export_c(
             stacklevel=2,
         )
     graph = FileGraph(contents)
-    rescaled = rescaled_inputs(contents)
+    rescaled, keeps_states = rescaled_inputs(contents), "states" in read_metadata(contents)
     golden = {} if examples is None else _golden(model, examples, graph, input_range, rescaled)
     space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
     texts = {
-        header: _header(model.name, space, graph, golden, rescaled),
+        header: _header(model.name, space, graph, golden, rescaled, keeps_states),
         source: _source(header.name, space, contents, golden),
     }
     for target, lines in texts.items():
@@ -139,6 +139,7 @@ def _header(
     graph: FileGraph,
     golden: dict[str, np.ndarray],
     rescaled: dict[str, Any],
+    keeps_states: bool,
 ) -> Iterator[str]:
     guard = f"KERAS_QAT_{space.upper()}_H_"
     operators = list(dict.fromkeys(each.kernel for each in graph.operations))
@@ -146,6 +147,11 @@ def _header(
     yield from (f"#ifndef {guard}", f"#define {guard}", "", "#include <cstddef>")
     yield from ("#include <cstdint>", "", f"namespace {space} {{", "")
     yield "// The TFLite file, for tflite::GetModel."
+    if keeps_states:
+        yield "// It keeps the states of recurrent layers from one Invoke() to the next;"
+        yield "// interpreter.Reset() writes zeros into them."
+    elif "UNIDIRECTIONAL_SEQUENCE_LSTM" in operators:
+        yield "// Each Invoke() begins with states of zeros."
     yield from ("extern const unsigned char kFile[];", "extern const size_t kFileSize;")
     for end, tensors in (("Input", graph.inputs), ("Output", graph.outputs)):
         for place, (each, tensor) in enumerate(tensors.items()):
@@ -159,6 +165,8 @@ def _header(
     if golden:
         count = len(next(iter(golden.values())))
         yield from ("", "// Inputs and the outputs that TFLite Micro's kernels give for them.")
+        if keeps_states:
+            yield "// One after the other, from states of zeros on."
         yield f"constexpr size_t kGoldenExamples = {count};"
         yield from (f"extern {_declared(*each)};" for each in golden.items())
     yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")

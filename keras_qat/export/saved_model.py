@@ -21,6 +21,7 @@ from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.layers.recurrent import lstm_quantized
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.states import kept_batch
 from keras_qat.layers.unrolled import steps_quantized
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.unrolled import params_named
@@ -73,6 +74,11 @@ def inference_module(model: Any, input_range: tuple[float, float] | None = None)
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
         after the model's inputs; outputs as a dict by output name. Its `graph` is the resolved one.
     """
+    if kept_batch(model) is not None:
+        raise ValueError(
+            f"'{model.name}' keeps states (stateful=True), which a SavedModel or ONNX file of it "
+            f"would not. Export it with export_tflite."
+        )
     graph = resolve(model, input_range=input_range)
     signature = [
         tf.TensorSpec(tensor.shape, tensor.dtype, name=name)

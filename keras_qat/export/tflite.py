@@ -10,6 +10,7 @@ from typing import Any, Literal
 from keras_qat.exportable import check_exportable, some
 from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.layers.states import kept_batch
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.int4 import packs_int4, with_int4
@@ -72,7 +73,8 @@ def export_tflite(
             (docs/export.md has figures).
 
         batch_size: how many examples a run takes, for all time: microcontrollers and NPUs ask for
-            shapes that are known, and 1. None: as the target has it, without one any number.
+            shapes that are known, and 1. None: as the target has it, without one any number. A
+            model that keeps states has a batch of its own.
         target: where the file is to run, by default what `quantize_model` was told. A warning
             names what does not run there at all; `targets.problems` what runs elsewhere.
 
@@ -110,6 +112,14 @@ def export_tflite(
                 f"it out, or say target='xnnpack'."
             )
         batch_size = place.batch_size
+    if (kept := kept_batch(model)) is not None:
+        if batch_size not in (None, kept):
+            raise ValueError(
+                f"'{model.name}' keeps the states of {kept} sequences, and its file shall take "
+                f"{batch_size}: build it with keras.Input(batch_size={batch_size}), and give it "
+                f"the weights, other.set_weights(model.get_weights())."
+            )
+        batch_size = kept
     destination = None if path is None else check_writable(path)
     graph = resolve(model, input_range=input_range)
     _warn_of_rounding(graph)
@@ -137,6 +147,8 @@ def export_tflite(
     }
     if rescaled:
         about["rescaling"] = rescaled
+    if kept is not None:
+        about["states"] = "kept from one run to the next"
     contents = builder.finish(inputs, outputs, keras_qat=about)
     if place is not None:
         _warn_of_problems(contents, place)

@@ -36,13 +36,16 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase) ->
 
     backend.forget_dropout(layer)
     with weights_replaced(layer, weights):
-        last, outputs, _ = backend.keras.backend.rnn(
+        last, outputs, states = backend.keras.backend.rnn(
             step,
             x,
-            layer.get_initial_state(x),
+            layer.states if layer.stateful else layer.get_initial_state(x),
             go_backwards=layer.go_backwards,
             unroll=layer.unroll,
             input_length=x.shape[1],
             return_all_outputs=layer.return_sequences,
         )
+    if layer.stateful:
+        for kept, state in zip(layer.states, states, strict=True):
+            kept.assign(tf.cast(state, kept.dtype))
     return outputs if layer.return_sequences else last

@@ -100,7 +100,12 @@ class QuantizeWrapper(ScheduledLayer):
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:
                 self.ceiling = relu_maximum(self.activation)
+        self.stateful = self.layer.stateful
         super().build(input_shape)
+
+    def reset_states(self) -> None:
+        """Of a recurrent layer that keeps its states: writes zeros into them."""
+        self.layer.reset_states()
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, inputs: Any, training: Any, call: int = 0) -> Any:

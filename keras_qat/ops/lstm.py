@@ -4,8 +4,9 @@ Its gates are computed in int16 with 12 bits behind the point, sigmoids and hype
 them with 15, by TFLite and TFLite Micro in ways of their own. The cell state is int16 with 11 bits
 behind the point, so it ends at 16; the hidden state is int8 from -1 to 127/128, as is the output.
 
-The operator keeps its states from one run of a file to the next. Keras starts with zeros each time,
-so a file writes zeros into them first, for as many examples as it is given.
+The operator keeps its states from one run of a file to the next, as a `stateful` layer does. Others
+start with zeros each time, so a file writes zeros into them first, for as many examples as it is
+given.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def _attributes(call: Call) -> Attributes:
-    """`backwards`: whether it begins with the last step; `sequences`: whether it gives them all."""
+    """Whether it begins with the last step, gives all steps, keeps its states for the next call."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
+        "keeps": bool(call.layer.stateful),
     }
 
 
@@ -70,8 +72,8 @@ def other_form(call: Call) -> str | None:
     layer = call.layer
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
-    if layer.stateful or layer.return_state or len(call.inputs) > 1:
-        return "its states are kept, read or given"
+    if layer.return_state or len(call.inputs) > 1:
+        return "its states are read or given"
     if len(values_in(call.outputs)) > 1 or layer.time_major or len(call.inputs[0].shape) != 3:
         return "its sequences are in another form"
     return None
@@ -106,11 +108,41 @@ def _compute(a: Arguments) -> Any:
         hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - 7)
         return tf.cast(saturate(hidden, 7), held), cell
 
-    batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-    states = tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
-    found, _ = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
+    states = _before(a, x, held)
+    found, cells = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
+    if a.attributes["keeps"]:
+        found = _kept(a, found, cells)
     found = tf.cast(found, a.q[0].dtype)
     return tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
+
+
+def _before(a: Arguments, x: Any, held: tf.DType) -> tuple[Any, Any]:
+    """The states before the first step: zeros, or those that the layer has kept, in real numbers.
+
+    A layer that has just been trained has states between the quantized ones.
+    """
+    if a.attributes["keeps"]:
+        scales = float(HIDDEN.params(8).scale), float(CELL.scale)
+        numbers = [
+            tf.cast(tf.round(tf.cast(each, tf.float64) / scale), tf.int64)
+            for each, scale in zip(a.call.layer.states, scales, strict=True)
+        ]
+        hidden, cell = (saturate(each, bits) for each, bits in zip(numbers, (7, BITS), strict=True))
+        return tf.cast(hidden, held), cell
+    units = a.weights.recurrent.q.shape[0]
+    batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
+    return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
+
+
+def _kept(a: Arguments, hidden: Any, cell: Any) -> Any:
+    """The hidden states of all steps, once the layer has kept those of the last one."""
+    scales = float(HIDDEN.params(8).scale), float(CELL.scale)
+    done = [
+        state.assign(tf.cast(each[-1], state.dtype) * scale, read_value=False)
+        for state, each, scale in zip(a.call.layer.states, (hidden, cell), scales, strict=True)
+    ]
+    with tf.control_dependencies(done):
+        return tf.identity(hidden)
 
 
 def _as_gates(a: Arguments, sums: Any, scale: Any, of_input: Any) -> Any:
@@ -182,7 +214,8 @@ def _emit(e: Emission) -> None:
         ],
         fusedActivationFunction=schema.ActivationFunctionType.TANH,
     )
-    e.builder.once_known(lambda: _zeros(e, x, states))
+    if not e.attributes["keeps"]:
+        e.builder.once_known(lambda: _zeros(e, x, states))
     if sequence != output:
         places = [e.constant(name, where) for name, where in _LAST.items()]
         masks = {"beginMask": 5, "endMask": 7, "shrinkAxisMask": 2}

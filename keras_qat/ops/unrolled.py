@@ -304,6 +304,8 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if (reason := other_form(call)) is not None:
             return reason
+        if call.layer.stateful:
+            return "its states are kept, and it would be unrolled"
         if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
             return f"its activations are others than {activations}"
         steps = call.inputs[0].shape[1]

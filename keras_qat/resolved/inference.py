@@ -20,6 +20,7 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers.scheduled import Phase, shapes_are_enough
+from keras_qat.layers.states import states_of, unchanged
 from keras_qat.ops.registry import match
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.in_float import compute_in_float
@@ -46,6 +47,7 @@ class Inference:
         self.graph = graph_lib.read(model)
         self.layers = list(scheduled_layers(model))
         self.look = phase_finder(model)
+        self.states = states_of(model)
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.aside
         self.read_by_losses = self._read_by_losses()
@@ -139,7 +141,10 @@ class Inference:
             return simulated(x)
         flat = graph_lib.flat_inputs(self.model, x)
         if applies is not True:
-            return self._if(applies, flat, simulated(x))
+            with unchanged(self.states):
+                y = simulated(x)
+                after = [tf.identity(each) for each in self.states]
+            return self._if(applies, flat, y, after)
         exact: Callable[..., list[Any]] = self._infer
         if tf.executing_eagerly():
             exact = self._traced()
@@ -148,19 +153,25 @@ class Inference:
 
         def again(model: Any, *inputs: Any) -> list[Any]:
             given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(model), list(inputs))
-            return tf.nest.flatten(model.simulated(given, **options))
+            with unchanged(states_of(model)):
+                return tf.nest.flatten(model.simulated(given, **options))
 
         outputs = with_gradient_of(exact, self.model, again, flat)
         return tf.nest.pack_sequence_as(graph_lib.nested_outputs(self.model), outputs)
 
-    def _if(self, applies: Any, flat: list[Any], y: Any) -> Any:
-        """What kernels compute if that applies, else `y`, what training computes. Its gradient."""
+    def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:
+        """What kernels compute if that applies, else `y`, what training computes. Its gradient.
+
+        `after` are the states that training keeps.
+        """
         given = tf.nest.flatten(y)
-        exact = cond(
-            applies,
-            lambda: self._infer(*flat, adds_losses=False),
-            lambda: [tf.identity(each) for each in given],
-        )
+
+        def as_trained() -> list[Any]:
+            for state, value in zip(self.states, after, strict=True):
+                state.assign(value)
+            return [tf.identity(each) for each in given]
+
+        exact = cond(applies, lambda: self._infer(*flat, adds_losses=False), as_trained)
         outputs = [
             straight_through(functools.partial(_instead, one), each)
             for one, each in zip(exact, given, strict=True)

@@ -62,7 +62,8 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         A dict with `version`, that of keras_qat, `recipe`, the recipe as JSON data, of which
         `Recipe.from_config` makes a recipe, and `fingerprint`, by which `verify` tells whether
         the file is of a model as it is now. Of files that take pixels where the model takes other
-        numbers also `rescaling`: name of the input -> scale and offset.
+        numbers also `rescaling`: name of the input -> scale and offset. Of files that keep the
+        states of recurrent layers also `states`.
 
     Raises:
         ValueError: if it is no TFLite file, a damaged one, or not one that `export_tflite` wrote.

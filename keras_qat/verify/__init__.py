@@ -10,6 +10,7 @@ from typing import Any
 from keras_qat.data import arrays_of, check_counts
 from keras_qat.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.layers.states import Stream, kept_batch
 from keras_qat.micro import MicroModel, opened
 from keras_qat.schedule import check_process, check_quantized
 from keras_qat.targets.target import kernels_for
@@ -43,7 +44,8 @@ def verify(
         tflite: path or contents of the file.
         x: inputs, as `model.predict` or TFLite's converter take them: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a generator or a function that makes one. Labels that come
-            along are ignored. They are held in memory.
+            along are ignored. They are held in memory. A model that keeps states
+            (`stateful=True`) and its file begin with zeros, and go on from batch to batch.
         per_layer: whether to compare every tensor that both sides have, in a free run and with
             each layer fed what the model computed before it, so that the layer that differs is
             named. Holds the tensors of one batch in memory.
@@ -89,7 +91,9 @@ def verify(
     arena = None
     if isinstance(file, MicroModel):
         batch_size, arena = file.batch_size, file.arena_size()
-    outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))
+    batch_size = kept_batch(model, examples) or batch_size
+    with Stream(model):
+        outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))
     if not per_layer:
         report = Report(examples, kernels, outputs)
     else:

@@ -15,6 +15,7 @@ from keras_qat.keras2.backend import traced
 from keras_qat.keras2.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.keras2.precision import computing_in_float32
 from keras_qat.layers import Quantize, QuantizeWrapper
+from keras_qat.layers.states import Stream, kept_batch
 from keras_qat.micro import Runner, opened
 from keras_qat.progress import shown
 from keras_qat.resolved.int4 import with_int4
@@ -64,17 +65,21 @@ def compare_layers(
     family = kernels_of(model)
     simulated = None if family else _evaluator(graph, values, _simulated)
     sums = [_Sums(each) for each in pairs]
+    streams = [Stream(model) for _ in range(3)]
+    few = kept_batch(model) or SIMULATED
     examples = len(next(iter(inputs.values())))
     for start in shown(range(0, examples, batch_size), "Layer by layer", verbose):
         batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
         arrays = list(batch.values())
-        exact = in_float(arrays)
-        if simulated is None:
-            computed = run_batch(resolved, arrays, family or "xnnpack")
-            ours = [_as_in(each.tensor, computed[each.ours]) for each in pairs]
-        else:
-            found = zip(pairs, simulated(arrays), strict=True)
-            ours = [each.tensor.codes(real) for each, real in found]
+        with streams[0]:
+            exact = in_float(arrays)
+        with streams[1]:
+            if simulated is None:
+                computed = run_batch(resolved, arrays, family or "xnnpack")
+                ours = [_as_in(each.tensor, computed[each.ours]) for each in pairs]
+            else:
+                found = zip(pairs, simulated(arrays), strict=True)
+                ours = [each.tensor.codes(real) for each, real in found]
         # The file's inputs by index, as the caller gives them.
         given = {
             str(each.index): to_codes(
@@ -93,7 +98,8 @@ def compare_layers(
             name = str(each.pair.tensor.index)
             each.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and kernels != "optimized":
-            some = run_batch(in_file, [each[:SIMULATED] for each in arrays], kernels)
+            with streams[2]:
+                some = run_batch(in_file, [each[:few] for each in arrays], kernels)
             for each in sums:
                 name = str(each.pair.tensor.index)
                 each.compare_exactly(_as_in(each.pair.tensor, some[each.pair.ours]), run[name])

@@ -73,7 +73,7 @@ def test_models_train_are_saved_and_stripped(tmp_path):
 
 STAYS = {
     "it has a mask": lambda x: layers.Bidirectional(lstm())(layers.Masking()(x)),
-    "its states are kept": lambda x: layers.Bidirectional(lstm(return_state=True))(x)[0],
+    "its states are read": lambda x: layers.Bidirectional(lstm(return_state=True))(x)[0],
     "its activations are others": lambda x: layers.Bidirectional(lstm(activation="relu"))(x),
 }
 

@@ -1,0 +1,178 @@
+"""LSTM with `stateful=True`: models and files that go on where their last run ended."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.layers.states import states_of
+
+layers = keras.layers
+
+KERNELS = [
+    "xnnpack",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("reference", "tflm")),
+]
+STEPS, FEATURES = 3, 4
+
+
+def build(steps: int, batch: int | None, stateful: bool) -> Any:
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((steps, FEATURES), batch, name="sound")
+    x = layers.LSTM(6, return_sequences=True, stateful=stateful, name="first")(x)
+    x = layers.LSTM(5, stateful=stateful, use_bias=False, name="last")(x)
+    return keras.Model(inputs, layers.Dense(3, name="logits")(x), name="listener")
+
+
+def sounds(examples: int = 12) -> np.ndarray:
+    found = np.random.default_rng(3).normal(size=(examples, STEPS, FEATURES))
+    return found.astype(np.float32)
+
+
+@functools.cache
+def trained(batch: int = 2) -> Any:
+    """A network that has seen a step, in which states were kept."""
+    qat, x = keras_qat.quantize_model(build(STEPS, batch, True)), sounds()
+    qat.compile(keras.optimizers.SGD(0.1), "mse")
+    qat.fit(x, np.ones((len(x), 3)), batch, verbose=0)
+    return qat
+
+
+@functools.cache
+def file() -> bytes:
+    return keras_qat.export_tflite(trained())
+
+
+def needs(kernels: str) -> None:
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer):
+    needs(kernels)
+    qat, x = trained(), sounds()
+    qat.kernels = kernels
+    report = keras_qat.verify(qat, file(), x, kernels=kernels, per_layer=per_layer)
+    assert [each.identical for each in report.outputs] == [1.0]
+    assert {each.run.identical for each in report.tensors} <= {1.0}
+    assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
+    assert not report.notes
+    found = keras_qat.simulate(qat, x, kernels=kernels)
+    assert found.float_layers == ()
+    qat.reset_states()
+    predicted = qat.predict(x, batch_size=2, verbose=0)
+    np.testing.assert_allclose(found.outputs["logits"].values, predicted, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_states_go_on_until_they_are_reset(kernels):
+    needs(kernels)
+    qat, x = trained(), sounds(2)
+    qat.kernels = kernels
+    model = keras_qat.TFLiteModel(file(), kernels)
+    qat.reset_states()
+    first = [each.predict(x, batch_size=2, verbose=0) for each in (qat, model)]
+    again = [each.predict(x, batch_size=2, verbose=0) for each in (qat, model)]
+    assert np.any(first[0] != again[0])
+    np.testing.assert_allclose(first[0], first[1], atol=1e-6)
+    np.testing.assert_allclose(again[0], again[1], atol=1e-6)
+    for each, before in zip((qat, model), first, strict=True):
+        each.reset_states()
+        np.testing.assert_array_equal(each.predict(x, batch_size=2, verbose=0), before)
+
+
+def test_verify_and_simulate_leave_the_states_of_the_model():
+    qat, x = trained(), sounds()
+    qat.predict(x[:2], batch_size=2, verbose=0)
+    before = [each.numpy() for each in states_of(qat)]
+    assert all(map(np.any, before))
+    keras_qat.simulate(qat, x)
+    keras_qat.verify(qat, file(), x)
+    for state, value in zip(states_of(qat), before, strict=True):
+        np.testing.assert_array_equal(state, value)
+
+
+@pytest.mark.slow
+def test_a_custom_loop_keeps_the_states_of_the_kernels():
+    """Its graph serves all phases, so it holds both what trains and what kernels compute."""
+    qat, x = trained(), sounds(4)
+    qat.kernels = "xnnpack"
+    call = tf.function(lambda x: qat(x, training=False), autograph=False)
+    qat.reset_states()
+    expected = qat.predict(x, batch_size=2, verbose=0)
+    qat.reset_states()
+    found = [call(tf.constant(x[at : at + 2])).numpy() for at in (0, 2)]
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernels", ["tflm", pytest.param("xnnpack", marks=pytest.mark.slow)])
+def test_trained_on_whole_sequences_and_run_step_by_step(kernels):
+    """A model of other steps and another batch takes over weights and ranges."""
+    needs(kernels)
+    qat, x = keras_qat.quantize_model(build(STEPS, None, False)), sounds()
+    keras_qat.calibrate(qat, x)
+    qat.kernels = kernels
+    streaming = keras_qat.quantize_model(build(1, 1, True))
+    streaming.set_weights(qat.get_weights())
+    contents = keras_qat.export_tflite(streaming)
+    assert keras_qat.read_metadata(contents)["states"] == "kept from one run to the next"
+    model = keras_qat.TFLiteModel(contents, kernels)
+    for sequence, expected in zip(x[:4], qat.predict(x[:4], verbose=0), strict=True):
+        model.reset_states()
+        *_, last = (model.predict(step[None, None]) for step in sequence)
+        np.testing.assert_allclose(last[0], expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_models_are_saved_with_their_kept_states_at_zero(tmp_path):
+    qat, x = trained(), sounds()
+    qat.kernels = "xnnpack"
+    qat.save(tmp_path / "qat.keras")
+    again = keras.models.load_model(tmp_path / "qat.keras")
+    qat.reset_states()
+    expected = qat.predict(x, batch_size=2, verbose=0)
+    np.testing.assert_array_equal(again.predict(x, batch_size=2, verbose=0), expected)
+    assert keras_qat.export_tflite(again) == file()
+
+
+@pytest.mark.slow
+def test_without_quantization_it_is_the_float_layer():
+    qat, x = keras_qat.quantize_model(build(STEPS, 2, True)), sounds()
+    keras_qat.set_quantization(qat, False)
+    plain = keras_qat.strip_quantization(qat)
+    expected = plain.predict(x, batch_size=2, verbose=0)
+    np.testing.assert_allclose(qat.predict(x, batch_size=2, verbose=0), expected, atol=1e-5)
+
+
+def test_what_does_not_go_together_is_said():
+    qat = trained()
+    with pytest.raises(ValueError, match=r"keeps the states of 2 sequences.*set_weights"):
+        keras_qat.export_tflite(qat, batch_size=1)
+    with pytest.raises(ValueError, match="takes 2 examples at a time; 3 are given"):
+        keras_qat.simulate(qat, sounds(3))
+    with pytest.raises(ValueError, match="keeps states"):
+        keras_qat.export_saved_model(qat, "nowhere")
+    plan = keras_qat.plan(_with(layers.GRU(3, stateful=True)))
+    assert any("its states are kept" in each for each in plan.float_layers.values())
+
+
+def _with(layer: Any) -> Any:
+    inputs = keras.Input((STEPS, FEATURES), 1)
+    return keras.Model(inputs, layers.Dense(2)(layer(inputs)))
+
+
+def test_sources_say_what_begins_anew(tmp_path):
+    qat = keras_qat.quantize_model(build(1, 1, True))
+    qat.set_weights(trained().get_weights())
+    keras_qat.export_c(qat, tmp_path / "listener.cc")
+    assert "interpreter.Reset()" in (tmp_path / "listener.h").read_text()
+    codes = keras_qat.simulate(qat, sounds(3)[:, :1]).outputs["logits"]
+    assert len(codes.codes) == 3
