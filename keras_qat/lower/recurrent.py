@@ -65,9 +65,6 @@ def why_whole(call: Call) -> str:
 
     That of a Bidirectional is why one of the layers in it has none, "" if both have some.
     """
-    if isinstance(call.layer, _layers.TimeDistributed):
-        is_lstm = isinstance(call.layer.layer, _layers.LSTM)
-        return "it calls an LSTM for each step of another sequence" if is_lstm else ""
     if not isinstance(call.layer, _layers.Bidirectional):
         return REASONS.get(type(call.layer), "")
     for direction in DIRECTIONS:

@@ -10,7 +10,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, map_values, values_in
 from keras_qat.keras2.readable import is_graph_model
 from keras_qat.lower.parts import Made, Parts
-from keras_qat.ops.registry import is_listed, match
+from keras_qat.ops.registry import is_listed, op_of
 
 __all__ = ["split_pooling_3d", "split_time_distributed"]
 
@@ -33,7 +33,7 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     if type(inner) is _layers.Dense:
         return parts.chain(layer)
     is_known = is_listed(inner) or type(inner) in _SPLIT_LATER
-    is_known = is_known and (not isinstance(inner, _layers.RNN) or _is_unrolled(call, inner))
+    is_known = is_known and (not isinstance(inner, _layers.RNN) or _in_integers(call, inner))
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []
@@ -41,12 +41,11 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     return parts.chain(parts.new("fold", FoldSteps), layer, unfold)
 
 
-def _is_unrolled(call: Call, layer: Any) -> bool:
-    """Whether a recurrent layer is unrolled. An LSTM has states for each example of a file."""
+def _in_integers(call: Call, layer: Any) -> bool:
+    """Whether a recurrent layer has integer kernels for sequences that are examples."""
     (x,), y = call.inputs, call.output
     one, output = (Value(each.name, (None, *each.shape[2:]), each.dtype) for each in (x, y))
-    op, attributes, _ = match(Call(layer, (one,), {}, output, call.name))
-    return op is not None and bool(op.inner(attributes))
+    return not layer.stateful and op_of(Call(layer, (one,), {}, output, call.name)) is not None
 
 
 def _split_model_per_step(parts: Parts) -> list[Call]:

@@ -60,8 +60,6 @@ def _attributes(call: Call) -> Attributes:
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
-    if isinstance(call.source, keras.layers.TimeDistributed):
-        return "it is called for each step of another sequence"
     if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
         return "its activations are others than tanh and sigmoid"
     return other_form(call)

@@ -73,8 +73,10 @@ def test_the_longest_sequence(kernels):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
-def test_a_sequence_at_each_step_of_another(kernels):
-    build = layers.TimeDistributed(layers.GRU(3, return_sequences=True))
+@pytest.mark.parametrize("layer", [layers.GRU, layers.LSTM])
+@pytest.mark.parametrize("sequences", [False, True])
+def test_a_sequence_at_each_step_of_another(layer, sequences, kernels):
+    build = layers.TimeDistributed(layer(3, return_sequences=sequences))
     model, x = scramble(functional((2, *SHAPE), build=build)), images(8, (2, *SHAPE))
     assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
