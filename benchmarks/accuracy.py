@@ -80,11 +80,16 @@ class Case:
     budget: Budget
     trained_on: Path
 
-    def fit(self, model: Any, share: float = 1.0) -> Any:
+    @property
+    def steps(self) -> int:
+        """Of training on."""
+        return self.budget.more * (len(self.data.x_train) // self.budget.batch)
+
+    def fit(self, model: Any, share: float = 1.0, *callbacks: Any) -> Any:
         """The model, trained on with a share of the learning rate."""
         keras.utils.set_random_seed(1)
         budget = self.budget
-        fit(model, self.data, budget.more, share * budget.rate, budget.batch)
+        fit(model, self.data, budget.more, share * budget.rate, budget.batch, *callbacks)
         return model
 
 
@@ -157,6 +162,11 @@ def of_table() -> Rows:
         qat = calibrated(case.model, unlabelled(case), method, recipe)
         return of_qat(case.fit(qat, share), case.data)
 
+    def frozen(recipe: Any, case: Case) -> float:
+        qat = calibrated(case.model, unlabelled(case), "mse", recipe)
+        freeze = keras_qat.callbacks.FreezeBatchNorm(case.steps // 2)
+        return of_qat(case.fit(qat, 1.0, freeze), case.data)
+
     def low(weights: int, activations: int, ranges: recipes.Ranges) -> Rows:
         recipe = recipes.low_bits(weights, activations, ranges=ranges)
         return {f"{weights}/{activations} {ranges}": partial(train, recipe)}
@@ -185,6 +195,9 @@ def of_table() -> Rows:
     for ranges in ("learned_clipping", "moving_average"):
         for bits in ((2, 2), (4, 8), (4, 4), (3, 3)):
             rows |= low(*bits, ranges)
+    for bits in ((4, 4), (3, 3), (2, 2)):
+        label = f"{bits[0]}/{bits[1]} learned, FreezeBatchNorm"
+        rows[label] = partial(frozen, recipes.low_bits(*bits))
     rows |= low(8, 8, "learned") | low(8, 8, "learned_clipping")
     rows["calibrate 4/8"] = partial(calibrate, recipes.int8(4))
     rows["calibrate 4/8 per tensor"] = partial(calibrate, tensor[4])
@@ -273,9 +286,8 @@ def of_variants() -> Rows:
         keras.utils.set_random_seed(1)
         qat = calibrated(case.model, unlabelled(case), "mse", recipe)
         budget, images = case.budget, case.data.x_train
-        steps = budget.more * (len(images) // budget.batch)
         distiller = keras_qat.Distiller(qat, case.model)
-        schedule = keras.optimizers.schedules.CosineDecay(budget.rate, steps)
+        schedule = keras.optimizers.schedules.CosineDecay(budget.rate, case.steps)
         distiller.compile(keras.optimizers.Adam(schedule))
         distiller.fit(images, batch_size=budget.batch, epochs=budget.more, verbose=0)
         return of_qat(qat, case.data)

@@ -90,14 +90,16 @@ def with_sums_in_float32(convolution: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def fit(model: Any, data: Data, epochs: int, rate: float, batch: int = BATCH) -> None:
+def fit(
+    model: Any, data: Data, epochs: int, rate: float, batch: int = BATCH, *callbacks: Any
+) -> None:
     """Trains with a learning rate that falls to zero along a cosine."""
     steps = epochs * (len(data.x_train) // batch)
     model.compile(
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    model.fit(data.x_train, data.y_train, batch, epochs, verbose=0)
+    model.fit(data.x_train, data.y_train, batch, epochs, verbose=0, callbacks=list(callbacks))
 
 
 def simulated(qat: Any, x: np.ndarray) -> np.ndarray:
