@@ -84,6 +84,7 @@ def fake_quantize_if(
     narrow_range: bool = False,
     ceiling: float | None = None,
     has_zeros: bool = True,
+    source: Any = None,
 ) -> Any:
     """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
 
@@ -99,6 +100,7 @@ def fake_quantize_if(
         ceiling: upper end of the ReLU; None if there is none.
         has_zeros: whether numbers may be exactly zero, where a ReLU has no gradient. If not, and
             if the range is of numbers, one operation less computes the gradient.
+        source: a `layers.again.Source` of `x`, which is not kept then but computed again.
     """
     if applies is False and ceiling is None:
         return x
@@ -144,7 +146,16 @@ def fake_quantize_if(
             applies, lambda: inside(x, upstream), lambda: passed(x, upstream)
         )
 
-    return quantized(x)
+    @tf.custom_gradient
+    def quantized_source(*_: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            with tf.control_dependencies([upstream]):  # Not before.
+                x, back = source.again()
+            return back(inside(x, upstream) if applies else passed(x, upstream))
+
+        return quantizing(x) if applies else passing(x), gradient
+
+    return quantized(x) if source is None else quantized_source(*source.inputs)
 
 
 def _passed_within(upstream: Any, x: Any, low: Any, high: Any, ceiling: float) -> Any:

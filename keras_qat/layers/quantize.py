@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_qat import fake_quant, specs
 from keras_qat.branching import cond, straight_through
 from keras_qat.keras2 import backend
+from keras_qat.layers.again import source_of
 from keras_qat.layers.scheduled import Phase, ScheduledLayer
 from keras_qat.ranges import observers
 from keras_qat.ranges.learned import fake_quantize_learned
@@ -71,8 +72,10 @@ class ActivationQuantizer:
                 self.watched(slot, y)
             return y
         if slot is not None:
+            is_known = phase.training is True and isinstance(applies, bool) and ceiling is None
+            source = source_of(x) if is_known else None
             y = fake_quant.fake_quantize_if(
-                applies, x, minimum, maximum, self.spec.bits, False, ceiling, has_zeros
+                applies, x, minimum, maximum, self.spec.bits, False, ceiling, has_zeros, source
             )
             if self.watched is not None:
                 self.watched(slot, y)

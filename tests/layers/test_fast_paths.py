@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat import fake_quant
 from keras_qat.contrib import correction
 from keras_qat.keras2.backend import keras
-from keras_qat.layers import QuantizeWrapper
+from keras_qat.layers import QuantizeWrapper, again, quantize
 from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy
@@ -276,3 +276,48 @@ def test_moments_of_expansions_equal_those_of_their_outputs(strides, monkeypatch
     plain = step()
     for one, other in zip(tf.nest.flatten(quick), tf.nest.flatten(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+GATED = {
+    "swish": lambda x: keras.activations.swish(x),
+    "swish twice": lambda x: keras.activations.swish(keras.activations.swish(x)),
+    "other way round": lambda x: keras.layers.multiply([tf.sigmoid(x), x]),
+    "square": lambda x: x * x,
+    "factor": lambda x: x * tf.reshape(tf.range(4.0) - 2.0, [1, 1, 1, 4]),
+    "excite": lambda x: keras.layers.multiply(
+        [x, tf.sigmoid(keras.layers.GlobalAveragePooling2D(keepdims=True)(x))]
+    ),
+    "relu": lambda x: tf.nn.relu(x * tf.sigmoid(x)),
+}
+
+
+OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in GATED if each != "swish"]
+
+
+@pytest.mark.parametrize("gate", ["swish", *OTHERS])
+def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkeypatch):
+    """Over several training steps, of which the last have frozen ranges: losses and weights."""
+
+    def trained(again):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6, 6, 3))
+        x = keras.layers.Conv2D(4, 3, use_bias=False)(inputs)
+        x = GATED[gate](keras.layers.BatchNormalization()(x))
+        qat = keras_qat.quantize_model(keras.Model(inputs, keras.layers.Conv2D(2, 1)(x)))
+        found = []
+        with monkeypatch.context() as context:
+            context.setattr(quantize, "source_of", lambda x: found.append(x) or again(x))
+            qat.compile(keras.optimizers.SGD(0.1), "mse")
+            numbers = rng(2)
+            for step in range(4):
+                if step == 2:
+                    keras_qat.freeze_ranges(qat)
+                images, labels = (
+                    numbers.normal(size=size) for size in ((4, 6, 6, 3), (4, 4, 4, 2))
+                )
+                qat.train_on_batch(images, labels)
+        assert found
+        return qat.get_weights()
+
+    for one, other in zip(trained(again.source_of), trained(lambda x: None), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
