@@ -147,10 +147,8 @@ def _multiply(a: Arguments) -> Any:
     def in_float() -> Any:
         if x is y:
             return _square_of_xnnpack(dataclasses.replace(a, q=[x], params=a.params[:1]))
-        product = x * y
-        if any(tf.get_static_value(each) is not None for each in (x, y)):
-            # Else graph optimization would multiply the constant by the ratio.
-            product = tf.cast(tf.cast(product, tf.int32), tf.float32)
+        # Of a chain of Mul graph optimization would multiply the smaller tensors first.
+        product = tf.raw_ops.MulNoNan(x=x, y=y)
         return tf.round(product * in_float32)
 
     if a.family != "xnnpack" or a.wide:

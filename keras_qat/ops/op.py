@@ -61,11 +61,13 @@ class FixedRange:
     Args:
         minimum, maximum: real values of the lowest and the highest int8 value.
         wide: the same for int16.
+        is_bound: whether nothing is computed that is below the lowest value.
     """
 
     minimum: float
     maximum: float
     wide: tuple[float, float] = (-1.0, 32767 / 32768)
+    is_bound: bool = False
 
     def params(self, bits: int) -> QuantParams:
         """What the kernels give: with fewer than 8 bits that of 8, which is then converted."""

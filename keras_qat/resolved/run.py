@@ -46,7 +46,7 @@ _cast = of_numbers(tf.cast)
 
 
 def clipped(
-    q: Any, params: QuantParams, maximum: float | None = None, is_positive: bool = False
+    q: Any, params: QuantParams, maximum: float | None = None, is_bound: bool = False
 ) -> Any:
     """Values inside the range; with a `maximum` those of a ReLU that ends there.
 
@@ -54,10 +54,10 @@ def clipped(
         q: quantized values less the zero point.
         params: those that they are to have.
         maximum: where the ReLU ends, infinity for nowhere.
-        is_positive: whether none is below zero, with a `maximum`.
+        is_bound: whether none is below the lowest value or, with a `maximum`, below zero.
     """
     low, high = _ends(params.as_tensors(), maximum, q.dtype)
-    if not is_positive:  # Two operations, as they compute in place, which ClipByValue does not.
+    if not is_bound:  # Two operations, as they compute in place, which ClipByValue does not.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
 
@@ -79,9 +79,9 @@ def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
     assert op is not None
     given = [_operand(each, number) for each, number in zip(node.inputs, numbers, strict=True)]
     params = [each.params.as_tensors() if each.params else each.params for each in node.inputs]
-    native = output
+    native, is_bound = output, False
     if isinstance(op.output, FixedRange) and output is not None:
-        native = op.output.params(output.bits)
+        native, is_bound = op.output.params(output.bits), op.output.is_bound
     arguments = Arguments(
         family=family,
         attributes=node.attributes,
@@ -96,8 +96,8 @@ def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
     if output is None or native is None:
         return results
     # Sums of products are clipped below before they are multiplied.
-    is_positive = arguments.merges_relu and op.is_weighted and output.bits != 16
-    results = [clipped(each, native, node.maximum, is_positive) for each in results]
+    is_bound |= arguments.merges_relu and op.is_weighted and output.bits != 16
+    results = [clipped(each, native, node.maximum, is_bound) for each in results]
     if native is not output and (tf.is_tensor(output.scale) or native != output):
         results = [clipped(requantized(family, each, native, output), output) for each in results]
     return results

@@ -366,3 +366,20 @@ def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
         qat = observe(keras_qat.quantize_model(model, "int16x8"), inputs_of(model))
         contents = keras_qat.export_tflite(qat)
         assert keras_qat.verify(qat, contents, inputs_of(model)).max_difference <= 1
+
+
+@pytest.mark.parametrize("factor", [6, 14])
+def test_products_whose_ratio_graph_optimization_takes_first(factor):
+    """(x * y) * ratio is not (x * ratio) * y, least where the ratio is near 1 / 6."""
+    x, y = keras.Input((16,)), keras.Input((16,))
+    model = keras.Model([x, y], layers.Multiply()([x, y]))
+    product = 2.55 * factor  # Inputs have the scale 0.1, their product 0.01 * factor.
+    ends = [[25.5, 0.0, product / 25.5, 0.0], [0.0, 25.5, 25.5, 0.0]]
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, [np.repeat(np.float32(each)[:, None], 16, 1) for each in ends])
+    steps = np.float32(0.1) * np.arange(256, dtype=np.float32)
+    given = [each.reshape(-1, 16) for each in np.meshgrid(steps, steps)]
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, given).identical == 1
+    predicted = qat.predict(given, 64, 0)
+    np.testing.assert_array_equal(predicted, keras_qat.TFLiteModel(contents).predict(given))
