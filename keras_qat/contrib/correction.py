@@ -62,7 +62,9 @@ def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
 
         def gradient(d_mean: Any, d_covariance: Any) -> Any:
             slope = (d_covariance + tf.transpose(d_covariance)) / count
-            return tf.matmul(rows - mean, slope) + d_mean / count
+            # Of rows - mean: written so, graph optimization would keep what is computed above.
+            offset = d_mean / count - tf.linalg.matvec(slope, mean)
+            return tf.nn.bias_add(tf.matmul(rows, slope), offset)
 
         return (mean, covariance), gradient
 
