@@ -1,9 +1,10 @@
 """Where the time of a training step goes, operation by operation, in each form of a model.
 
     python -m benchmarks.profile_step MobileNetV2
-    python -m benchmarks.profile_step ResNet50 --rows 30
+    python -m benchmarks.profile_step ResNet50 --rows 30 --forms float int8 frozen
 
-Milliseconds of all cores together per step, from TensorFlow's profiler. Operations of one kind are
+Milliseconds of all cores together per step, from TensorFlow's profiler: all forms of a model in
+turns in one process, of each operation the least of the rounds. Operations of one kind are
 added up; convolutions (also transposed and by channel, with their gradients) are one row, as are
 those of BatchNormalization. Small operations on ranges and counters, many but quick, are the row
 "others", with how many operations a step runs in all.
@@ -18,7 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-STEPS = 6
+STEPS, ROUNDS = 6, 3
+WARM_UP = 24
+"""Steps before the first round; functions that are called often are traced after 20."""
 GROUPS = {"Conv": "convolutions", "BatchNorm": "BatchNormalization", "MatMul": "dense"}
 """Part of an operation's name -> the row that it is counted in."""
 SKIPPED = ("__inference", "_SOURCE", "_SINK", "Iterator", "ReadVariableOp")
@@ -29,18 +32,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", help="a constructor of keras.applications, or demo")
     parser.add_argument("--rows", type=int, default=16, help="the longest; 16 by default")
+    parser.add_argument("--forms", nargs="*", metavar="FORM", help="all by default")
     arguments = parser.parse_args()
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
     from benchmarks.step_time import functions
 
-    found = {}
-    for form, quantize in VARIANTS.items():
+    steps = {}
+    for form in arguments.forms or VARIANTS:
         if form == "tfmot" and not has_tfmot():
             continue
-        model = quantize(build(arguments.name))
-        step, _ = functions(model, batch(model), jit_compile=False)
-        found[form] = profile(step)
-    print_table(found, arguments.rows)
+        model = VARIANTS[form](build(arguments.name))
+        steps[form], _ = functions(model, batch(model), jit_compile=False)
+        for _ in range(WARM_UP):
+            steps[form]()
+    rounds = [{form: profile(step) for form, step in steps.items()} for _ in range(ROUNDS)]
+    print_table({form: least([each[form] for each in rounds]) for form in steps}, arguments.rows)
+
+
+def least(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The least of each row."""
+    return {row: min(each.get(row, 0.0) for each in rounds) for row in set().union(*rounds)}
 
 
 def profile(step: Any) -> dict[str, float]:
@@ -48,8 +59,6 @@ def profile(step: Any) -> dict[str, float]:
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    for _ in range(3):
-        step()
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder, options):
