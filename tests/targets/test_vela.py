@@ -94,6 +94,32 @@ def test_structures(target, tmp_path):
     check({name: family_file(name) for name in FAMILIES}, target, tmp_path)
 
 
+_layers = keras.layers
+
+RECURRENT = {
+    "gru": lambda: _layers.GRU(6),
+    "reset_before": lambda: _layers.GRU(6, reset_after=False, return_sequences=True),
+    "simple_rnn": lambda: _layers.SimpleRNN(6, activation="relu"),
+    "lstm": lambda: _layers.LSTM(6),
+    "kept_states": lambda: _layers.LSTM(6, stateful=True),
+    "bidirectional": lambda: _layers.Bidirectional(_layers.GRU(5, return_sequences=True)),
+}
+
+
+def recurrent_file(name: str) -> bytes:
+    inputs = keras.Input((5, 4), 1)
+    model = keras.Model(inputs, _layers.Dense(3)(RECURRENT[name]()(inputs)))
+    qat = keras_qat.quantize_model(scramble(model), kernels="tflm")
+    keras_qat.calibrate(qat, images(4, (5, 4)), batch_size=1)
+    return keras_qat.export_tflite(qat, batch_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["ethos_u55", "ethos_u85"])
+def test_recurrent_layers(target, tmp_path):
+    check({name: recurrent_file(name) for name in RECURRENT}, target, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["ethos_u55", "ethos_u85"])
 def test_operators(target, tmp_path):
