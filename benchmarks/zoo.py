@@ -4,6 +4,8 @@
     python -m benchmarks.zoo MobileNetV2 ResNet50   these
     python -m benchmarks.zoo --wild                 architectures of other packages and by hand
     python -m benchmarks.zoo --resume               those that the output file lacks, or that failed
+    python -m benchmarks.zoo --codes                no training: the codes of files with a scale for
+                                                    each channel and with one for all weights
 
 Each model runs in a process of its own (`benchmarks.zoo_worker`), so one that crashes or runs out
 of time is a row like the others. With `--tfmot`, and tensorflow_model_optimization installed, that
@@ -42,6 +44,12 @@ COLUMNS = (
     ("seconds", 7),
     ("peak MB", 7),
 )
+CODES = (
+    ("predict", "predict, XNNPACK"),
+    ("xnnpack", "simulate, XNNPACK"),
+    ("reference", "simulate, reference"),
+)
+"""What is compared with a file's codes, by its name in the rows of `--codes`."""
 PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tf-keras", "ai-edge-litert", "keras-qat"),
     *("keras-cv-attention-models", "segmentation-models", "keras-unet-collection"),
@@ -65,6 +73,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="models; all by default")
     parser.add_argument("--tfmot", action="store_true", help="run tfmot beside it")
     parser.add_argument("--wild", action="store_true", help="those of benchmarks.wild instead")
+    parser.add_argument("--codes", action="store_true", help="no training, only the files' codes")
     parser.add_argument("--output", type=Path, default=Path("zoo.json"), help="zoo.json by default")
     parser.add_argument("--resume", action="store_true", help="leave out what is in the output")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
@@ -82,14 +91,21 @@ def main() -> None:
         rows = {row["name"]: row for row in models if "error" not in row}
     names = [name for name in arguments.names or names if name not in rows]
 
-    print(header(arguments.tfmot))
+    if not arguments.codes:
+        print(header(arguments.tfmot))
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         tasks = [pool.submit(measure, name, arguments) for name in names]
         for task in concurrent.futures.as_completed(tasks):
             row = task.result()
             rows[row["name"]] = row
-            print(line(row, arguments.tfmot), remark(row), flush=True)
             save(rows, arguments.output)
+            if arguments.codes:
+                print(row["name"], row.get("recipes"), row.get("error", ""), flush=True)
+            else:
+                print(line(row, arguments.tfmot), remark(row), flush=True)
+    if arguments.codes:
+        print(code_summary(rows))
+        return
     print(f"\n{summary(rows, arguments.tfmot)}")
     raise SystemExit(0 if all(is_green(row) for row in rows.values()) else 1)
 
@@ -114,7 +130,7 @@ def model_names(wild: bool) -> list[str]:
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The result of one model, that of tfmot inside it."""
     given = [name, "--wild"] if arguments.wild else [name]
-    row = run_worker(given, arguments.timeout)
+    row = run_worker([*given, "--codes"] if arguments.codes else given, arguments.timeout)
     if arguments.tfmot:
         row["tfmot"] = run_worker([*given, "--tfmot"], arguments.timeout)
     return row
@@ -255,6 +271,29 @@ def summary(rows: dict[str, dict[str, Any]], tfmot: bool) -> str:
     all_int8 = sum(is_green(row) and not row["float_layers"] for row in ordered)
     lines.append(f"{green} of {len(ordered)} green, {all_int8} of them all int8; {facts()}")
     return "\n".join(lines)
+
+
+def code_summary(rows: dict[str, dict[str, Any]]) -> str:
+    """How many models have all codes, and the others, for each recipe."""
+    recipes = {key: None for row in rows.values() for key in row.get("recipes", {})}
+    lines = [f"| models | int8 | {' | '.join(title for _, title in CODES)} |"]
+    lines.append("| --- " * (len(CODES) + 2) + "|")
+    for recipe in recipes:
+        found = {
+            name: row["recipes"][recipe]
+            for name, row in rows.items()
+            if recipe in row.get("recipes", {})
+        }
+        whole = {name: each for name, each in found.items() if not each["float_operations"]}
+        equal = [sum(each[key] == 1 for each in whole.values()) for key, _ in CODES]
+        lines.append(f"| {len(found)}, {recipe} | {len(whole)} | {' | '.join(map(str, equal))} |")
+        lines += [
+            f"| {name}, {recipe} | in part | {' | '.join(f'{each[key]:.2%}' for key, _ in CODES)} |"
+            for name, each in sorted(found.items())
+            if name not in whole or any(each[key] < 1 for key, _ in CODES)
+        ]
+    lines += ["", *(f"{name}: {row['error']}" for name, row in rows.items() if "error" in row)]
+    return "\n".join([*lines, str(facts())])
 
 
 def save(rows: dict[str, dict[str, Any]], path: Path) -> None:

@@ -29,6 +29,8 @@ CLASSES = 10
 BATCH = 4
 SIZES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 """Smallest input, where it is not 64."""
+SCALES = {"per channel": True, "per tensor": False}
+"""What one scale is for, and whether a recipe has one for each channel."""
 NORMALIZING = ("LayerNormalization", "GroupNormalization")
 """Layers that are computed in integers if an override asks for it."""
 
@@ -40,7 +42,7 @@ def constructors() -> dict[str, Any]:
     return dict(sorted(inspect.getmembers(keras.applications, inspect.isfunction)))
 
 
-def build(name: str) -> Any:
+def build(name: str, classes: int = CLASSES) -> Any:
     """The model with random weights, without its last softmax, BatchNormalization offsets 1.5.
 
     Random deep networks amplify a flip of one step. With this offset most units are in the linear
@@ -54,7 +56,7 @@ def build(name: str) -> Any:
     model = constructors()[name](
         weights=None,
         input_shape=(size, size, 3),
-        classes=CLASSES,
+        classes=classes,
         classifier_activation=None,
     )
     for layer in model._flatten_layers():
@@ -197,6 +199,54 @@ def compute_alike(qat: Any, reloaded: Any, x: Any) -> bool:
     return all(map(np.array_equal, expected, outputs))
 
 
+def settle(model: Any, x: np.ndarray) -> None:
+    """Gives BatchNormalization statistics as after training, and scales that vary by channel.
+
+    One scale for all weights then has folded kernels of unlike channels to hold.
+    """
+    from keras_qat.keras2.backend import keras
+
+    numbers = np.random.default_rng(2)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+            if layer.scale:
+                layer.gamma.assign(numbers.uniform(0.5, 1.5, layer.gamma.shape))
+            if layer.center:
+                layer.beta.assign(numbers.normal(0.5, 0.5, layer.beta.shape))
+    model(x, training=True)
+
+
+def run_codes(name: str) -> None:
+    """Compares codes only: one file with scales for each channel, one with one scale for all."""
+    import keras_qat
+    from keras_qat.interpreter import TFLiteModel
+
+    result = Result(name=name, recipes={})
+    with result.step("build"):
+        model = build(name, classes=1000)
+        x = images(model, 2 * BATCH)
+        settle(model, x)
+        result["parameters"] = model.count_params()
+    for recipe, per_channel in SCALES.items():
+        with result.step(recipe):
+            qat = keras_qat.quantize_model(model, keras_qat.recipes.int8(per_channel=per_channel))
+            keras_qat.freeze_batch_norm(qat)
+            qat(x, training=True)
+            contents = keras_qat.export_tflite(qat)
+            found = {
+                **operations(contents),
+                "predict": keras_qat.verify(qat, contents, x).identical,
+            }
+            for kernels in ("xnnpack", "reference"):
+                (codes,) = TFLiteModel(contents, kernels).run({qat.input_names[0]: x}).values()
+                (output,) = keras_qat.simulate(qat, x, kernels).outputs.values()
+                found[kernels] = float(np.mean(output.codes == codes))
+                found["distinct"] = len(np.unique(codes))
+            result["recipes"][recipe] = found
+            del qat, contents
+
+
 def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
     """Share of the file's output codes that the integer simulation gives as well."""
     import keras_qat
@@ -268,9 +318,12 @@ if __name__ == "__main__":
     parser.add_argument("name")
     parser.add_argument("--tfmot", action="store_true")
     parser.add_argument("--wild", action="store_true")
+    parser.add_argument("--codes", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.tfmot:
         run_tfmot(arguments.name, arguments.wild)
+    elif arguments.codes:
+        run_codes(arguments.name)
     else:
         run(arguments.name, arguments.wild)
