@@ -19,7 +19,7 @@ from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.objects import contents_of
 from keras_qat.tflite.read import FileGraph, Tensor
 
-__all__ = ["TFLiteModel", "TensorInfo"]
+__all__ = ["TFLiteModel", "TensorInfo", "tensor_infos"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +98,11 @@ class TFLiteModel:
                 f"The TFLite file has {graph.signatures} signatures: convert the one function "
                 f"that is to predict, or run the file with LiteRT's get_signature_runner."
             )
-        self.inputs: Mapping[str, TensorInfo] = _infos(graph.inputs, rescaled_inputs(contents))
+        self.inputs: Mapping[str, TensorInfo] = tensor_infos(
+            graph.inputs, rescaled_inputs(contents)
+        )
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
-        self.outputs: Mapping[str, TensorInfo] = _infos(graph.outputs, {})
+        self.outputs: Mapping[str, TensorInfo] = tensor_infos(graph.outputs, {})
         """Name of each output -> the same."""
         names = list(self.inputs)
         self._inputs = Inputs(
@@ -189,7 +191,8 @@ def _check_type(file: str, name: str, info: TensorInfo, values: np.ndarray) -> N
         )
 
 
-def _infos(tensors: dict[str, Tensor], rescaled: dict[str, Any]) -> Mapping[str, TensorInfo]:
+def tensor_infos(tensors: dict[str, Tensor], rescaled: dict[str, Any]) -> Mapping[str, TensorInfo]:
+    """Name of each tensor -> what is said of it; `rescaled`: of inputs that take pixels."""
     found = {name: _info(each, rescaled.get(name)) for name, each in tensors.items()}
     return MappingProxyType(found)
 

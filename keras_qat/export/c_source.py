@@ -13,7 +13,7 @@ import numpy as np
 from keras_qat.data import arrays_of
 from keras_qat.export.tflite import EndType, export_tflite
 from keras_qat.files import check_writable, replacing
-from keras_qat.interpreter import to_codes, to_pixels
+from keras_qat.runner import tensor_infos
 from keras_qat.simulate import simulate
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
@@ -108,7 +108,7 @@ def _golden(
 ) -> dict[str, np.ndarray]:
     """Constant -> the codes of an input or an output, a row for each example."""
     ends = {**graph.inputs, **graph.outputs}
-    in_float = [name for name, each in ends.items() if not each.is_quantized]
+    in_float = [name for name, each in ends.items() if each.dtype.kind == "f"]
     if in_float:
         raise ValueError(
             f"examples: '{in_float[0]}' is in float, where kernels differ in the last places. "
@@ -116,17 +116,15 @@ def _golden(
         )
     found = simulate(model, examples, "tflm", input_range=input_range)
     arrays = {}
+    infos = tensor_infos(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, arrays_of(model, examples), strict=True):
-        tensor = graph.inputs[name]
-        real = x if x.dtype.kind == "f" else found.tensors[name].values
-        arrays[name] = (
-            to_pixels(real, *rescaled[name])
-            if name in rescaled
-            else to_codes(real, tensor.dtype, tensor.scale, tensor.zero_point)
-        )
+        # Integers are numbers to a model, and to a runner codes.
+        real = x.astype(np.float32) if infos[name].is_quantized else x
+        arrays[name] = infos[name].quantize(real)
     for name, each in found.outputs.items():
+        codes = getattr(each, "codes", each)  # Integers have none: they stand for themselves.
         offset = 128 if graph.outputs[name].dtype == np.uint8 else 0
-        arrays[name] = (each.codes.astype(np.int64) + offset).astype(graph.outputs[name].dtype)
+        arrays[name] = (codes.astype(np.int64) + offset).astype(graph.outputs[name].dtype)
     return {
         f"kGolden{_identifier(name)}": codes.reshape(len(codes), -1)
         for name, codes in arrays.items()

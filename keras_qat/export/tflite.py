@@ -14,7 +14,6 @@ from keras_qat.layers.states import kept_batch
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.int4 import packs_int4, with_int4
-from keras_qat.resolved.padding import with_own_padding
 from keras_qat.resolved.pixels import RAW, begins_with_rescaling, rescalings, with_pixels
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import recipe_of
@@ -139,7 +138,7 @@ def export_tflite(
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
         )
     builder = Builder()
-    inputs, outputs = write_graph(with_own_padding(graph), builder, *types)
+    inputs, outputs = write_graph(graph, builder, *types)
     about = {
         "version": __version__,
         "recipe": None if recipe is None else recipe.to_config(),

@@ -10,7 +10,6 @@ import numpy as np
 
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.names import PREFIX
-from keras_qat.resolved.padding import with_own_padding
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import check_quantized
 from keras_qat.targets.target import Target, get
@@ -152,7 +151,7 @@ def _name(site: Site) -> str:
 
 def _written(model: Any, target: Target, input_range: Any) -> bytes:
     check_quantized(model, ": quantize it first.")
-    graph = with_own_padding(resolve(model, input_range=input_range))
+    graph = resolve(model, input_range=input_range)
     if target.batch_size is not None:
         graph = with_batch(graph, target.batch_size)
     builder = Builder()

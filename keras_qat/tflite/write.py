@@ -9,6 +9,7 @@ import numpy as np
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
+from keras_qat.resolved.padding import with_own_padding
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.islands import reads, write_island
@@ -28,12 +29,14 @@ def write_graph(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Writes all nodes, and the file's ends.
 
+    Zeros around a convolution's input become its own padding.
     Nodes in float that follow on each other are one island, which TFLite's converter writes.
     Quantized ends get the type "uint8", "float32", or with None that of their quantized values.
 
     Returns:
         The tensors of inputs and of outputs, by name in the model's order.
     """
+    graph = with_own_padding(graph)
     indices: dict[Tensor, int] = {}
     in_float: dict[Tensor, int] = {}
     """Quantized tensor -> that of its real values."""

@@ -131,6 +131,24 @@ def test_examples_of_a_file_of_pixels_are_pixels(exported, tmp_path):
     assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
 
 
+def test_examples_are_integers_as_the_model_takes_them(tmp_path):
+    """Indices are no codes of a range, and were said to be in float; int8 ones are numbers too."""
+    words, more = keras.Input((3,), dtype="int32", name="words"), keras.Input((3,), name="more")
+    y = layers.Flatten()(layers.Embedding(5, 3)(words))
+    y = layers.Dense(2, name="logits")(layers.Concatenate()([y, more]))
+    qat = keras_qat.quantize_model(keras.Model([words, more], y))
+    x = [np.array([[0, 4, 2]], np.int32), np.array([[1, 7, -9]], np.int8)]
+    keras_qat.calibrate(qat, [np.repeat(each, 4, 0) for each in x])
+    keras_qat.export_c(qat, tmp_path / "model.cc", examples=x)
+    text, file = (tmp_path / "model.cc").read_text(), keras_qat.export_tflite(qat, batch_size=1)
+    assert numbers(text, "kGoldenWords") == [0, 4, 2]
+    runner = keras_qat.TFLiteModel(file)
+    codes = runner.inputs["more"].quantize(x[1].astype(np.float32))
+    assert numbers(text, "kGoldenMore") == codes.reshape(-1).tolist()
+    found = keras_qat.simulate(qat, x, "tflm").outputs["logits"].codes
+    assert numbers(text, "kGoldenLogits") == found.reshape(-1).tolist()
+
+
 def test_what_tflite_micro_lacks_is_named(tmp_path):
     inputs = keras.Input((4,))
     qat = keras_qat.quantize_model(
