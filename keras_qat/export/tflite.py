@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from numbers import Integral
 from typing import Any, Literal
 
@@ -121,6 +122,7 @@ def export_tflite(
         batch_size = kept
     destination = None if path is None else check_writable(path)
     graph = resolve(model, input_range=input_range)
+    _check_states(graph)
     _warn_of_rounding(graph)
     given = rescalings(rescaling, list(graph.inputs))
     if types[0] == "uint8":
@@ -155,6 +157,17 @@ def export_tflite(
         with replacing(destination) as scratch:
             scratch.write_bytes(contents)
     return contents
+
+
+def _check_states(graph: ResolvedGraph) -> None:
+    """Raises a `ValueError` if a layer that keeps its states is called several times."""
+    layers = [node.call.layer.name for node in graph.nodes if node.attributes.get("keeps")]
+    for name, count in Counter(layers).items():
+        if count > 1:
+            raise ValueError(
+                f"Layer '{name}' keeps its states and is called {count} times, which share them in "
+                f"Keras; in a file each call has states of its own. Use a layer for each."
+            )
 
 
 def _warn_of_problems(contents: bytes, target: Target) -> None:

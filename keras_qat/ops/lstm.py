@@ -11,6 +11,7 @@ given.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,7 +214,8 @@ def _emit(e: Emission) -> None:
         fusedActivationFunction=schema.ActivationFunctionType.TANH,
     )
     if not e.attributes["keeps"]:
-        e.builder.once_known(lambda: _zeros(e, x, states))
+        times = _times(e, x)
+        e.builder.once_known(lambda: _zeros(e, x, states, times))
     if sequence != output:
         places = [e.constant(name, where) for name, where in _LAST.items()]
         masks = {"beginMask": 5, "endMask": 7, "shrinkAxisMask": 2}
@@ -244,7 +246,21 @@ def _states(e: Emission, shape: tuple[int | None, int]) -> tuple[int, int]:
     return hidden, cell
 
 
-def _zeros(e: Emission, x: int, states: tuple[int, int]) -> None:
+def _times(e: Emission, x: int) -> int:
+    """How many examples a sequence is of for each of the file's: steps that were folded."""
+    tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
+    made_by = {int(out): each for each in e.builder.graph.operators for out in each.outputs}
+    times = Fraction(1)
+    while x in made_by:
+        operator, made = made_by[x], e.builder.sizes(x)[1:]
+        x = next(int(each) for each in operator.inputs if not tensors[each].buffer)
+        read, code = e.builder.sizes(x)[1:], codes[operator.opcodeIndex].builtinCode
+        if code == schema.BuiltinOperator.RESHAPE and -1 not in made + read:
+            times *= Fraction(int(np.prod(read)), int(np.prod(made)))
+    return int(times)
+
+
+def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
     """Writes zeros into the states: some number of each example of the input, times zeros.
 
     Interpreters take memory for states when they know the sizes of the first operators. If one in
@@ -253,19 +269,19 @@ def _zeros(e: Emission, x: int, states: tuple[int, int]) -> None:
     """
     hidden, cell = states
     batch, units = e.shape(cell)
-    some = _some_of_sequence(e, x, batch) if e.builder.knows_sizes else _some_of_file(e, batch)
     fine = QuantParams(np.float32(CELL.scale / 2), 0, 16)
+    if e.builder.knows_sizes:
+        some = _as_int16(e, _first_numbers(e, x, batch))
+    else:
+        of_file = batch if batch is None else batch // times
+        some = _first_numbers(e, _as_int16(e, FIRST), of_file)
+        if times > 1:
+            folded = e.temporary("folded", (of_file, times), CELL)
+            e.add("MUL", [some, e.constant("none", np.zeros((1, times), np.int16), fine)], [folded])
+            some = e.reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     e.add("MUL", [some, zeros], [cell])
     e.add("CAST", [cell], [hidden], inDataType=TYPES["int16"], outDataType=TYPES["int8"])
-
-
-def _some_of_sequence(e: Emission, x: int, batch: int | None) -> int:
-    return _as_int16(e, _first_numbers(e, x, batch))
-
-
-def _some_of_file(e: Emission, batch: int | None) -> int:
-    return _first_numbers(e, _as_int16(e, FIRST), batch)
 
 
 FIRST = 0

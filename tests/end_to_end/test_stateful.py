@@ -164,8 +164,30 @@ def test_what_does_not_go_together_is_said():
     assert any("its states are kept" in each for each in plan.float_layers.values())
 
 
-def _with(layer: Any) -> Any:
-    inputs = keras.Input((STEPS, FEATURES), 1)
+def test_calls_that_share_states_are_refused():
+    one, other = (keras.Input((STEPS, FEATURES), 2) for _ in range(2))
+    shared = layers.LSTM(3, stateful=True, name="both")
+    model = keras.Model([one, other], layers.Concatenate()([shared(one), shared(other)]))
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, [sounds(), sounds()], batch_size=2)
+    with pytest.raises(ValueError, match="'both' keeps its states and is called 2 times"):
+        keras_qat.export_tflite(qat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_both_directions_keep_their_states(kernels):
+    needs(kernels)
+    model = _with(layers.Bidirectional(layers.LSTM(3, stateful=True)), 2)
+    qat, x = keras_qat.quantize_model(model), sounds()
+    keras_qat.calibrate(qat, x, batch_size=2)
+    qat.kernels = kernels
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, kernels=kernels)
+    assert [each.identical for each in report.outputs] == [1.0]
+
+
+def _with(layer: Any, batch: int = 1) -> Any:
+    inputs = keras.Input((STEPS, FEATURES), batch)
     return keras.Model(inputs, layers.Dense(2)(layer(inputs)))
 
 

@@ -81,6 +81,19 @@ def test_a_sequence_at_each_step_of_another(layer, sequences, kernels):
     assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
 
+def test_a_sequence_at_each_step_beside_one_of_any_length():
+    """Where the other input is reshaped to a size known at run time, states come first."""
+    steps, sound = keras.Input((3, 5, 4), name="steps"), keras.Input((None, 4), name="sound")
+    x = layers.Flatten()(layers.TimeDistributed(layers.LSTM(6))(steps))
+    y = layers.GlobalAveragePooling1D()(layers.GRU(3, return_sequences=True)(sound))
+    model = keras.Model([steps, sound], layers.Dense(2)(layers.Concatenate()([x, y])))
+    x = [images(8, (3, 5, 4)), images(8, (7, 4))]
+    qat = keras_qat.quantize_model(scramble(model))
+    keras_qat.calibrate(qat, x)
+    (output,) = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).outputs
+    assert output.identical == 1.0
+
+
 @pytest.mark.slow
 def test_half_precision():
     x = images(32, SHAPE)
