@@ -83,7 +83,6 @@ def fake_quantize_if(
     bits: int = 8,
     narrow_range: bool = False,
     ceiling: float | None = None,
-    has_zeros: bool = True,
     source: Any = None,
 ) -> Any:
     """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
@@ -98,8 +97,6 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
-        has_zeros: whether numbers may be exactly zero, where a ReLU has no gradient. If not, and
-            if the range is of numbers, one operation less computes the gradient.
         source: a `layers.again.Source` of `x`, which is not kept then but computed again.
     """
     if applies is False and ceiling is None:
@@ -115,10 +112,9 @@ def fake_quantize_if(
         return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        is_number = are_numbers(minimum, maximum)
-        if ceiling is not None and (has_zeros or not is_number or maximum > ceiling):
+        if ceiling is not None:  # Zero is a level already.
             return _passed_within(upstream, x, None, maximum, ceiling)
-        if is_number:
+        if are_numbers(minimum, maximum):
             found = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
                 gradients=tf.cast(upstream, tf.float32),
                 inputs=tf.cast(x, tf.float32),
@@ -167,6 +163,8 @@ def _passed_within(upstream: Any, x: Any, low: Any, high: Any, ceiling: float) -
     Args:
         low: None for zero, which is outside.
     """
+    with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
+        x = tf.identity(x)
     dtype, x = upstream.dtype, tf.cast(x, tf.float32)
     if low is None:
         factor, least = 6.0 / high * (1 - 2.0**-20), 6.0 / ceiling

@@ -43,18 +43,12 @@ class ActivationQuantizer:
             self.observers = [observers.make(spec, host, each) for each in names]
 
     def __call__(
-        self,
-        x: Any,
-        phase: Phase,
-        slot: int | None = 0,
-        ceiling: float | None = None,
-        has_zeros: bool = True,
+        self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> Any:
         """Fake-quantizes `x`, which is observed in `slot` if this is training.
 
         Without a slot, `x` is an average of values that this quantizer has been applied to. With
-        a `ceiling`, what is quantized is a ReLU of `x` that ends there; `has_zeros` as in
-        `fake_quantize_if`.
+        a `ceiling`, what is quantized is a ReLU of `x` that ends there.
         """
         minimum, maximum = self._numbers(phase) or self._observed(x, phase, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
@@ -75,7 +69,7 @@ class ActivationQuantizer:
             is_known = phase.training is True and isinstance(applies, bool) and ceiling is None
             source = source_of(x) if is_known else None
             y = fake_quant.fake_quantize_if(
-                applies, x, minimum, maximum, self.spec.bits, False, ceiling, has_zeros, source
+                applies, x, minimum, maximum, self.spec.bits, False, ceiling, source
             )
             if self.watched is not None:
                 self.watched(slot, y)

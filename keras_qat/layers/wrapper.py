@@ -117,9 +117,7 @@ class QuantizeWrapper(ScheduledLayer):
         if self.activation is not None and self.ceiling is None:
             x = self.activation(x)
         if self.output_quantizer is not None:
-            # Behind a BatchNormalization a number is zero by chance, or in a channel without life.
-            has_zeros = self.batch_norm is None or not self.batch_norm.center
-            x = self.output_quantizer(x, phase, ceiling=self.ceiling, has_zeros=has_zeros)
+            x = self.output_quantizer(x, phase, ceiling=self.ceiling)
         return tf.cast(x, self.output_dtype(inputs))
 
     def output_dtype(self, inputs: Any) -> Any:
