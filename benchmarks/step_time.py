@@ -153,10 +153,10 @@ def peak_memory(name: str, form: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def in_own_process(*arguments: str) -> Any:
-    """What this program prints last, with other arguments, in a new process."""
+def in_own_process(*arguments: str, program: str = "benchmarks.step_time") -> Any:
+    """What a program prints last in a new process: this one, with other arguments."""
     # This one stays small: a new process counts its parent's memory as its own peak.
-    command = [sys.executable, "-m", "benchmarks.step_time", *arguments]
+    command = [sys.executable, "-m", program, *arguments]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", **os.environ}
     done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True, env=environment

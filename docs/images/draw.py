@@ -194,6 +194,36 @@ def accuracy(widest: float = 3.0) -> None:
     save(figure, "accuracy")
 
 
+def growth() -> None:
+    """Time and memory of a training step, from the table in speed.md."""
+    text = Path(__file__).parent.with_name("speed.md").read_text()
+    lines = text.split("| | | float, ms")[1].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    figure, panels = plt.subplots(2, 3, sharey="row", figsize=(10, 5.2))
+    titles = {
+        "layers": "blocks of a chain",
+        "pixels": "width and height, MobileNetV2",
+        "examples": "examples, MobileNetV2",
+    }
+    for column, (series, title) in enumerate(titles.items()):
+        found = [[float(cell) for cell in cells] for name, *cells in rows if name == series]
+        sizes, *figures = zip(*found, strict=True)
+        for place in range(2):
+            axes = panels[place][column]
+            for form, color, values in zip(
+                ("float", "int8"), (GREY, BLUE), figures[2 * place :], strict=False
+            ):
+                axes.loglog(sizes, values, "o-", color=color, ms=4, label=form)
+            axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
+            axes.minorticks_off()
+        panels[1][column].set_xlabel(title)
+    panels[0][0].set_ylabel("ms a step")
+    panels[1][0].set_ylabel("MB at most")
+    panels[0][0].legend()
+    figure.tight_layout()
+    save(figure, "growth")
+
+
 if __name__ == "__main__":
-    for draw in (fake_quantization, ranges, folding, delays, exact, accuracy):
+    for draw in (fake_quantization, ranges, folding, delays, exact, accuracy, growth):
         draw()
