@@ -158,14 +158,12 @@ def of_table() -> Rows:
         keras_qat.learn_rounding(qat, unlabelled(case), iterations=case.budget.iterations)
         return of_qat(qat, case.data)
 
-    def train(recipe: Any, case: Case, share: float = 1.0, method: str = "mse") -> float:
+    def train(
+        recipe: Any, case: Case, share: float = 1.0, method: str = "mse", freezes: bool = False
+    ) -> float:
         qat = calibrated(case.model, unlabelled(case), method, recipe)
-        return of_qat(case.fit(qat, share), case.data)
-
-    def frozen(recipe: Any, case: Case) -> float:
-        qat = calibrated(case.model, unlabelled(case), "mse", recipe)
-        freeze = keras_qat.callbacks.FreezeBatchNorm(case.steps // 2)
-        return of_qat(case.fit(qat, 1.0, freeze), case.data)
+        callbacks = [keras_qat.callbacks.FreezeBatchNorm(case.steps // 2)] if freezes else []
+        return of_qat(case.fit(qat, share, *callbacks), case.data)
 
     def low(weights: int, activations: int, ranges: recipes.Ranges) -> Rows:
         recipe = recipes.low_bits(weights, activations, ranges=ranges)
@@ -197,7 +195,7 @@ def of_table() -> Rows:
             rows |= low(*bits, ranges)
     for bits in ((4, 4), (3, 3), (2, 2)):
         label = f"{bits[0]}/{bits[1]} learned, FreezeBatchNorm"
-        rows[label] = partial(frozen, recipes.low_bits(*bits))
+        rows[label] = partial(train, recipes.low_bits(*bits), freezes=True)
     rows |= low(8, 8, "learned") | low(8, 8, "learned_clipping")
     rows["calibrate 4/8"] = partial(calibrate, recipes.int8(4))
     rows["calibrate 4/8 per tensor"] = partial(calibrate, tensor[4])

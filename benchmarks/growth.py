@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 from functools import partial
 from typing import Any
 
 from benchmarks import step_time
-from benchmarks.step_time import WARM_UP, functions, in_turns
+from benchmarks.step_time import functions, in_turns, peak_memory
 
 SERIES = {
     "layers": (5, 20, 80, 160),
@@ -41,7 +40,7 @@ def main() -> None:
         print(json.dumps(times(*options.times_of)))
         return
     if options.memory_of:
-        print(json.dumps(peak_memory(*options.memory_of)))
+        print(json.dumps(memory(*options.memory_of)))
         return
     in_own_process = partial(step_time.in_own_process, program="benchmarks.growth")
     print("| | | float, ms | int8, ms | float, MB | int8, MB |")
@@ -50,8 +49,9 @@ def main() -> None:
         for size in SERIES[series]:
             seconds = in_own_process("--times-of", series, str(size))
             cells = [f"{1000 * seconds[form]:.0f}" for form in FORMS]
-            memory = [in_own_process("--memory-of", series, str(size), form) for form in FORMS]
-            print(f"| {series} | {size} | {' | '.join([*cells, *map(str, memory)])} |", flush=True)
+            for form in FORMS:
+                cells.append(str(in_own_process("--memory-of", series, str(size), form)))
+            print(f"| {series} | {size} | {' | '.join(cells)} |", flush=True)
 
 
 def build(series: str, size: int) -> tuple[Any, tuple[Any, Any]]:
@@ -83,15 +83,13 @@ def times(series: str, size: str) -> dict[str, float]:
     return {form: statistics.median(each) for form, each in in_turns(steps, TURNS).items()}
 
 
-def peak_memory(series: str, size: str, form: str) -> int:
+def memory(series: str, size: str, form: str) -> int:
     """Peak memory of this process in MB, after some steps of one form."""
     from benchmarks.models import VARIANTS
 
     model, data = build(series, int(size))
-    step, _ = functions(VARIANTS[form](model), data, False)
-    for _ in range(WARM_UP):
-        step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    model = VARIANTS[form](model)
+    return peak_memory(model, data)
 
 
 if __name__ == "__main__":

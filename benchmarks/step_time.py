@@ -58,7 +58,8 @@ def main() -> None:
         print(json.dumps(found))
         return
     if arguments.memory_of:
-        print(json.dumps(peak_memory(*arguments.memory_of)))
+        name, form = arguments.memory_of
+        print(json.dumps(memory_of(name, form)))
         return
     options = ["--turns", str(arguments.turns), *["--jit-compile"] * arguments.jit_compile]
     print("| " + " | ".join(title.ljust(width) for title, width in COLUMNS) + " |")
@@ -141,13 +142,18 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def peak_memory(name: str, form: str) -> int:
-    """Peak memory of this process in MB, after some training steps of one form."""
+def memory_of(name: str, form: str) -> int:
+    """`peak_memory` of one form of a model."""
     from benchmarks.models import VARIANTS, batch, build
 
     model = VARIANTS[form](build(name))
+    return peak_memory(model, batch(model))
+
+
+def peak_memory(model: Any, data: tuple[Any, Any]) -> int:
+    """Peak memory of this process in MB, after some training steps of a model."""
     gc.collect()  # The float model, which training does not need any more.
-    step, _ = functions(model, batch(model), jit_compile=False)
+    step, _ = functions(model, data, jit_compile=False)
     for _ in range(WARM_UP):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
