@@ -29,6 +29,9 @@ __all__ = [
 FAR = 1e38
 """A number beyond all ranges."""
 
+SIX = 6.0 * (1 - 2.0**-20)
+"""Where a range ends that was brought to 0..6: inside of ReLU6."""
+
 LARGE, ROWS = 2**18, 32
 """From so many weights on, ranges of channels are looked for in at most so many rows at once."""
 
@@ -125,8 +128,8 @@ def fake_quantize_if(
             )
             return tf.cast(found, x.dtype)
         # The nudged ends, in two operations.
-        ends = fake_quantize([-FAR, FAR], minimum, maximum, bits, narrow_range)
-        return _passed_within(upstream, x, ends[0], ends[1], math.inf)
+        low, high = tf.unstack(fake_quantize([-FAR, FAR], minimum, maximum, bits, narrow_range))
+        return _passed_within(upstream, x, low, high, math.inf)
 
     def passed(x: Any, upstream: Any) -> Any:
         if ceiling is None:
@@ -167,14 +170,14 @@ def _passed_within(upstream: Any, x: Any, low: Any, high: Any, ceiling: float) -
         x = tf.identity(x)
     dtype, x = upstream.dtype, tf.cast(x, tf.float32)
     if low is None:
-        factor, least = 6.0 / high * (1 - 2.0**-20), 6.0 / ceiling
+        factor, least = SIX / high, 6.0 / ceiling
         if not isinstance(factor, float):
             x *= tf.maximum(factor, least)
         elif max(factor, least) != 1.0:  # A range up to 6 is that of ReLU6 itself.
             x *= max(factor, least)
     else:  # Of zeros alone a range is empty.
         size = tf.maximum(high - low, 1e-20)
-        x = (x - (low - size * 2.0**-21)) * (6.0 / size * (1 - 2.0**-20))
+        x = (x - (low - size * 2.0**-21)) * (SIX / size)
     gradients = tf.cast(upstream, tf.float32)
     return tf.cast(tf.raw_ops.Relu6Grad(gradients=gradients, features=x), dtype)
 
@@ -208,7 +211,7 @@ def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
         limits = tf.reshape(_column_limits(weights), [1] * (rank - 1) + [-1])
     else:
         limits = tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
-    return tf.where(limits > 0, limits, tf.ones_like(limits))
+    return tf.where(limits > 0, limits, 1.0)
 
 
 def _column_limits(weights: Any) -> Any:
@@ -233,7 +236,11 @@ def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     largest magnitudes of the channels, shaped to broadcast.
     """
     levels = float(2 ** (bits - 1) - 1)
-    scale = limits / _as_it_is(levels)
+    return _whole_steps(weights, limits / _as_it_is(levels), levels)
+
+
+def _whole_steps(weights: Any, scale: Any, levels: float) -> Any:
+    """`weights` in steps of `scale`, rounded."""
     # Multiplied, not divided, and shifted to whole numbers first, as in TensorFlow's kernel.
     steps = (weights + levels * scale) * (_as_it_is(1.0) / scale)
     return tf.floor(steps - (levels - 0.5))
@@ -247,7 +254,8 @@ def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     levels = float(2 ** (bits - 1) - 1)
 
     def rounded(weights: Any) -> Any:
-        return quantize_channels(weights, limits, bits) * (limits / _as_it_is(levels))
+        scale = limits / _as_it_is(levels)
+        return _whole_steps(weights, scale, levels) * scale
 
     return straight_through(rounded, weights)
 

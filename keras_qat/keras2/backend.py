@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import itertools
 import json
@@ -343,6 +344,18 @@ def without_warnings(function: Any) -> Any:
     if hasattr(function, "_omit_frequent_tracing_warning"):
         function._omit_frequent_tracing_warning = True
     return function
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Runs a block that makes many objects, and all to stay: Python looks for no garbage in it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _Given = ParamSpec("_Given")

@@ -70,11 +70,13 @@ class PhasedModel:
                 self.settle(phase)
                 object.__setattr__(self, "_settled_at", look.steps)
             key = phase, 0 if name == "train" else self.inference_version
-            if key not in functions:
+            with assuming(phase, layers):
+                if key in functions:
+                    return functions[key](iterator)
                 functions[key] = backend.without_warnings(make(force=True))
                 setattr(self, attribute, function)
-            with assuming(phase, layers):
-                return functions[key](iterator)
+                with backend.without_collection():  # It is traced.
+                    return functions[key](iterator)
 
         setattr(self, attribute, function)
         return function

@@ -74,7 +74,9 @@ class LastValue:
             ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
             low, high = (tf.where(is_known, each, np.nan) for each in (low, high))
-        return mean_over_replicas(low, high + self.margin(low, high))
+        if spec.off_ties:
+            high += self.margin(low, high)
+        return mean_over_replicas(low, high)
 
     def margin(self, low: Any, high: Any) -> Any:
         """What a range is wider by than the extremes that it is of: see `QuantSpec.off_ties`."""
@@ -129,7 +131,7 @@ class LastValue:
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """The range as it stands."""
-        return self.minimum.read_value(), self.maximum.read_value()
+        return tf.convert_to_tensor(self.minimum), tf.convert_to_tensor(self.maximum)
 
 
 class MovingAverage(LastValue):
@@ -158,17 +160,21 @@ class MovingAverage(LastValue):
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        decay = tf.constant(self.spec.ema_decay, tf.float32)
+        one, decay = np.float32(1.0), np.float32(self.spec.ema_decay)
         seen = self.is_seen(low, high, taken)
-        count = self.batches.assign_add(if_seen(seen, 1.0, 0.0), read_value=True)
-        weight = (1.0 - decay) / (1.0 - tf.pow(decay, count))
-        minimum = self.minimum.read_value()
-        if not self.ignores_minimum:
-            change = if_seen(seen, (low - minimum) * weight, 0.0)
-            minimum = self.minimum.assign_add(change, read_value=True)
-        maximum = self.maximum.read_value()
-        change = if_seen(seen, (high - maximum) * weight, 0.0)
-        return minimum, self.maximum.assign_add(change, read_value=True)
+        count = tf.convert_to_tensor(self.batches) + if_seen(seen, one, 0.0)
+        self.batches.assign(count, read_value=False)
+        weight = (one - decay) / (one - tf.pow(decay, count))
+
+        def moved(variable: Any, end: Any) -> Any:
+            # What it is set to is at hand: reading it again would be one more operation each time.
+            old = tf.convert_to_tensor(variable)
+            new = old + if_seen(seen, (end - old) * weight, 0.0)
+            variable.assign(new, read_value=False)
+            return new
+
+        minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
+        return tf.convert_to_tensor(minimum), moved(self.maximum, high)
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """The range as it stands: up to 1 for a tensor that was always 0, as behind a dead ReLU."""
