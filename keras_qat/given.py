@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["range_of"]
+__all__ = ["range_of", "switch"]
 
 
 def range_of(input_range: Any) -> tuple[float, float] | None:
@@ -25,3 +25,14 @@ def range_of(input_range: Any) -> tuple[float, float] | None:
             f"example (0.0, 1.0)."
         )
     return min(float(ends[0]), 0.0), max(float(ends[1]), 0.0)
+
+
+def switch(name: str, value: Any) -> bool:
+    """What turns something on or off.
+
+    Raises:
+        TypeError: if it is no bool: "off" would be on.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r}: give True or False.")
+    return bool(value)

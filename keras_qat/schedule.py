@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from keras_qat.given import switch
 from keras_qat.keras2 import graph
 from keras_qat.keras2.readable import check_readable
 from keras_qat.layers import ScheduledLayer
@@ -85,8 +86,9 @@ def set_quantization(model: Any, enabled: bool = True) -> None:
 
     Raises:
         ValueError: if the model is not quantized.
+        TypeError: if `enabled` is no bool.
     """
-    schedule(model, quantize_from=0 if enabled else NEVER)
+    schedule(model, quantize_from=0 if switch("enabled", enabled) else NEVER)
 
 
 def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
@@ -101,8 +103,9 @@ def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
 
     Raises:
         ValueError: if the model is not quantized.
+        TypeError: if `frozen` is no bool.
     """
-    schedule(model, freeze_from=0 if frozen else NEVER)
+    schedule(model, freeze_from=0 if switch("frozen", frozen) else NEVER)
 
 
 def freeze_ranges(model: Any, frozen: bool = True) -> None:
@@ -116,8 +119,9 @@ def freeze_ranges(model: Any, frozen: bool = True) -> None:
 
     Raises:
         ValueError: if the model is not quantized.
+        TypeError: if `frozen` is no bool.
     """
-    schedule(model, freeze_ranges_from=0 if frozen else NEVER)
+    schedule(model, freeze_ranges_from=0 if switch("frozen", frozen) else NEVER)
 
 
 def schedule(model: Any, **thresholds: int) -> None:

@@ -54,6 +54,17 @@ def test_keras_3_where_there_is_none(arguments):
 
 
 @pytest.mark.legacy
+@pytest.mark.parametrize("name", ["set_quantization", "freeze_batch_norm", "freeze_ranges"])
+def test_switch_that_is_no_bool(name):
+    qat = keras_qat.quantize_model(tiny_net())
+    before = qat.get_weights()
+    with pytest.raises(TypeError, match="='off': give True or False"):
+        getattr(keras_qat, name)(qat, "off")
+    for weight, same in zip(qat.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, same)
+
+
+@pytest.mark.legacy
 @pytest.mark.parametrize("model", [None, "model.h5", layers.Dense(2)])
 def test_no_model(model):
     with pytest.raises(ValueError, match=r"Expected a Keras model, got \w+"):
