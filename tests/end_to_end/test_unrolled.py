@@ -81,6 +81,20 @@ def test_a_sequence_at_each_step_of_another(layer, sequences, kernels):
     assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
 
+@pytest.mark.parametrize("kernels", [pytest.param("xnnpack", marks=pytest.mark.slow), "tflm"])
+def test_a_model_with_a_recurrent_layer_at_each_step_of_a_sequence(kernels):
+    """Its examples and steps are folded, so that a state begins with zeros for each of both."""
+    sequence = keras.Input(SHAPE)
+    x = layers.LSTM(6, return_sequences=True)(layers.Dense(5, activation="relu")(sequence))
+    inner = keras.Model(sequence, layers.Dense(2)(layers.LSTM(3)(x)))
+
+    def build(x):
+        return layers.LSTM(4)(layers.TimeDistributed(inner)(x))
+
+    model, x = scramble(functional((2, *SHAPE), build=build)), images(8, (2, *SHAPE))
+    assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
+
+
 def test_a_sequence_at_each_step_beside_one_of_any_length():
     """Where the other input is reshaped to a size known at run time, states come first."""
     steps, sound = keras.Input((3, 5, 4), name="steps"), keras.Input((None, 4), name="sound")
