@@ -65,7 +65,8 @@ def quantize_model(
         strict: whether a layer that would stay in float is an error.
         kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops),
             "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
-            model's attribute `kernels` changes it at any time; training does not depend on it. By
+            model's attribute `kernels` changes it at any time; training does not depend on it, but
+            for an LSTM with activations of 16 bits, which "tflm" alone has in integers. By
             default the target's, without one "xnnpack".
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "esp_nn", a `keras_qat.targets.Target`, or None. It
@@ -91,7 +92,7 @@ def quantize_model(
     if is_quantized(model):
         return _copy_quantized(model, recipe)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    found = place(graph, recipe, scope)
+    found = place(graph, recipe, scope, family)
     if strict and found.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
         raise ValueError(
@@ -129,9 +130,9 @@ def plan(
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.summary(model)."
         )
-    recipe, _, place_of_use = settings(recipe, None, target)
+    recipe, family, place_of_use = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    found = place(graph, recipe, scope)
+    found = place(graph, recipe, scope, family)
     if place_of_use is None:
         return found
     with float32_policy():

@@ -325,6 +325,8 @@ class _Visitor:
         """The wrapper of a group: one for all calls of its kernel layer."""
         layer = group.kernel.layer
         if layer not in self.layers:
+            is_wide = self.plan.recipe.activations.bits == 16
+            is_lstm = isinstance(layer, keras.layers.LSTM)
             norm = group.batch_norm
             inner = [each and _clone(each.layer) for each in (group.kernel, norm)]
             self.layers[layer] = QuantizeWrapper(
@@ -338,6 +340,7 @@ class _Visitor:
                 output_spec=self._spec_inside(group.output),
                 tensor=group.output.name,
                 inner_specs=self.plan.inner.get(group),
+                state_bits=16 if is_lstm and is_wide else 8,
                 name=PREFIX + group.kernel.name,
                 mixed=self.mixed,
             )

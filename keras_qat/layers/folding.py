@@ -73,7 +73,7 @@ def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
         for name, quantizer in wrapper.weight_quantizers.items()
     }
     if isinstance(layer, backend.keras.layers.LSTM):
-        return lstm_quantized(layer, inputs, quantized, phase)
+        return lstm_quantized(layer, inputs, quantized, phase, wrapper.state_bits)
     if wrapper.inner:
         return unrolled_quantized(wrapper, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):

@@ -15,7 +15,7 @@ from keras_qat.ops.lstm import CELL, HIDDEN
 __all__ = ["lstm_quantized"]
 
 
-def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
+def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bits: int = 8) -> Any:
     """An LSTM with other weights, whose states are fake-quantized from step to step.
 
     Args:
@@ -23,14 +23,16 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase) ->
         x: its input.
         weights: by their paths.
         phase: what the call does.
+        bits: of the hidden state: 16 if activations have so many, else 8.
     """
+    limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
+    low, high = (tf.constant(each) for each in limits)
     highest = float(CELL.highest * CELL.scale)
 
     def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
         _, (hidden, cell) = layer.cell(x, states, training=phase.training)
-        limits = HIDDEN.minimum, HIDDEN.maximum
-        hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, *map(tf.constant, limits))
-        # Its steps are 16 times as fine as the output's: only where they end matters.
+        hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
+        # Its steps are 16 times as fine as those of 8 bits: only where they end matters.
         cell = tf.clip_by_value(cell, -highest, highest)
         return hidden, [hidden, cell]
 

@@ -33,6 +33,7 @@ class QuantizeWrapper(ScheduledLayer):
         output_spec: how the output is quantized, or None if another layer does it or nobody.
         tensor: name of the output in the float model, for reports.
         inner_specs: how what is inside of the layer is quantized, by the name of its range.
+        state_bits: of an LSTM: how many bits the state that it reads again has, 8 or 16.
 
     Shapes: those of `layer`.
     """
@@ -49,6 +50,7 @@ class QuantizeWrapper(ScheduledLayer):
         output_spec: Any = None,
         tensor: str = "",
         inner_specs: dict[str, Any] | None = None,
+        state_bits: int = 8,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -62,6 +64,7 @@ class QuantizeWrapper(ScheduledLayer):
         self.activation = _layer(activation)
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
+        self.state_bits = state_bits
         given = inner_specs or {}
         self.inner_specs = {name: specs.from_config(spec) for name, spec in given.items()}
 
@@ -147,8 +150,10 @@ class QuantizeWrapper(ScheduledLayer):
         }
 
     def _inner_config(self) -> dict[str, Any]:
+        """What few layers have, for those alone: files of others stay as they were."""
         found = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
-        return {"inner_specs": found} if found else {}
+        config: dict[str, Any] = {"inner_specs": found} if found else {}
+        return config if self.state_bits == 8 else {**config, "state_bits": self.state_bits}
 
 
 def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:

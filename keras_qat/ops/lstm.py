@@ -3,6 +3,7 @@
 Its gates are computed in int16 with 12 bits behind the point, sigmoids and hyperbolic tangents of
 them with 15, by TFLite and TFLite Micro in ways of their own. The cell state is int16 with 11 bits
 behind the point, so it ends at 16; the hidden state is int8 from -1 to 127/128, as is the output.
+TFLite Micro also has a kernel that reads int16, whose hidden state and output are int16.
 
 The operator keeps its states from one run of a file to the next, as a `stateful` layer does. Others
 start with zeros each time, so a file writes zeros into them first, for as many examples as it is
@@ -11,6 +12,7 @@ given.
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.arithmetic.fixed_point import divide, fixed_point, multiply, saturate, shift_back
+from keras_qat.arithmetic.fixed_point import (
+    divide,
+    fixed_point,
+    multiply,
+    multiply_sums,
+    saturate,
+    shift_back,
+)
 from keras_qat.arithmetic.gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.qparams import QuantParams, ratio
 from keras_qat.keras2.backend import keras
@@ -79,6 +88,8 @@ def other_form(call: Call) -> str | None:
 
 
 def _compute(a: Arguments) -> Any:
+    if a.wide:  # Which other runtimes have no kernel for.
+        a = dataclasses.replace(a, family="tflm")
     weights: Weights = a.weights
     own = weights.recurrent
     assert own is not None
@@ -89,8 +100,9 @@ def _compute(a: Arguments) -> Any:
     if weights.bias is not None:
         sums += tf.cast(weights.bias, tf.float64)
     given = saturate(_as_gates(a, sums, weights.scale, a.params[0].scale), BITS)
+    own_bits = 15 if a.wide else 7
     # Sums of products with 128 and 127 are exact in float32 up to so many units.
-    held = tf.float32 if units < 2**24 // (128 * 127) else tf.float64
+    held = tf.float32 if units < 2**24 // (128 * 127) and not a.wide else tf.float64
     kernel = tf.cast(own.q, held)
     sigmoid, tanh, tanh_of_cell = _tables(a)
 
@@ -104,8 +116,8 @@ def _compute(a: Arguments) -> Any:
         kept = _scaled(a, keeps * cell, BITS)
         taken = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
         cell = saturate(kept + taken, BITS)
-        hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - 7)
-        return tf.cast(saturate(hidden, 7), held), cell
+        hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
+        return tf.cast(saturate(hidden, own_bits), held), cell
 
     states = _before(a, x, held)
     found, cells = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
@@ -121,12 +133,13 @@ def _before(a: Arguments, x: Any, held: tf.DType) -> tuple[Any, Any]:
     A layer that has just been trained has states between the quantized ones.
     """
     if a.attributes["keeps"]:
-        scales = float(HIDDEN.params(8).scale), float(CELL.scale)
+        scales = float(HIDDEN.params(a.params[0].bits).scale), float(CELL.scale)
         numbers = [
             tf.cast(tf.round(tf.cast(each, tf.float64) / scale), tf.int64)
             for each, scale in zip(a.call.layer.states, scales, strict=True)
         ]
-        hidden, cell = (saturate(each, bits) for each, bits in zip(numbers, (7, BITS), strict=True))
+        bits = (15 if a.wide else 7, BITS)
+        hidden, cell = (saturate(each, most) for each, most in zip(numbers, bits, strict=True))
         return tf.cast(hidden, held), cell
     units = a.weights.recurrent.q.shape[0]
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
@@ -135,7 +148,7 @@ def _before(a: Arguments, x: Any, held: tf.DType) -> tuple[Any, Any]:
 
 def _kept(a: Arguments, hidden: Any, cell: Any) -> Any:
     """The hidden states of all steps, once the layer has kept those of the last one."""
-    scales = float(HIDDEN.params(8).scale), float(CELL.scale)
+    scales = float(HIDDEN.params(a.params[0].bits).scale), float(CELL.scale)
     done = [
         state.assign(tf.cast(each[-1], state.dtype) * scale, read_value=False)
         for state, each, scale in zip(a.call.layer.states, (hidden, cell), scales, strict=True)
@@ -148,7 +161,7 @@ def _as_gates(a: Arguments, sums: Any, scale: Any, of_input: Any) -> Any:
     """Sums of products in the scale of gates."""
     scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
     number = fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
-    return multiply(tf.cast(sums, tf.int64), number)
+    return (multiply_sums if a.wide else multiply)(tf.cast(sums, tf.int64), number)
 
 
 def _scaled(a: Arguments, product: Any, bits: int) -> Any:
@@ -193,8 +206,9 @@ def _emit(e: Emission) -> None:
     states = _states(e, (batch, units))
     kernels, scales = _gates(e, weights, "kernel")
     recurrent, _ = _gates(e, weights.recurrent, "recurrent")
+    whole = np.int64 if e.wide else np.int32
     biases = [
-        e.constant(f"bias_{place}", part.astype(np.int32), scales=input_scale * scale)
+        e.constant(f"bias_{place}", part.astype(whole), scales=input_scale * scale)
         for place, (part, scale) in enumerate(
             zip(np.split(np.asarray(weights.bias).reshape(-1), 4), scales, strict=True)
         )
@@ -241,7 +255,7 @@ def _states(e: Emission, shape: tuple[int | None, int]) -> tuple[int, int]:
     """The hidden and the cell state."""
     hidden, cell = (
         e.builder.variable(e.temporary(name, shape, like))
-        for name, like in (("hidden", HIDDEN.params(8)), ("cell", CELL))
+        for name, like in (("hidden", HIDDEN.params(16 if e.wide else 8)), ("cell", CELL))
     )
     return hidden, cell
 
@@ -281,6 +295,9 @@ def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
             some = e.reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     e.add("MUL", [some, zeros], [cell])
+    if e.dtype(hidden) == "int16":
+        e.add("MUL", [some, zeros], [hidden])
+        return
     e.add("CAST", [cell], [hidden], inDataType=TYPES["int16"], outDataType=TYPES["int8"])
 
 
@@ -289,6 +306,8 @@ FIRST = 0
 
 
 def _as_int16(e: Emission, source: int) -> int:
+    if e.dtype(source) == "int16":
+        return source
     target = e.temporary("as_int16", e.shape(source), QuantParams(np.float32(1.0), 0, 16))
     kinds = {"inDataType": e.builder.graph.tensors[source].type, "outDataType": TYPES["int16"]}
     e.add("CAST", [source], [target], **kinds)
@@ -325,7 +344,7 @@ LSTM = Op(
     attributes=_attributes,
     accepts=_accepts,
     integers=(),
-    bits=(8,),
+    families={16: ("tflm",)},
     output=HIDDEN,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
     products=_products,

@@ -148,6 +148,7 @@ class Op:
         max_axes: of inputs that kernels take.
         integers: types of integers that it computes too, all by default.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
+        families: bits -> the only families of kernels that have some for them, where not all do.
         on_request: whether its layers are in float unless an override says `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
@@ -183,6 +184,7 @@ class Op:
     max_axes: int = 99
     integers: tuple[str, ...] | None = None
     bits: tuple[int, ...] = (8, 16)
+    families: Mapping[int, tuple[Family, ...]] = dataclasses.field(default_factory=dict)
     on_request: bool = False
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -203,9 +205,10 @@ class Op:
         """Whether it has weights that training quantizes."""
         return bool(self.weights) and self.trains_weights
 
-    def has_kernel_for(self, bits: int) -> bool:
-        """Whether there are kernels for activations of so many bits."""
-        return (16 if bits == 16 else 8) in self.bits
+    def has_kernel_for(self, bits: int, family: Family | None = None) -> bool:
+        """Whether there are kernels for activations of so many bits: of a family, or of any."""
+        bits = 16 if bits == 16 else 8
+        return bits in self.bits and family in (None, *self.families.get(bits, (family,)))
 
     def __repr__(self) -> str:
         return f"<Op {self.name}>"

@@ -15,7 +15,8 @@ your own one of them, by the name in the first column, with the attributes in th
 brackets have a default.
 
 Each is tested against TFLite's interpreter, value for value, with random options, shapes, ranges
-and weights, at the bits named here, with XNNPACK's rounding and with that of the reference kernels.
+and weights, at the bits named here, with XNNPACK's rounding, with that of the reference kernels and
+with TFLite Micro's; in brackets are those that alone have a kernel.
 
 | operator | layers, functions and operations | bits | output's range | attributes |
 | --- | --- | --- | --- | --- |
@@ -33,12 +34,18 @@ def _row(op: Op) -> str:
     functions = [f"{getattr(each, '__name__', each)}" for each in op.functions]
     named += [f"`{name}`" for name in dict.fromkeys(functions)]
     named += [f"`tf.{symbol}`" for symbol in op.symbols if not symbol.startswith("__")]
-    bits = ", ".join("2 to 8" if each == 8 else str(each) for each in op.bits)
+    bits = ", ".join(_bits(op, each) for each in op.bits)
     attributes = [f"`{name}`" for name in op.needs]
     attributes += [f"[`{name}`]" for name in op.defaults]
     what = ": ".join(each for each in (op.doc, ", ".join(named)) if each)
     cells = (f"`{op.name}`", what, bits, _range(op), ", ".join(attributes))
     return "| " + " | ".join(cells) + " |"
+
+
+def _bits(op: Op, bits: int) -> str:
+    label = "2 to 8" if bits == 8 else str(bits)
+    only = " or ".join(f"`{each}`" for each in op.families.get(bits, ()))
+    return f"{label} ({only})" if only else label
 
 
 def _range(op: Op) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from keras_qat.arithmetic.families import Family
 from keras_qat.contrib.placement import ContribPlacement
 from keras_qat.keras2.graph import Call, Graph, values_in
 from keras_qat.keras2.precision import float32_policy
@@ -38,8 +39,12 @@ def lowered(
     return lower(graph, True, lambda call: False if stays_closed(call) else said(call))
 
 
-def place(read: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
+def place(
+    read: Graph, recipe: Recipe, scope: Scope | None = None, family: Family = "xnnpack"
+) -> Plan:
     """Decides for each tensor of a graph, as it was read, how it is quantized.
+
+    `family` is whose kernels shall compute it: few rows have some in one of them only.
 
     Raises:
         ValueError: if the scope or an override of the recipe matches no layer.
@@ -48,9 +53,11 @@ def place(read: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
         graph = lowered(read, recipe)
     inputs = [each.name for each in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.aside, *graph.calls], inputs)
-    return placed(graph, recipe, scope)
+    return placed(graph, recipe, scope, family)
 
 
-def placed(graph: Graph, recipe: Recipe, scope: Scope | None = None) -> Plan:
+def placed(
+    graph: Graph, recipe: Recipe, scope: Scope | None = None, family: Family = "xnnpack"
+) -> Plan:
     """As `place`, of a lowered graph."""
-    return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls)).plan()
+    return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls, family)).plan()

@@ -36,7 +36,8 @@ class Int8Placement:
 
     def __init__(self, graph: Graph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
-        self.is_int16 = settings.recipe.activations.bits == 16
+        self.bits = settings.recipe.activations.bits
+        self.is_int16 = self.bits == 16
         self.consumers = graph.consumers()
         self.outputs = set(values_in(graph.outputs))
         self.groups = [
@@ -91,7 +92,7 @@ class Int8Placement:
     def op(self, call: Call) -> Op | None:
         """The operator of an integer computation, or None for one in float."""
         op = op_of(call)
-        if op is None or not op.has_kernel_for(16 if self.is_int16 else 8):
+        if op is None or not op.has_kernel_for(self.bits, self.settings.family):
             return None
         in_group = call in self.group_of
         if op.is_weighted:
@@ -113,7 +114,9 @@ class Int8Placement:
             return reason
         op, _, refusal = match(call)
         if op is not None:
-            return f"no int16 kernel for {_label(call.layer)}"
+            others = [f"kernels={each!r}" for each in op.families.get(self.bits, ())]
+            only = f", but with {' or '.join(others)}" if others else ""
+            return f"no int16 kernel for {_label(call.layer)}{only}"
         rule = f"no int8 rule for {_label(call.layer)}"
         if call.name in self.graph.closed:
             return f"{rule}, and it cannot be opened: {self.graph.closed[call.name]}"

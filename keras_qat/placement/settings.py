@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from keras_qat.arithmetic.families import Family
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.matmul import CONTRACT, MATMUL
@@ -77,14 +78,16 @@ def _has_weights(call: Call) -> bool:
 
 
 class Settings:
-    """A recipe and a scope, asked call by call.
+    """A recipe and a scope, asked call by call, and whose kernels are to compute the model.
 
     Raises:
         ValueError: if the scope or an override matches no layer.
     """
 
-    def __init__(self, recipe: Recipe, scope: Scope | None, calls: list[Call]) -> None:
-        self.recipe = recipe
+    def __init__(
+        self, recipe: Recipe, scope: Scope | None, calls: list[Call], family: Family = "xnnpack"
+    ) -> None:
+        self.recipe, self.family = recipe, family
         self.in_scope = None if scope is None else matcher(scope, calls)
         self.overrides = [(each, matcher(each.layers, calls)) for each in recipe.overrides]
         self.ends = set() if recipe.end_bits is None else first_and_last(calls)

@@ -44,13 +44,14 @@ def weights_of_calls(
 def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
     """Those of an LSTM, which always has a bias."""
     inputs = [each.as_tensors().scale for each, _ in ends]
+    wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
     units = wrapper.layer.units
     bias = tf.zeros([GATES * units], tf.float64) if bias is None else tf.cast(bias, tf.float64)
     largest = tf.reduce_max(tf.abs(tf.reshape(bias, [GATES, units])), 1)
     kernel, recurrent = wrapper.weight_axes
     bits = wrapper.weight_spec.bits
-    make = functools.partial(_quantized, wrapper, in_graph=in_graph)
+    make = functools.partial(_quantized, wrapper, in_graph=in_graph, wide=wide)
     fed_back = Weights(recurrent, *make(recurrent, None, inputs[0]), None, bits)
     q, scale = make(kernel, largest, tf.reduce_min(tf.stack(inputs)))
     found = []
@@ -100,7 +101,7 @@ def _of_unrolled(
 
 
 def _quantized(
-    wrapper: Any, path: str, largest_bias: Any, input_scale: Any, in_graph: bool
+    wrapper: Any, path: str, largest_bias: Any, input_scale: Any, in_graph: bool, wide: bool
 ) -> tuple[Any, Any]:
     """Quantized values and scales of a weight, the latter for each of its columns."""
     kernel = weight_at(wrapper.layer, path)
@@ -108,7 +109,7 @@ def _quantized(
     units = columns // GATES
     gates = tf.reshape(tf.transpose(tf.reshape(kernel, [rows, GATES, units]), [0, 2, 1]), [-1, 4])
     q, scale = quantized(wrapper.weight_spec.bits)(gates, tf.ones([1], tf.float64))
-    q, scale = fitting(q, scale, largest_bias, input_scale, wide=False)
+    q, scale = fitting(q, scale, largest_bias, input_scale, wide)
     q = tf.reshape(tf.transpose(tf.reshape(q, [rows, units, GATES]), [0, 2, 1]), [rows, columns])
     scale = tf.reshape(tf.repeat(scale, units), [1, columns])
     return (q, scale) if in_graph else (tf.cast(q, tf.int8).numpy(), scale.numpy())

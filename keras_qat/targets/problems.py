@@ -12,7 +12,7 @@ from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.names import PREFIX
 from keras_qat.resolved.resolve import resolve
 from keras_qat.schedule import check_quantized
-from keras_qat.targets.target import Target, get
+from keras_qat.targets.target import Check, Target, get
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.names import SCOPE
 from keras_qat.tflite.read import FileGraph, Operation, Tensor
@@ -162,7 +162,7 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     """Why a target does not run an operator, and what helps."""
     name = site.operation.kernel
     if target.operators is None:
-        return None
+        return _checked(target.checks, site)
     kernel = target.operators.get(name)
     is_float = any(each.type.startswith("float") for each in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
@@ -179,13 +179,18 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     axes = max(len(each.shape) for each in site.tensors)
     if axes > kernel.max_axes:
         return f"takes up to {kernel.max_axes} axes in, not {axes}", ""
-    for check in (*target.checks, *kernel.checks):
-        reason = check(site)
-        if reason is not None:
-            return reason, ""
+    refused = _checked((*target.checks, *kernel.checks), site)
+    if refused is not None:
+        return refused
     if not target.per_channel and name in WEIGHTED:
         weights = site.inputs[1]
         if weights is not None and weights.scale == 0:
             change = "quantize with recipes.int8(per_channel=False)"
             return "is slow at with a scale for each channel", change
     return None
+
+
+def _checked(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
+    """What the first check that refuses an operator says."""
+    found = (check(site) for check in checks)
+    return next(((reason, "") for reason in found if reason is not None), None)

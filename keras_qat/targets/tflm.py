@@ -69,7 +69,7 @@ TFLM = Target(
         "SHAPE": Kernel(PLACES),
         "RESHAPE": Kernel((*PLACES, "int64", "bool")),
         "REVERSE_V2": Kernel(PLACES),
-        "UNIDIRECTIONAL_SEQUENCE_LSTM": Kernel(("int8", "int16", "int32", "float32")),
+        "UNIDIRECTIONAL_SEQUENCE_LSTM": Kernel(WEIGHTED),
         **dict.fromkeys(
             ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
         ),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from keras_qat.targets.problems import Site
 from keras_qat.targets.target import Target
 
 __all__ = ["XNNPACK"]
+
+
+def _lstm_of_int8(site: Site) -> str | None:
+    is_lstm = site.operation.kernel == "UNIDIRECTIONAL_SEQUENCE_LSTM"
+    is_wide = is_lstm and site.outputs[0].type == "int16"
+    return "has no kernel for with int16" if is_wide else None
+
 
 XNNPACK = Target(
     name="xnnpack",
@@ -12,5 +20,6 @@ XNNPACK = Target(
     kernels="xnnpack",
     batch_size=None,
     operators=None,
+    checks=(_lstm_of_int8,),
     source="run here: what keras_qat writes, LiteRT runs",
 )

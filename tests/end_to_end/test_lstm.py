@@ -13,6 +13,7 @@ import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
+from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import observe
 from tests.networks.small import functional
 
@@ -130,4 +131,77 @@ def test_it_may_be_left_in_float():
     model = functional(SHAPE, build=stacked)
     recipe = keras_qat.recipes.int8().override("LSTM", quantize=False)
     assert len(keras_qat.plan(model, recipe).float_layers) == 2
-    assert len(keras_qat.plan(model, "int16x8").float_layers) == 2
+
+
+# Activations of 16 bits, which TFLite Micro alone has a kernel for.
+
+
+def test_wide_ones_stay_in_float_but_on_microcontrollers():
+    model = functional(SHAPE, build=stacked)
+    for reason in keras_qat.plan(model, "int16x8").float_layers.values():
+        assert reason.startswith("no int16 kernel for LSTM, but with kernels='tflm'")
+    plan = keras_qat.plan(model, "int16x8", target="tflm")
+    assert not plan.float_layers
+    assert not plan.problems
+    qat = keras_qat.quantize_model(model, "int16x8", target="tflm")
+    for found in problems(qat, "xnnpack"):
+        assert found.reason == "which LiteRT has no kernel for with int16"
+    assert len(problems(qat, "xnnpack")) == 2
+
+
+def wide(build: Any, batch: int | None = None) -> Any:
+    """A network of wide activations that has seen a step."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input(SHAPE, batch, name="sound")
+    model = keras.Model(inputs, build(inputs), name="wide")
+    qat, x = keras_qat.quantize_model(model, "int16x8", target="tflm"), images()
+    qat.compile(keras.optimizers.SGD(0.1), "mse")
+    qat.fit(x, np.ones((EXAMPLES, *qat.output_shape[1:])), batch or EXAMPLES // 2, verbose=0)
+    return qat
+
+
+def merged(x: Any) -> Any:
+    """Ranges that several tensors share, both ways, and a layer that is called twice."""
+    both = layers.Bidirectional(layers.LSTM(3, return_sequences=True))
+    shared = layers.LSTM(3, use_bias=False)
+    x = both(x)
+    return layers.Concatenate()([shared(layers.ReLU()(x)), shared(x)])
+
+
+@pytest.mark.parametrize("build", [stacked, pytest.param(merged, marks=pytest.mark.slow)])
+def test_wide_files_give_what_the_model_predicts(build):
+    report = assert_exact_everywhere(wide(build), images(), "tflm", per_layer=True)
+    assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
+
+
+@pytest.mark.slow
+def test_wide_states_are_kept():
+    def build(x):
+        x = layers.LSTM(4, return_sequences=True, stateful=True)(x)
+        return layers.LSTM(3, stateful=True)(x)
+
+    qat, x = wide(build, 1), images()[:8]
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, x, kernels="tflm")
+    assert [each.identical for each in report.outputs] == [1.0]
+    qat.reset_states()
+    expected = qat.predict(x, batch_size=1, verbose=0)
+    model = keras_qat.TFLiteModel(contents, "tflm")
+    np.testing.assert_allclose(model.predict(x), expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_wide_models_are_saved_and_stripped(tmp_path):
+    qat, x = wide(merged), images()
+    qat.save(tmp_path / "qat.keras")
+    again = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), qat.predict(x, verbose=0))
+    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
+    keras_qat.export_saved_model(qat, tmp_path / "saved")
+    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+    (found,) = serve(sound=tf.constant(x)).values()
+    np.testing.assert_allclose(found, qat.predict(x, verbose=0), atol=0.005)
+    keras_qat.set_quantization(qat, False)
+    plain = keras_qat.strip_quantization(qat)
+    expected = qat.predict(x, verbose=0)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)

@@ -40,7 +40,7 @@ CASES = [
     for op in MATCHING
     for bits in BITS
     for family in FAMILIES
-    if op.has_kernel_for(bits)
+    if op.has_kernel_for(bits, family)
 ]
 
 
