@@ -152,6 +152,15 @@ class TFLiteModel:
             if operation["op_name"] != "DELEGATE"
         ]
 
+    @property
+    def batch_size(self) -> int | None:
+        """How many examples the file takes at a time, on which shapes inside of it may depend.
+
+        None: any number.
+        """
+        sizes = [int(each["shape_signature"][0]) for each in self.inputs.values()]
+        return max((size for size in sizes if size > 0), default=None)
+
     def run(
         self, inputs: dict[str, np.ndarray], batch: int = 32, verbose: int = 0
     ) -> dict[str, np.ndarray]:
@@ -162,9 +171,8 @@ class TFLiteModel:
             batch: how many examples are run at a time, if the file does not say it.
             verbose: 1 shows progress.
         """
-        count = len(next(iter(inputs.values())))
-        fixed = max((each["shape_signature"][0] for each in self.inputs.values()), default=-1)
-        if fixed > 0 and count % fixed == 0:  # Shapes inside of the file may depend on it.
+        count, fixed = len(next(iter(inputs.values()))), self.batch_size
+        if fixed is not None and count % fixed == 0:
             batch = fixed
         results = [
             self.run_once({name: each[start : start + batch] for name, each in inputs.items()})

@@ -88,15 +88,14 @@ def verify(
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
-    arena = None
-    if isinstance(file, MicroModel):
-        batch_size, arena = file.batch_size, file.arena_size()
+    arena = file.arena_size() if isinstance(file, MicroModel) else None
     batch_size = kept_batch(model, examples) or batch_size
     with Stream(model):
         outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))
     if not per_layer:
         report = Report(examples, kernels, outputs)
     else:
+        batch_size = file.batch_size or batch_size
         report = compare_layers(
             model, contents, inputs, given, kernels, batch_size, outputs, verbose, runtime
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
+from keras_qat.interpreter import Kernels, TFLiteModel
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Value
 from keras_qat.layers import Quantize
+from keras_qat.micro import opened
 from keras_qat.ops.op import SharedRange
 from keras_qat.recipes import Recipe
 from keras_qat.resolved.graph import Constant, ResolvedGraph, Tensor
+from keras_qat.targets import TFLM, Target, problems
 from keras_qat.tflite.read import FileGraph
 from keras_qat.verify.tensors import pair
 from tests.comparison import KERNELS
 
-__all__ = ["Refused", "live"]
+__all__ = ["Refused", "live", "live_on"]
 
 REASONS = ("NaN or infinity", "TFLite's converter refuses")
 
@@ -69,6 +72,51 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     compare(loaded, [each[:SOME] for each in inputs], contents, options)
 
 
+def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe) -> None:
+    """Plans and quantizes for a target, calibrates, exports, verifies and simulates.
+
+    Its file runs with the kernels that the target rounds as, which for TFLite Micro's takes a file
+    of its operators alone, and in LiteRT's reference kernels.
+
+    Raises:
+        AssertionError: if model, file and simulation differ where the plan says integers, or
+            `problems` finds none in a file that TFLite Micro refuses, or some in one that it takes.
+        Refused: if there is nothing to compare.
+    """
+    str(keras_qat.plan(model, recipe, target=target))
+    qat = keras_qat.quantize_model(model, recipe, target=target)
+    if not any(True for _ in keras_qat.quantizers(qat)):
+        return
+    given = inputs if len(inputs) > 1 else inputs[0]
+    try:
+        keras_qat.calibrate(qat, given)
+        with warnings.catch_warnings():  # Of what does not run: that it is so is asserted below.
+            warnings.filterwarnings("ignore", f"target {target.name}: operators lacking")
+            contents = keras_qat.export_tflite(qat)
+    except ValueError as error:
+        if any(reason in str(error) for reason in REASONS):
+            raise Refused(str(error)) from error
+        raise
+    families: tuple[Kernels, ...] = tuple(dict.fromkeys((target.kernels, "reference")))
+    if target.kernels == "tflm" and not runs_in_tflite_micro(contents, qat, inputs):
+        families = ("reference",)
+    qat.kernels = families[0]
+    compare(qat, [each[:SOME] for each in inputs], contents, {}, families)
+
+
+def runs_in_tflite_micro(contents: bytes, qat: Any, inputs: list[np.ndarray]) -> bool:
+    """Whether TFLite Micro takes a file, which has to be what `problems` says."""
+    lacking = problems(contents, TFLM)
+    one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
+    try:
+        opened(contents, "tflm").run(one)
+    except ValueError as error:
+        assert lacking, error
+        return False
+    assert not lacking, f"TFLite Micro runs this: {lacking}"
+    return True
+
+
 def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
     """Gradient descent on the squares of the outputs, by a loop of the user's own."""
     x = inputs if len(inputs) > 1 else inputs[0]
@@ -92,16 +140,23 @@ def values_of(output: Any) -> np.ndarray:
     return output if isinstance(output, np.ndarray) else output.codes
 
 
-def compare(qat: Any, inputs: list[np.ndarray], contents: bytes, options: dict[str, Any]) -> None:
+def compare(
+    qat: Any,
+    inputs: list[np.ndarray],
+    contents: bytes,
+    options: dict[str, Any],
+    families: tuple[Kernels, ...] = KERNELS,
+) -> None:
     """Asserts that model, file and simulation agree on every value computed in integers.
 
-    Models of `recipes.contrib` round as in training: what their page promises is asserted.
+    The model rounds as the first of the families of kernels. Models of `recipes.contrib` round as
+    in training: what their page promises is asserted.
     """
     resolved = keras_qat.resolve(qat, **options)
     if options:
         inputs = [on_grid(*each) for each in zip(inputs, resolved.inputs.values(), strict=True)]
     given = inputs if len(inputs) > 1 else inputs[0]
-    report = keras_qat.verify(qat, contents, given, per_layer=True)
+    report = keras_qat.verify(qat, contents, given, kernels=families[0], per_layer=True)
     in_integers = {name for name, each in resolved.outputs.items() if is_exact(resolved, each)}
     if options:
         trained = as_trained(resolved)
@@ -122,10 +177,10 @@ def compare(qat: Any, inputs: list[np.ndarray], contents: bytes, options: dict[s
         for each in report.outputs:
             assert each.identical == 1 or each.name not in in_integers, each
     operators = {name for name, *_ in TFLiteModel(contents).operations()}
-    for kernels in KERNELS:
+    for kernels in families:
         if kernels == "reference" and "ELU" in operators:  # There is no such kernel.
             continue
-        file = TFLiteModel(contents, kernels)
+        file = opened(contents, kernels)
         found = file.run(dict(zip(qat.input_names, inputs, strict=True)))
         simulated = keras_qat.simulate(qat, given, kernels, **options)
         for name in in_integers:

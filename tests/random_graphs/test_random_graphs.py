@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as some
 
-from keras_qat import recipes
+from keras_qat import recipes, targets
 from keras_qat.keras2.backend import keras
 from tests.ops.examples import EXAMPLES, elementwise, movement, products, weighted
-from tests.random_graphs.lifecycle import Refused, live
+from tests.random_graphs.lifecycle import Refused, live, live_on
 from tests.random_graphs.sketch import STEPS, Sketch, Step, built, random_inputs
 
 SHAPES = ((6,), (8,), (4, 3), (5, 4, 4), (6, 6, 3), (None, 4), (None, None, 3))
@@ -22,27 +22,43 @@ RECIPES = some.one_of(
     some.just(recipes.int4_weights()),
     some.just(recipes.int16x8()),
     some.just(recipes.contrib()),
-    some.builds(recipes.int8, BITS, BITS),
-    some.builds(recipes.int16x8, BITS),
+    some.builds(recipes.int8, BITS, BITS, per_channel=some.booleans()),
+    some.builds(recipes.int16x8, BITS, per_channel=some.booleans()),
     some.builds(recipes.contrib, BITS, BITS),
 )
 
-SKETCHES = some.builds(
-    Sketch,
-    shapes=some.lists(some.sampled_from(SHAPES), min_size=1, max_size=3).map(tuple),
-    steps=some.lists(
-        some.builds(
-            Step,
-            some.sampled_from(sorted(STEPS)),
-            some.integers(0, 2**20),
-            some.tuples(*[some.integers(0, 3)] * 3),
-        ),
-        min_size=1,
-        max_size=7,
-    ).map(tuple),
-    outputs=some.integers(1, 3),
-    scale=some.sampled_from((1.0, 1.0, 1e-3, 1e3)),
+FOR_TARGETS = some.one_of(
+    some.just(recipes.int8()),
+    some.just(recipes.int16x8()),
+    some.builds(recipes.int8, BITS, BITS, per_channel=some.booleans()),
+    some.builds(recipes.int16x8, BITS, per_channel=some.booleans()),
 )
+
+PLACES = some.sampled_from(
+    ("tflm", "tflm", "tflm", "ethos_u55", "ethos_u85", "stm32_npu", "edgetpu")
+)
+"""Targets, mostly the one whose files run here."""
+
+
+def sketches(shapes: tuple[tuple[int | None, ...], ...]) -> some.SearchStrategy[Sketch]:
+    """Models with inputs of these shapes."""
+    step = some.builds(
+        Step,
+        some.sampled_from(sorted(STEPS)),
+        some.integers(0, 2**20),
+        some.tuples(*[some.integers(0, 3)] * 3),
+    )
+    return some.builds(
+        Sketch,
+        shapes=some.lists(some.sampled_from(shapes), min_size=1, max_size=3).map(tuple),
+        steps=some.lists(step, min_size=1, max_size=7).map(tuple),
+        outputs=some.integers(1, 3),
+        scale=some.sampled_from((1.0, 1.0, 1e-3, 1e3)),
+    )
+
+
+SKETCHES = sketches(SHAPES)
+KNOWN_SIZES = sketches(tuple(each for each in SHAPES if None not in each))
 
 
 def try_out(sketch: Sketch, recipe: recipes.Recipe, folder: object) -> None:
@@ -51,6 +67,18 @@ def try_out(sketch: Sketch, recipe: recipes.Recipe, folder: object) -> None:
     assume(len(model.layers) > len(model.inputs))
     try:
         live(model, random_inputs(model, scale=sketch.scale), recipe, folder)
+    except Refused:
+        reject()
+
+
+def try_on(name: str, sketch: Sketch, recipe: recipes.Recipe) -> None:
+    target = targets.get(name)
+    assume((16 if recipe.activations.bits == 16 else 8) in target.bits)
+    keras.backend.clear_session()
+    model = built(sketch)
+    assume(len(model.layers) > len(model.inputs))
+    try:
+        live_on(target, model, random_inputs(model, scale=sketch.scale), recipe)
     except Refused:
         reject()
 
@@ -99,6 +127,25 @@ def test_many_more(folder, seeds):
     @given(SKETCHES, RECIPES)
     def test(sketch, recipe):
         try_out(sketch, recipe, folder)
+
+    test()
+
+
+@trials(6, derandomize=True, phases=[Phase.generate])
+@given(PLACES, KNOWN_SIZES, FOR_TARGETS)
+def test_a_sample_on_targets(name, sketch, recipe):
+    pytest.importorskip("tflite_micro")
+    try_on(name, sketch, recipe)
+
+
+@pytest.mark.slow
+def test_many_more_on_targets(seeds):
+    pytest.importorskip("tflite_micro")
+
+    @trials(seeds, derandomize=True)
+    @given(PLACES, KNOWN_SIZES, FOR_TARGETS)
+    def test(name, sketch, recipe):
+        try_on(name, sketch, recipe)
 
     test()
 

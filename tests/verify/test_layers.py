@@ -361,3 +361,17 @@ def test_the_runtime_that_ran_is_named(exported):
     if importlib.util.find_spec("tflite_runtime") is None:
         with pytest.raises(ImportError, match="pip install tflite-runtime"):
             keras_qat.verify(model, file, x, runtime="tflite-runtime")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_files_that_take_one_example_at_a_time(kernels):
+    """All were given at once, which sizes inside of such a file do not allow."""
+    x = inputs = keras.Input((4, 6), name="steps")
+    x = layers.MultiHeadAttention(2, 3, name="attention")(x, x)
+    model = keras.Model(inputs, layers.Dense(3, name="logits")(layers.Flatten()(x)))
+    x = images(6, (4, 6))
+    qat = observe(keras_qat.quantize_model(scramble(model)), x)
+    contents = keras_qat.export_tflite(qat, batch_size=1)
+    report = keras_qat.verify(qat, contents, x, per_layer=True, kernels=kernels)
+    assert report.examples == 6
+    assert {each.simulated for each in report.tensors} == {1.0 if kernels != "optimized" else None}
