@@ -8,8 +8,9 @@
                                                     each channel and with one for all weights
 
 Each model runs in a process of its own (`benchmarks.zoo_worker`), so one that crashes or runs out
-of time is a row like the others. With `--tfmot`, and tensorflow_model_optimization installed, that
-library is run beside it.
+of time is a row like the others. The exit status is 1 if a model failed, or one that is int8 as a
+whole has other codes than its file. With `--tfmot`, and tensorflow_model_optimization installed,
+that library is run beside it.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def main() -> None:
                 print(line(row, arguments.tfmot), remark(row), flush=True)
     if arguments.codes:
         print(code_summary(rows))
-        return
+        raise SystemExit(0 if all(has_all_codes(row) for row in rows.values()) else 1)
     print(f"\n{summary(rows, arguments.tfmot)}")
     raise SystemExit(0 if all(is_green(row) for row in rows.values()) else 1)
 
@@ -176,6 +177,12 @@ def is_green(row: dict[str, Any]) -> bool:
         and (kept or not row.get("float_operations", {"?": 1}))
         and agrees
     )
+
+
+def has_all_codes(row: dict[str, Any]) -> bool:
+    """Whether nothing failed, and what is int8 as a whole gives all codes, with each recipe."""
+    whole = [each for each in row.get("recipes", {}).values() if not each["float_operations"]]
+    return "error" not in row and all(each[key] == 1 for each in whole for key, _ in CODES)
 
 
 def header(tfmot: bool) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import accuracy, recurrent
+from benchmarks import accuracy, recurrent, zoo
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
@@ -45,3 +45,28 @@ def test_recurrent_networks_in_small(monkeypatch, capsys):
     *_, line = capsys.readouterr().out.splitlines()
     assert line.startswith("| digits | SimpleRNN | ")
     assert line.count("|") == 3 + len(recurrent.ROWS)
+
+
+def found(share, floating=()):
+    """What `benchmarks.zoo --codes` notes of a file."""
+    return {"float_operations": dict.fromkeys(floating, 1), **{key: share for key, _ in zoo.CODES}}
+
+
+@pytest.mark.parametrize(
+    ("row", "status"),
+    [
+        ({"recipes": {"per channel": found(1.0), "per tensor": found(1.0)}}, 0),
+        ({"recipes": {"per channel": found(1.0), "per tensor": found(0.999)}}, 1),
+        ({"recipes": {"per channel": found(0.7, ["EXP"])}}, 0),
+        ({"recipes": {"per channel": found(1.0)}, "error": "after per tensor: SIGKILL"}, 1),
+        ({"error": "after build: ValueError"}, 1),
+    ],
+)
+def test_codes_that_differ_are_in_the_exit_status(row, status, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(zoo, "model_names", lambda wild: ["Net"])
+    monkeypatch.setattr(zoo, "measure", lambda name, arguments: {"name": name, **row})
+    monkeypatch.setattr("sys.argv", ["zoo", "--codes", "--output", str(tmp_path / "zoo.json")])
+    with pytest.raises(SystemExit) as ended:
+        zoo.main()
+    assert ended.value.code == status
+    assert "| models | int8 |" in capsys.readouterr().out
