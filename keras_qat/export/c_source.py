@@ -140,7 +140,7 @@ def _header(
     keeps_states: bool,
 ) -> Iterator[str]:
     guard = f"KERAS_QAT_{space.upper()}_H_"
-    operators = list(dict.fromkeys(each.kernel for each in graph.operations))
+    operators = graph.kernels
     yield f"// The model '{name}', written by keras_qat {__version__}."
     yield from (f"#ifndef {guard}", f"#define {guard}", "", "#include <cstddef>")
     yield from ("#include <cstdint>", "", f"namespace {space} {{", "")

@@ -14,7 +14,9 @@ from keras_qat.arithmetic.families import FAMILIES
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.conv import CONV
 from keras_qat.ops.elementwise import ADD
+from keras_qat.ops.slicing import CONCATENATE
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.run import compute_node
 from keras_qat.resolved.weights import Weights
@@ -34,6 +36,16 @@ ZERO = -128
 
 LARGEST = 127.0
 """The quantized value of a constant and of weights: the finest that int8 has."""
+
+MOST = 8
+"""How many channels are computed each by itself: TFLite Micro joins up to 10 tensors."""
+
+POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
+
+SIDE_BY_SIDE = dataclasses.replace(
+    CONCATENATE, compute=lambda a: tf.concat(a.q, a.attributes["axis"])
+)
+"""That of no layer."""
 
 FEW = 0.6
 """Pixels and the input's range that have less than this in common are not of the same scale."""
@@ -121,20 +133,20 @@ def with_pixels(
     """
     rescaled = {}
     for name, each in given.items():
-        node = _rescaling_node(graph, name, each)
-        if node is None:
+        nodes = _rescaling_nodes(graph, name, each)
+        if not nodes:
             continue
-        (pixels, *_) = node.inputs
+        pixels = nodes[0].inputs[0]
         assert isinstance(pixels, Tensor)
         inputs = {key: pixels if key == name else at for key, at in graph.inputs.items()}
-        graph = dataclasses.replace(graph, inputs=inputs, nodes=(node, *graph.nodes))
-        if node.op is AFFINE or each[1]:
+        graph = dataclasses.replace(graph, inputs=inputs, nodes=(*nodes, *graph.nodes))
+        if nodes[0].op is not ADD or each[1]:
             rescaled[name] = each
     return graph, rescaled
 
 
-def _rescaling_node(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> Node | None:
-    """What makes an input of pixels less 128; None if they are its codes already."""
+def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
+    """What makes an input of pixels less 128; nothing if they are its codes already."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(each, np.float64) for each in rescaling)
@@ -149,50 +161,88 @@ def _rescaling_node(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> No
     expected = params.quantize(real.astype(np.float32))
     _check_range(name, real, params)
     if np.array_equal(expected, np.broadcast_to(PIXELS[:, None] + ZERO, expected.shape)):
-        return None
+        return []
+    several = tuple(np.broadcast_to(each, channels) for each in (scale, offset))
     if scale.size == offset.size == 1 and scale > 0:
-        node = _sum(tensor, scale, offset, expected)
+        pixels = dataclasses.replace(
+            tensor, name=f"{tensor.name}/pixels", params=QuantParams(np.float32(scale), ZERO)
+        )
+        nodes = [_sum(pixels, tensor, PIXELS * scale, float(offset), expected[:, 0])]
+    elif len(tensor.shape) in (3, 4) and channels <= MOST and np.all(scale):
+        nodes = _by_channel(tensor, *several, expected)
     else:
-        node = _product(tensor, *(np.broadcast_to(each, channels) for each in (scale, offset)))
-    _check_codes(name, node, expected, params)
-    return node
+        nodes = [_product(tensor, *several)]
+    _check_codes(name, nodes, expected)
+    return nodes
 
 
-def _node(tensor: Tensor, op: Any, attributes: Any, scale: Any, *more: Any, **fields: Any) -> Node:
-    pixels = QuantParams(np.float32(scale), ZERO)
-    inputs = (dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=pixels), *more)
-    name = f"{tensor.name}/rescaling"
-    return Node(name, op, attributes, None, inputs, (tensor,), **fields)  # type: ignore[arg-type]
+def _node(
+    op: Any, attributes: Any, inputs: tuple[Any, ...], output: Tensor, weights: Weights | None
+) -> Node:
+    return Node(output.name, op, attributes, None, inputs, (output,), weights)  # type: ignore[arg-type]
 
 
-def _sum(tensor: Tensor, scale: Any, offset: Any, expected: np.ndarray) -> Node:
+def _sum(
+    pixels: Tensor, output: Tensor, scaled: np.ndarray, offset: float, codes: np.ndarray
+) -> Node:
     """A constant added to scaled pixels, which kernels do with 20 bits behind the point.
 
     It is the offset, moved so that no pixel is nearer to the half above its code than another is to
     the half below: what lies halfway, the caller's rounding takes up.
     """
-    params = tensor.params
+    params = output.params
     assert params is not None
-    exact = (PIXELS * scale + offset) / params.scale + params.zero_point
-    codes = expected[:, 0]
+    assert pixels.params is not None
+    scale = pixels.params.scale
+    exact = (scaled + offset) / params.scale + params.zero_point
     inside = (codes > params.lowest) & (codes < params.highest)
     away = (exact - codes)[inside] if inside.any() else np.zeros(1)
     moved = float(offset - (away.max() + away.min()) / 2 * params.scale)
     size = np.float32(abs(moved) / LARGEST)
     if size < 1e-6 * scale:  # No kernel takes scales that are so far apart.
-        added = Constant(np.zeros(1, np.int8), QuantParams(np.float32(scale), 0))
+        added = Constant(np.zeros(1, np.int8), QuantParams(scale, 0))
     else:
         q = np.array([np.sign(moved) * LARGEST], np.int8)
         added = Constant(q, QuantParams(size, 0))
-    return _node(tensor, ADD, {"sign": 1}, scale, added)
+    return _node(ADD, {"sign": 1}, (pixels, added), output, None)
+
+
+def _by_channel(
+    tensor: Tensor, scale: np.ndarray, offset: np.ndarray, expected: np.ndarray
+) -> list[Node]:
+    """A sum for each channel, which a convolution takes out with its own scale, side by side.
+
+    Kernels of products keep 6 or 7 bits behind the point, with which some pixels would be rounded
+    the wrong way.
+    """
+    raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
+    shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2
+    nodes, parts = [], []
+    for channel, size in enumerate(np.float32(np.abs(scale))):
+        sign = np.sign(scale[channel])
+        q = np.zeros((*(1,) * spatial, len(scale), 1))
+        q[..., channel, 0] = sign * LARGEST
+        weights = Weights("kernel", q, np.full((1,) * (spatial + 2), np.float32(size / LARGEST)))
+        name = f"{tensor.name}/rescaling/{channel}"
+        taken = QuantParams(size, ZERO if sign > 0 else -1 - ZERO)
+        pixels = dataclasses.replace(tensor, name=f"{name}/pixels", shape=shape, params=taken)
+        nodes.append(_node(CONV, POINTWISE, (raw,), pixels, weights))
+        parts.append(dataclasses.replace(tensor, name=name, shape=shape))
+        scaled, codes = PIXELS * scale[channel], expected[:, channel]
+        nodes.append(_sum(pixels, parts[-1], scaled, float(offset[channel]), codes))
+    axis = len(tensor.shape) - 1
+    return [*nodes, _node(SIDE_BY_SIDE, {"axis": axis, "numbers": ()}, tuple(parts), tensor, None)]
 
 
 def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
     """A weight and a bias for each channel."""
+    pixels = dataclasses.replace(
+        tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
+    )
     step = (np.where(scale == 0, 1.0, np.abs(scale)) / LARGEST).astype(np.float32)
     step = step.astype(np.float64)
     weights = Weights("", np.sign(scale) * LARGEST, step, np.round(offset / step))
-    return _node(tensor, AFFINE, {"axes": (-1,)}, 1, weights=weights)
+    return _node(AFFINE, {"axes": (-1,)}, (pixels,), tensor, weights)
 
 
 def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
@@ -209,13 +259,21 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
         )
 
 
-def _check_codes(name: str, node: Node, expected: np.ndarray, params: QuantParams) -> None:
+def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
     """Warns of pixels that the file makes another code of than the model's callers."""
-    given = tf.constant(np.broadcast_to(PIXELS[:, None], expected.shape), tf.float32)
+    pixels, output = nodes[0].inputs[0], nodes[-1].output
+    assert isinstance(pixels, Tensor)
+    assert pixels.params is not None
+    assert output.params is not None
+    q = np.broadcast_to(PIXELS[:, None] + ZERO - pixels.params.zero_point, expected.shape)
+    given = tf.constant(q.reshape(-1, *(1,) * (len(pixels.shape) - 2), q.shape[-1]), tf.float32)
     wrong = 0.0
     for family in FAMILIES:
-        (found,) = compute_node(node, [given, *[None] * (len(node.inputs) - 1)], family)
-        wrong = max(wrong, float(np.mean(found.numpy() + params.zero_point != expected)))
+        known: dict[Any, Any] = {pixels: given}
+        for node in nodes:
+            (known[node.output],) = compute_node(node, [*map(known.get, node.inputs)], family)
+        codes = known[output].numpy().reshape(expected.shape) + output.params.zero_point
+        wrong = max(wrong, float(np.mean(codes != expected)))
     if wrong:
         warnings.warn(
             f"rescaling: {wrong:.1%} of the pixel values of '{name}' lie so near halfway between "

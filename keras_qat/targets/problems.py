@@ -83,7 +83,7 @@ class Problem:
         reason: why, in a few words.
         change: what helps, in a few words; "" where nothing is known.
         elsewhere: what computes it instead, None: nothing, and the file does not run.
-        index: which operator of the file it is, counted from 0.
+        index: which operator of the file it is, counted from 0; inside of a loop that of the loop.
     """
 
     tensor: str
@@ -143,10 +143,20 @@ def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
             reason = f"which {target.title} {reason}"
             name, place = _name(site), target.elsewhere
             yield Problem(name, operation.kernel, reason, change, place, index)
+            continue
+        for inner in graph.inner(operation):
+            for each in _problems(target, inner):
+                yield dataclasses.replace(each, index=index)
 
 
 def _name(site: Site) -> str:
     return site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
+
+
+def _is_open(site: Site) -> bool:
+    """Whether an operator reads an input of the file of which a size is open."""
+    ends = site.graph.inputs.values()
+    return any(each in ends and -1 in each.shape for each in site.tensors)
 
 
 def _written(model: Any, target: Target, input_range: Any) -> bytes:
@@ -169,9 +179,11 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     if kernel is None:
         return "has no kernel for", change
     first = site.inputs[0] if site.inputs else None
-    others = [each.type for each in site.tensors if each.type not in kernel.types]
-    if first is not None and first.type not in (kernel.reads or kernel.types):
-        others = [first.type]
+    others = [
+        each.type
+        for each in site.tensors
+        if each.type not in ((each is first and kernel.reads) or kernel.types)
+    ]
     if others:
         return f"has no kernel for with {others[0]}", change
     if len(site.inputs) > kernel.max_inputs:
@@ -179,6 +191,8 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     axes = max(len(each.shape) for each in site.tensors)
     if axes > kernel.max_axes:
         return f"takes up to {kernel.max_axes} axes in, not {axes}", ""
+    if target.batch_size is not None and _is_open(site):
+        return "takes with known sizes only", "say all sizes in keras.Input"
     refused = _checked((*target.checks, *kernel.checks), site)
     if refused is not None:
         return refused

@@ -36,9 +36,9 @@ class Kernel:
     """What a kernel takes.
 
     Args:
-        types: of all of its tensors, e.g. "int8"; sizes and places count too.
+        types: of its tensors, e.g. "int8"; sizes and places count too.
         max_axes: of any of its tensors.
-        reads: of its first input, where that may be less; None: as `types`.
+        reads: types of its first input, where they are others; None: as `types`.
         max_inputs: how many tensors it reads at most.
         checks: what else it asks for, in this order.
     """

@@ -29,11 +29,17 @@ def _scale_of_int4(site: Site) -> str | None:
     return "takes weights of 4 bits in, but with one scale: export with target='tflm'"
 
 
+def _has_numbers(site: Site) -> str | None:
+    is_empty = any(0 in each.shape for each in site.outputs)
+    return "takes no tensors without any number in" if is_empty else None
+
+
 TFLM = Target(
     name="tflm",
     title="TFLite Micro",
     kernels="tflm",
     batch_size=1,
+    checks=(_has_numbers,),
     source="run here, in the interpreter of the package tflite-micro",
     operators={
         **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), Kernel((*WEIGHTED, "int4"))),
@@ -50,7 +56,7 @@ TFLM = Target(
                     "SQUEEZE",
                     "EXPAND_DIMS",
                 ),
-                *("MAXIMUM", "MINIMUM", "SLICE", "CAST"),
+                *("MAXIMUM", "MINIMUM", "SLICE"),
             ),
             Kernel(PLACES),
         ),
@@ -67,6 +73,7 @@ TFLM = Target(
         "TRANSPOSE": Kernel(PLACES, max_axes=5),
         "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),
         "SHAPE": Kernel(PLACES),
+        "CAST": Kernel(PLACES, reads=(*PLACES, "bool")),
         "RESHAPE": Kernel((*PLACES, "int64", "bool")),
         "REVERSE_V2": Kernel(PLACES),
         "UNIDIRECTIONAL_SEQUENCE_LSTM": Kernel(WEIGHTED),

@@ -68,12 +68,13 @@ class FileGraph:
     """The main graph of a TFLite file.
 
     Args:
-        contents: the file's contents.
+        contents: the file's contents, or what `unpack` made of them.
+        place: which of its graphs, if not the main one.
     """
 
-    def __init__(self, contents: bytes) -> None:
-        self._model = unpack(contents)
-        graph = self._graph = self._model.subgraphs[0]
+    def __init__(self, contents: Any, place: int = 0) -> None:
+        self._model = unpack(contents) if isinstance(contents, bytes) else contents
+        graph = self._graph = self._model.subgraphs[place]
         self.tensors = [_tensor(index, each) for index, each in enumerate(graph.tensors)]
         self.operations = [self._operation(each) for each in graph.operators]
         self._options = {
@@ -96,7 +97,7 @@ class FileGraph:
         return Operation(kernel, tuple(map(int, inputs)), tuple(map(int, operator.outputs)))
 
     def _ends(self, end: str) -> dict[str, Tensor]:
-        if not self._model.signatureDefs:
+        if self._graph is not self._model.subgraphs[0] or not self._model.signatureDefs:
             return {self.tensors[i].name: self.tensors[i] for i in getattr(self._graph, end)}
         found = getattr(self._model.signatureDefs[0], end)
         return {each.name.decode(): self.tensors[each.tensorIndex] for each in found}
@@ -108,6 +109,21 @@ class FileGraph:
     def options(self, operation: Operation) -> Any:
         """The options of an operation, with the names that TFLite's schema has; None if none."""
         return self._options[operation]
+
+    def inner(self, operation: Operation) -> list[FileGraph]:
+        """The graphs that a loop or a branch runs; none of most operations."""
+        options = getattr(self.options(operation), "__dict__", {})
+        places = [each for name, each in options.items() if name.endswith("SubgraphIndex")]
+        return [FileGraph(self._model, place) for place in places]
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of the kernels that compute it, each once, those of loops and branches too."""
+        found: dict[str, None] = {}
+        for each in self.operations:
+            inside = [name for graph in self.inner(each) for name in graph.kernels]
+            found.update(dict.fromkeys([each.kernel, *inside]))
+        return list(found)
 
     def constant(self, index: int) -> np.ndarray | None:
         """The values of a tensor that are in the file; None if it is computed, or an input."""

@@ -169,27 +169,59 @@ def test_a_model_that_begins_with_rescaling_takes_pixels(rescaled):
     np.testing.assert_array_equal(file.predict(x.astype(np.uint8)), qat.predict(x, verbose=0))
 
 
-@pytest.mark.filterwarnings("ignore:rescaling")
-def test_scale_and_offset_may_be_of_each_channel():
-    """Rounded to 127ths of a pixel, which few notice."""
+EACH = {
+    "ImageNet's": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    "means alone": ((103.939, 116.779, 123.68), (1.0, 1.0, 1.0)),
+    "negatives": ((127.5, 127.5, 127.5), (-127.5, -127.5, -127.5)),
+    "far apart": ((10.0, 200.0, 30.0), (-20.0, 50.0, 100.0)),
+}
+"""Means and deviations of the channels."""
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_scale_and_offset_may_be_of_each_channel(name):
+    """Rounded to 127ths of a pixel, which made other codes of up to 1 % of the pixel values."""
+    mean, deviation = map(np.array, EACH[name])
     qat = keras_qat.quantize_model(network())
-    mean, deviation = np.array([123.68, 116.78, 103.94]), np.array([58.4, 57.1, 57.4])
     given = rng(2).integers(0, 256, (32, 10, 10, 3))
-    given[0, 0, 0], given[0, 0, 1] = 0, 255
+    given[:3].reshape(-1, 3)[:256] = PIXELS[:, None]
     x = ((given - mean) / deviation).astype(np.float32)
     observe(qat, x)
-    files = [
-        keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
-        for rescaling in (
-            (1 / deviation, -mean / deviation),
-            layers.Normalization(mean=mean, variance=deviation**2),
-        )
-    ]
-    report = keras_qat.verify(qat, files[0], x, per_layer=True)
+    rescaling = (1 / deviation, -mean / deviation)
+    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling, batch_size=1)
+    for kernels in (*KERNELS, "tflm"):
+        if kernels == "tflm":
+            pytest.importorskip("tflite_micro")
+        found = keras_qat.TFLiteModel(contents, kernels).predict(given.astype(np.uint8), codes=True)
+        (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
+        np.testing.assert_array_equal(found, expected.codes)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+
+
+def test_each_channel_may_be_said_by_a_layer():
+    mean, deviation = map(np.array, EACH["ImageNet's"])
+    qat = keras_qat.quantize_model(network())
+    observe(qat, ((rng(2).integers(0, 256, (8, 10, 10, 3)) - mean) / deviation).astype(np.float32))
+    layer = layers.Normalization(mean=mean, variance=deviation**2)
+    first, second = (
+        keras_qat.TFLiteModel(keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=each))
+        for each in ((1 / deviation, -mean / deviation), layer)
+    )
+    given = rng(3).integers(0, 256, (8, 10, 10, 3)).astype(np.uint8)
+    np.testing.assert_array_equal(first.predict(given), second.predict(given))
+
+
+@pytest.mark.filterwarnings("ignore:rescaling")
+def test_many_channels_are_rescaled_by_one_operator():
+    """TFLite Micro joins up to 10 tensors: it rounds to 127ths of a pixel."""
+    qat = keras_qat.quantize_model(functional((6, 6, 12), build=layers.Conv2D(3, 3)))
+    deviation = np.linspace(50, 60, 12)
+    given = rng(2).integers(0, 256, (32, 6, 6, 12))
+    x = (given / deviation - 2).astype(np.float32)
+    observe(qat, x)
+    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=(1 / deviation, -2))
+    report = keras_qat.verify(qat, contents, x, per_layer=True)
     assert report.tensors[0].run.identical > 0.99
-    first, second = map(keras_qat.TFLiteModel, files)
-    np.testing.assert_array_equal(first.predict(x), first.predict(given.astype(np.uint8)))
-    np.testing.assert_array_equal(first.predict(x), second.predict(x))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,17 @@ def test_operators_have_the_resolvers_names():
             assert _added(kernel) == known[plain]
 
 
+def test_operators_inside_of_loops_are_added(tmp_path):
+    """The interpreter of a device had not all that the file asks for."""
+    inputs = keras.Input((5, 4), name="steps")
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.GRU(3)(inputs)), "int16x8")
+    keras_qat.calibrate(qat, rng(1).normal(size=(4, 5, 4)).astype(np.float32))
+    keras_qat.export_c(qat, tmp_path / "model.cc")
+    text = (tmp_path / "model.h").read_text()
+    assert "resolver.AddWhile() == 0" in text and "resolver.AddLess() == 0" in text
+    assert f"kOperators = {text.count('resolver.Add')};" in text
+
+
 @pytest.mark.parametrize("path", ["model.c", "model.tflite", "model"])
 def test_other_endings_are_refused(path, exported, tmp_path):
     with pytest.raises(ValueError, match="name a C\\+\\+ source"):

@@ -108,13 +108,13 @@ def runs_in_tflite_micro(contents: bytes, qat: Any, inputs: list[np.ndarray]) ->
     """Whether TFLite Micro takes a file, which has to be what `problems` says."""
     lacking = problems(contents, TFLM)
     one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
+    refusal = ""
     try:
         opened(contents, "tflm").run(one)
     except ValueError as error:
-        assert lacking, error
-        return False
-    assert not lacking, f"TFLite Micro runs this: {lacking}"
-    return True
+        refusal = str(error)
+    assert bool(lacking) == bool(refusal), f"{lacking} may lack; TFLite Micro says: {refusal!r}"
+    return not refusal
 
 
 def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
@@ -152,6 +152,11 @@ def compare(
     The model rounds as the first of the families of kernels. Models of `recipes.contrib` round as
     in training: what their page promises is asserted.
     """
+    operators = {name for name, *_ in TFLiteModel(contents).operations()}
+    if "ELU" in operators:  # There is no such reference kernel.
+        families = tuple(each for each in families if each != "reference")
+    if not families:
+        return
     resolved = keras_qat.resolve(qat, **options)
     if options:
         inputs = [on_grid(*each) for each in zip(inputs, resolved.inputs.values(), strict=True)]
@@ -176,10 +181,7 @@ def compare(
         assert not differing, f"layers of the file differ from the model: {differing}"
         for each in report.outputs:
             assert each.identical == 1 or each.name not in in_integers, each
-    operators = {name for name, *_ in TFLiteModel(contents).operations()}
     for kernels in families:
-        if kernels == "reference" and "ELU" in operators:  # There is no such kernel.
-            continue
         file = opened(contents, kernels)
         found = file.run(dict(zip(qat.input_names, inputs, strict=True)))
         simulated = keras_qat.simulate(qat, given, kernels, **options)

@@ -8,7 +8,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from keras_qat.micro import MicroModel
 from keras_qat.targets import TFLM, problems
+from keras_qat.tflite.read import FileGraph
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
@@ -78,6 +80,54 @@ def test_concatenations_of_many():
     )
     (found,) = problems(qat, TFLM)
     assert found.reason == "which TFLite Micro takes up to 10 tensors in, not 11"
+
+
+def exported(layer, recipe="int16x8", shape=(5, 4)):
+    inputs = keras.Input(shape, name="steps")
+    qat = keras_qat.quantize_model(keras.Model(inputs, layer(inputs)), recipe, kernels="tflm")
+    x = np.random.default_rng(1).normal(size=(4, *(size or 3 for size in shape)))
+    keras_qat.calibrate(qat, x.astype(np.float32))
+    return qat, keras_qat.export_tflite(qat, batch_size=1)
+
+
+def refusal(contents):
+    """What the interpreter says against a file, None if it runs."""
+    pytest.importorskip("tflite_micro")
+    try:
+        file = MicroModel(contents)
+        file.run({name: np.zeros(each["shape_signature"]) for name, each in file.inputs.items()})
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_loops_are_looked_into():
+    """Keras splits off an empty part in each step, which TFLite Micro refuses."""
+    _, contents = exported(layers.GRU(3))
+    assert (problems(contents, TFLM), refusal(contents)) == ((), None)
+    _, contents = exported(layers.GRU(3, reset_after=False, name="gru"))
+    (found,) = problems(contents, TFLM)
+    assert found.operator == "SPLIT_V"
+    assert found.reason == "which TFLite Micro takes no tensors without any number in"
+    assert FileGraph(contents).operations[found.index].kernel == "WHILE"
+    assert "SPLIT_V" in refusal(contents)
+
+
+def test_truth_values_become_numbers():
+    """It was said that CAST of them has no kernel."""
+    _, contents = exported(lambda x: tf.cast(x > 0.5, tf.float32))
+    assert "CAST" in FileGraph(contents).kernels
+    assert (problems(contents, TFLM), refusal(contents)) == ((), None)
+
+
+def test_open_sizes_are_told():
+    qat, contents = exported(layers.Conv1D(3, 2, name="conv"), "int8", (None, 4))
+    for each in (qat, contents):
+        (found,) = problems(each, TFLM)
+        assert str(found).endswith(
+            "which TFLite Micro takes with known sizes only; say all sizes in keras.Input"
+        )
+    assert "takes no open sizes" in refusal(contents)
 
 
 def test_a_model_that_runs_has_none():
