@@ -59,7 +59,8 @@ def test_the_examples_are_those_of_the_simulation(exported):
     assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
 
 
-def test_it_compiles_and_its_header_says_what_the_file_holds(exported, tmp_path):
+@pytest.mark.parametrize("standard", ["c++11", "c++14", "c++17"])
+def test_it_compiles_and_its_header_says_what_the_file_holds(standard, exported, tmp_path):
     if shutil.which("g++") is None:
         pytest.skip("no compiler")
     qat, _, path, contents = exported
@@ -84,7 +85,8 @@ def test_it_compiles_and_its_header_says_what_the_file_holds(exported, tmp_path)
         """
     )
     program = tmp_path / "main"
-    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{path.parent}"]
+    command = ["g++", f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    command.append(f"-I{path.parent}")
     subprocess.run([*command, path, tmp_path / "main.cc", "-o", program], check=True)
     subprocess.run([program], check=True)
 
