@@ -179,7 +179,8 @@ def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> l
 def _node(
     op: Any, attributes: Any, inputs: tuple[Any, ...], output: Tensor, weights: Weights | None
 ) -> Node:
-    return Node(output.name, op, attributes, None, inputs, (output,), weights)  # type: ignore[arg-type]
+    name = f"{output.name}/rescaling"
+    return Node(name, op, attributes, None, inputs, (output,), weights)  # type: ignore[arg-type]
 
 
 def _sum(
@@ -255,7 +256,7 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
             f"rescaling: pixels of '{name}' become {real.min():.4g} to {real.max():.4g}, but the "
             f"model's input has the range {low:.4g} to {high:.4g}. Give the scale and offset of "
             f"training: the input is scale * pixel + offset.",
-            stacklevel=5,
+            stacklevel=6,  # It is called in turn.
         )
 
 
@@ -278,5 +279,5 @@ def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
         warnings.warn(
             f"rescaling: {wrong:.1%} of the pixel values of '{name}' lie so near halfway between "
             f"two quantized values that a file may take the other one.",
-            stacklevel=5,
+            stacklevel=6,  # It is called in turn.
         )
