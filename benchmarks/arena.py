@@ -143,6 +143,7 @@ def zoo(only: str) -> None:
         keras_qat.calibrate(qat, x)
         contents = keras_qat.export_tflite(qat)
         report = keras_qat.verify(qat, contents, x)
+        assert report.arena_size is not None
         sizes = f"{report.arena_size / 1000:.0f} | {len(contents) / 1000:.0f}"
         print(f"| {name} | {report.identical:.2%} | {sizes} |", flush=True)
 

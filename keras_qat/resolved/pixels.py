@@ -162,16 +162,16 @@ def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> l
     _check_range(name, real, params)
     if np.array_equal(expected, np.broadcast_to(PIXELS[:, None] + ZERO, expected.shape)):
         return []
-    several = tuple(np.broadcast_to(each, channels) for each in (scale, offset))
+    scales, offsets = (np.broadcast_to(each, channels) for each in (scale, offset))
     if scale.size == offset.size == 1 and scale > 0:
         pixels = dataclasses.replace(
             tensor, name=f"{tensor.name}/pixels", params=QuantParams(np.float32(scale), ZERO)
         )
         nodes = [_sum(pixels, tensor, PIXELS * scale, float(offset), expected[:, 0])]
     elif len(tensor.shape) in (3, 4) and channels <= MOST and np.all(scale):
-        nodes = _by_channel(tensor, *several, expected)
+        nodes = _by_channel(tensor, scales, offsets, expected)
     else:
-        nodes = [_product(tensor, *several)]
+        nodes = [_product(tensor, scales, offsets)]
     _check_codes(name, nodes, expected)
     return nodes
 
@@ -219,8 +219,8 @@ def _by_channel(
     raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
     shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2
     nodes, parts = [], []
-    for channel, size in enumerate(np.float32(np.abs(scale))):
-        sign = np.sign(scale[channel])
+    for channel in range(len(scale)):
+        size, sign = np.float32(abs(scale[channel])), np.sign(scale[channel])
         q = np.zeros((*(1,) * spatial, len(scale), 1))
         q[..., channel, 0] = sign * LARGEST
         weights = Weights("kernel", q, np.full((1,) * (spatial + 2), np.float32(size / LARGEST)))
