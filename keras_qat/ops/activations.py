@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import (
     divide,
+    exponent_of,
     fixed_point,
     high_product,
     saturate,
@@ -116,9 +117,30 @@ def _directly(
     def compute(a: Arguments) -> Any:
         clear, before, after = factors(a.params[0], a.output)
         # Training changes every second table's: not a branch to trace for good.
-        return tf.cond(clear, lambda: scaled(a.q[0], before, after), lambda: looked_up(a))
+        found = tf.cond(clear, lambda: scaled(a.q[0], before, after), lambda: looked_up(a))
+        return _ended(a, found) if a.family == "tflm" else found
 
     return compute
+
+
+def _ended(a: Arguments, found: Any) -> Any:
+    """What TFLite Micro makes of numbers of 15 and more in steps of 4 and more: the end itself.
+
+    It compares with 15 divided by the power of two above a step, without a remainder: 0 for steps
+    of 8 and more, with which 0 is at the lower end too.
+    """
+    reach, lowest, highest = _reach(a.params[0], a.output)
+    q = tf.cast(a.q[0], found.dtype)
+    ended = tf.where(q >= tf.cast(reach, q.dtype), tf.cast(highest, q.dtype), found)
+    return tf.where(q <= tf.cast(-reach, q.dtype), tf.cast(lowest, q.dtype), ended)
+
+
+@of_numbers
+def _reach(x: QuantParams, output: QuantParams) -> tuple[Any, Any, Any]:
+    """How far an input counts, and the ends of the output."""
+    exponent = tf.cast(exponent_of(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
+    reach = tf.floor(15.0 / tf.pow(tf.constant(2.0, tf.float64), exponent))
+    return reach, output.lowest - output.zero_point, output.highest - output.zero_point
 
 
 def _scaled_tanh(q: Any, before: Any, after: Any) -> Any:

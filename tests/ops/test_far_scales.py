@@ -72,3 +72,14 @@ def test_hard_swish_of_a_diverged_network(scale, family):
     ends = [finer(each, scale / each.params.scale) for each in (node.inputs[0], node.output)]
     node = dataclasses.replace(node, inputs=(ends[0],), outputs=(ends[1],))
     assert_same(node, random_inputs(node, numbers), family)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+@pytest.mark.parametrize("scale", [1.9, 2.0, 3.9, 4.0, 5.0, 7.9, 8.0, 30.0, 1e4])
+def test_wide_steps_in_tflite_micro(name, scale):
+    """It gave the lower end for 0, where its kernel was taken to give the middle."""
+    node, numbers = node_of(op_named(name), 8, 1)
+    node = dataclasses.replace(
+        node, inputs=tuple(finer(each, scale / each.params.scale) for each in node.inputs)
+    )
+    assert_same(node, random_inputs(node, numbers), "tflm")
