@@ -93,6 +93,7 @@ TFLM = Target(
             ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
             Kernel((*NARROW, "int64", "bool")),
         ),
+        "SQUARED_DIFFERENCE": Kernel(PLACES),
         "SELECT_V2": Kernel((*PLACES, "bool")),
         **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"), Kernel(("bool",))),
         **dict.fromkeys(("WHILE", "IF"), Kernel((*PLACES, "bool"))),

@@ -120,6 +120,13 @@ def test_truth_values_become_numbers():
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
 
 
+def test_layer_normalization_in_float_runs():
+    """It was said that SQUARED_DIFFERENCE has no kernel."""
+    _, contents = exported(layers.LayerNormalization(), "int8")
+    assert "SQUARED_DIFFERENCE" in FileGraph(contents).kernels
+    assert (problems(contents, TFLM), refusal(contents)) == ((), None)
+
+
 def test_open_sizes_are_told():
     qat, contents = exported(layers.Conv1D(3, 2, name="conv"), "int8", (None, 4))
     for each in (qat, contents):
