@@ -59,6 +59,11 @@ VALID = 1
 """TFLite's number of that padding."""
 
 
+def _has_axes(site: Site) -> str | None:
+    is_scalar = any(each.shape == () for each in site.outputs)
+    return "takes with results of at least one axis only" if is_scalar else None
+
+
 def _maps(site: Site) -> str | None:
     """Quantized tensors of at most 16 bits."""
     first = next((each for each in site.inputs if each is not None), None)
@@ -244,6 +249,7 @@ ETHOS_U55 = Target(
     kernels="tflm",
     batch_size=1,
     elsewhere="the CPU",
+    checks=(_has_axes,),
     operators={
         **BOTH,
         **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _maps, _wide_strides, _pool),

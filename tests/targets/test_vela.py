@@ -12,6 +12,7 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from keras_qat.ops.registry import op_named
 from keras_qat.targets import get, problems
 from keras_qat.tflite.read import FileGraph
 from tests.helpers import images, observe, scramble
@@ -149,3 +150,12 @@ def test_one_network(tmp_path):
     contents = keras_qat.export_tflite(qat)
     assert [each.tensor for each in problems(contents, get("ethos_u55"))] == ["wide"]
     assert compared(contents, "ethos_u55", tmp_path)[1] == []
+
+
+@pytest.mark.parametrize("target", ["ethos_u55", "ethos_u85"])
+def test_results_without_axes_are_left_to_the_cpu(target, tmp_path):
+    pytest.importorskip("ethosu.vela")
+    contents = file_of(node_of(op_named("reduce_min"), 8, 2)[0], 1)
+    (found,) = problems(contents, target)
+    assert found.reason.endswith("takes with results of at least one axis only")
+    assert compared(contents, target, tmp_path)[1] == []
