@@ -10,6 +10,7 @@ bytes everywhere; `pruned`, a network with three zeros in four weights, and what
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,31 @@ def of_mixed_bits() -> Rows:
     return rows
 
 
+def of_rounding() -> Rows:
+    """Rounding learned layer by layer and block by block, everything quantized or not always."""
+
+    def measure(recipe: Any, options: dict[str, Any], case: Case) -> float:
+        weights = "minmax" if options else "mse"
+        qat = calibrated(case.model, unlabelled(case), "mse", recipe, weights=weights)
+        if options:
+            images, iterations = unlabelled(case), case.budget.iterations
+            start = time.process_time()
+            keras_qat.learn_rounding(qat, images, iterations=iterations, **options)
+            print(f"{time.process_time() - start:.0f} s of CPU time")
+        return of_qat(qat, case.data)
+
+    rows: Rows = {}
+    for weights, activations in ((4, 8), (3, 8), (4, 4), (2, 4)):
+        recipe = (recipes.int8 if activations == 8 else recipes.low_bits)(weights, activations)
+        bits = f"{weights}/{activations}"
+        rows[f"{bits} to the nearest"] = partial(measure, recipe, {})
+        for part in ("layer", "block"):
+            for drop in (0.0, 0.5):
+                options = {"reconstruct": part, "drop": drop}
+                rows[f"{bits} {part}, drop {drop:g}"] = partial(measure, recipe, options)
+    return rows
+
+
 def of_pruned() -> Rows:
     """A pruned network, trained in float as it was before, and then with zeros kept or not."""
 
@@ -114,6 +140,7 @@ if __name__ == "__main__":
     accuracy.PARTS |= {
         "schedules": of_schedules,
         "mixed_bits": of_mixed_bits,
+        "rounding": of_rounding,
         "pruned": of_pruned,
     }
     accuracy.main()

@@ -8,10 +8,20 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.graph import Call
 from keras_qat.layers.bias import normalization
-from keras_qat.post_training.sweep import IN_FLOAT, QUANTIZED, before_activation, sweep
+from keras_qat.layers.scheduled import Phase
+from keras_qat.post_training.sweep import (
+    IN_FLOAT,
+    QUANTIZED,
+    Part,
+    Tensors,
+    before_activation,
+    sweep,
+    walk,
+)
 
-__all__ = ["bias_correction", "mean_of", "shift_output"]
+__all__ = ["bias_correction", "correct", "means_in_float"]
 
 
 @one_at_a_time
@@ -45,14 +55,33 @@ def bias_correction(
     Source: Nagel et al. 2019 (arXiv:1906.04721).
     """
 
-    def correct(wrapper: Any, in_float: list[Any], quantized: list[Any]) -> None:
-        if wrapper.weight_quantizers:
-            wanted = mean_of([before_activation(wrapper, x, IN_FLOAT) for x in in_float])
-            found = mean_of([before_activation(wrapper, x, QUANTIZED) for x in quantized])
-            shift_output(wrapper, wanted - found)
+    def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
+        correct(part, quantized, means_in_float(part, in_float))
 
     options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
-    sweep(model, data, correct, "Bias correction", **options)  # type: ignore[arg-type]
+    sweep(model, data, visit, "Bias correction", **options)  # type: ignore[arg-type]
+
+
+def means_in_float(part: Part, in_float: list[Tensors]) -> dict[Any, np.ndarray]:
+    """What each wrapper of a part that has quantized weights gives in float, on average."""
+    return {
+        call.layer: _mean(call, batches, IN_FLOAT)
+        for call, batches in walk(part, in_float, IN_FLOAT)
+        if call in part.alone and call.layer.weight_quantizers
+    }
+
+
+def correct(part: Part, quantized: list[Tensors], wanted: dict[Any, np.ndarray]) -> None:
+    """Makes each of these wrappers give its mean in float, those before it being corrected."""
+    for call, batches in walk(part, quantized, QUANTIZED):
+        if call.layer in wanted:
+            shift_output(call.layer, wanted[call.layer] - _mean(call, batches, QUANTIZED))
+
+
+def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
+    """The mean of all examples, in front of the activation."""
+    inputs = [each[call.inputs[0]] for each in batches]
+    return mean_of([before_activation(call.layer, each, phase) for each in inputs])
 
 
 def mean_of(batches: list[Any]) -> np.ndarray:
