@@ -159,11 +159,18 @@ def of_table() -> Rows:
         return of_qat(qat, case.data)
 
     def train(
-        recipe: Any, case: Case, share: float = 1.0, method: str = "mse", freezes: bool = False
+        recipe: Any,
+        case: Case,
+        share: float = 1.0,
+        method: str = "mse",
+        freezes: bool = False,
+        taught: bool = False,
     ) -> float:
         qat = calibrated(case.model, unlabelled(case), method, recipe)
         callbacks = [keras_qat.callbacks.FreezeBatchNorm(case.steps // 2)] if freezes else []
-        return of_qat(case.fit(qat, share, *callbacks), case.data)
+        trained = keras_qat.Distiller(qat, case.model) if taught else qat
+        case.fit(trained, share, *callbacks)
+        return of_qat(qat, case.data)
 
     def low(weights: int, activations: int, ranges: recipes.Ranges) -> Rows:
         recipe = recipes.low_bits(weights, activations, ranges=ranges)
@@ -195,7 +202,10 @@ def of_table() -> Rows:
             rows |= low(*bits, ranges)
     for bits in ((4, 4), (3, 3), (2, 2)):
         label = f"{bits[0]}/{bits[1]} learned, FreezeBatchNorm"
-        rows[label] = partial(train, recipes.low_bits(*bits), freezes=True)
+        low_frozen = partial(train, recipes.low_bits(*bits), freezes=True)
+        rows[label] = low_frozen
+        rows[f"{label}, rate x 3"] = partial(low_frozen, share=3.0)
+        rows[f"{label}, rate x 3, Distiller"] = partial(low_frozen, share=3.0, taught=True)
     rows |= low(8, 8, "learned") | low(8, 8, "learned_clipping")
     rows["calibrate 4/8"] = partial(calibrate, recipes.int8(4))
     rows["calibrate 4/8 per tensor"] = partial(calibrate, tensor[4])

@@ -51,8 +51,9 @@ class Reconstruction:
         drop: float,
     ) -> None:
         self.part, self.levels, self.drop = part, levels, drop
+        self.wanted = [value for value in part.gives if value.is_float]
         self.x = _joined(quantized, part.reads)
-        self.y = _joined(in_float, part.gives)
+        self.y = _joined(in_float, self.wanted)
         self.exact = _joined(in_float, part.reads) if drop else []
         self.power = [max(float(tf.reduce_mean(each**2)), 1e-30) for each in self.y]
         self.share, self.free = (
@@ -102,7 +103,7 @@ class Reconstruction:
                 exact = computed(call, tensors, IN_FLOAT)
                 outputs |= exact
                 tensors |= self._quantized(call, tensors, exact, mixed)
-        return [outputs[value] for value in self.part.gives]
+        return [outputs[value] for value in self.wanted]
 
     def _quantized(
         self, call: Call, tensors: Tensors, exact: Tensors, mixed: Callable[..., Any]

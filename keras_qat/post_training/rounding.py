@@ -65,6 +65,10 @@ def learn_rounding(
     """
     if weights not in ("mse", "minmax"):
         raise ValueError(f"weights={weights!r}: use 'mse' or 'minmax'.")
+    if reconstruct not in ("layer", "block"):
+        raise ValueError(f"reconstruct={reconstruct!r}: use 'layer' or 'block'.")
+    if not 0 <= drop < 1:
+        raise ValueError(f"drop={drop}: give a share from 0 to below 1.")
     recipe = recipe_of(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(

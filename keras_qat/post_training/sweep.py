@@ -17,6 +17,7 @@ from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.layers import QuantizeWrapper, ScheduledLayer, folding
 from keras_qat.layers.scheduled import Phase, assuming
+from keras_qat.ops.registry import relu_maximum
 from keras_qat.progress import shown
 from keras_qat.ranges.observed import infer
 from keras_qat.schedule import check_quantized, scheduled_layers
@@ -97,7 +98,7 @@ def sweep(
         visit: what is done with a part before it is computed as quantized.
         what: what that is, in a word or two, for progress.
         blocks: whether a part is what lies between two tensors that everything passes through, as a
-            residual block does; otherwise each call is one.
+            residual block does, with the ReLU behind; otherwise each call is one.
         verbose: 1 shows progress.
 
     Raises:
@@ -131,11 +132,11 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
     waiting = {value for value in values_in(graph.inputs) if left[value]}  # For calls behind.
     parts: list[Part] = []
     calls: list[Call] = []
-    for call in graph.calls:
+    for call, behind in zip(graph.calls, [*graph.calls[1:], None], strict=True):
         calls.append(call)
         left.subtract(dict.fromkeys(call.inputs, 1))
         waiting = {value for value in (*waiting, *values_in(call.outputs)) if left[value]}
-        if blocks and len(waiting) > 1:
+        if blocks and (len(waiting) > 1 or _is_relu(behind)):
             continue
         made = dict.fromkeys(value for each in calls for value in values_in(each.outputs))
         read = dict.fromkeys(value for each in calls for value in each.inputs)
@@ -150,6 +151,13 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
         )
         calls = []
     return parts
+
+
+def _is_relu(call: Call | None) -> bool:
+    if call is None or len(call.inputs) != 1:
+        return False
+    layer = call.layer
+    return relu_maximum(layer.layer if isinstance(layer, QuantizeWrapper) else layer) is not None
 
 
 def walk(part: Part, given: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:

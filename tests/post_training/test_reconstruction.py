@@ -1,0 +1,119 @@
+"""Rounding that is learned block by block: what a block is, and what comes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.keras2 import graph as graph_lib
+from keras_qat.post_training.sweep import sweep
+from tests.helpers import images, scramble
+from tests.networks import composite, convolutional
+from tests.networks.small import functional, layers, residual_net, tiny_net
+
+X = images(48, (8, 8, 1))
+SLOW = pytest.mark.slow
+
+
+def parts_of(qat, x, blocks=True):
+    """Names of the calls of each part, and how many values it reads and gives."""
+    found = []
+
+    def visit(part, in_float, quantized):
+        assert all(set(part.reads) <= set(each) for each in (*in_float, *quantized))
+        assert all(set(part.gives) <= set(each) for each in in_float)
+        found.append(([each.name for each in part.calls], len(part.reads), len(part.gives)))
+
+    sweep(qat, x, visit, "", blocks=blocks)
+    return found
+
+
+def calibrated(model, x, recipe="int4_weights"):
+    qat = keras_qat.quantize_model(model, recipe)
+    keras_qat.calibrate(qat, x, method="mse")
+    return qat
+
+
+def error(qat, wanted, x=X):
+    return float(np.mean((qat.predict(x, verbose=0) - wanted) ** 2))
+
+
+def test_blocks_lie_between_tensors_that_everything_passes_through():
+    qat = calibrated(residual_net(), X)
+    found = parts_of(qat, X)
+    with_weights = [names for names, *_ in found if any("project" in name for name in names)]
+    names = ["quant_depthwise", "quant_project", "quant_merge", "quant_merge_relu"]
+    assert with_weights == [names]
+    assert all(reads == gives == 1 for _, reads, gives in found)
+    calls = [call.name for call in graph_lib.read(qat).calls]
+    assert [name for names, *_ in found for name in names] == calls
+    assert [names for names, *_ in parts_of(qat, X, blocks=False)] == [[name] for name in calls]
+
+
+def test_a_chain_has_no_blocks_but_its_layers():
+    x = images(8, (6, 6, 2))
+    qat = calibrated(tiny_net(), x)
+    assert parts_of(qat, x) == parts_of(qat, x, blocks=False)
+
+
+def test_a_block_reads_all_inputs_and_gives_all_outputs():
+    def build(x, y):
+        hidden = layers.Dense(4, activation="relu", name="hidden")(layers.Concatenate()([x, y]))
+        return [layers.Dense(3, name="logits")(layers.Add()([hidden, x])), hidden]
+
+    model = functional((4,), (2,), build=build)
+    data = [images(20, (4,)), images(20, (2,), seed=3)]
+    qat = calibrated(model, data)
+    assert parts_of(qat, data)[0][1:] == (2, 2)
+    keras_qat.learn_rounding(qat, data, iterations=10, reconstruct="block", drop=0.5)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "recipe",
+    [recipes.int8(3), *(pytest.param(recipes.low_bits(3, 4), marks=SLOW),)],
+    ids=["3/8", "3/4"],
+)
+def test_blocks_come_nearer_to_float(recipe, drop):
+    model = scramble(residual_net())
+    wanted = model.predict(X, verbose=0)
+    plain, qat = calibrated(model, X, recipe), calibrated(model, X, recipe)
+    keras_qat.bias_correction(plain, X)
+    keras_qat.learn_rounding(qat, X, iterations=80, reconstruct="block", drop=drop)
+    assert error(qat, wanted) < 0.7 * error(plain, wanted)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
+def test_what_is_not_dropped_is_the_same_each_time():
+    found = []
+    for _ in range(2):
+        qat = calibrated(scramble(residual_net()), X)
+        keras_qat.learn_rounding(qat, X, iterations=5, reconstruct="block", drop=0.5)
+        found.append(qat.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_cannot_be_reconstructed():
+    qat = calibrated(tiny_net(), images(4, (6, 6, 2)))
+    with pytest.raises(ValueError, match="reconstruct='net': use 'layer' or 'block'"):
+        keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), reconstruct="net")
+    with pytest.raises(ValueError, match="drop=1: give a share from 0 to below 1"):
+        keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), drop=1)
+
+
+ALL = convolutional.FAMILIES | composite.FAMILIES
+
+
+@SLOW
+@pytest.mark.parametrize("name", ALL)
+def test_any_layer_may_be_in_a_block(name):
+    """All that branches from the inputs of a family is one block, with an output for each."""
+    family = ALL[name]
+    x = family.inputs(8)
+    qat = calibrated(family.model(), x)
+    keras_qat.learn_rounding(qat, x, iterations=2, reconstruct="block", drop=0.5)
+    assert all(np.isfinite(each).all() for each in qat.get_weights())
