@@ -87,7 +87,11 @@ def learn_rounding(
         if levels:
             found = Reconstruction(part, levels, in_float, quantized, drop)
             found.learn(iterations, learning_rate, int(numbers.integers(2**31)))
-        correct(part, quantized, wanted)
+        # Within a part the layers make up for each other.
+        between = {value for call in part.alone for value in call.inputs}
+        inner = {call.layer for call in part.alone if call.output in between}
+        ends = {wrapper: mean for wrapper, mean in wanted.items() if wrapper not in inner}
+        correct(part, quantized, ends)
 
     options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
     blocks = reconstruct == "block"
