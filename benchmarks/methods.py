@@ -4,13 +4,13 @@
 
 Options are those of `benchmarks.accuracy`. Parts: `schedules`, learning rates of fine-tuning with 8
 bits, with BatchNormalization as in training or frozen; `mixed_bits`, `search_bits` against the same
-bytes everywhere; `pruned`, a network with three zeros in four weights, and what becomes of them.
+bytes everywhere; `rounding`, learned layer by layer and block by block; `pruned`, a network with
+three zeros in four weights, and what becomes of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from functools import partial
 from typing import Any
 
@@ -69,27 +69,25 @@ def of_mixed_bits() -> Rows:
 
 
 def of_rounding() -> Rows:
-    """Rounding learned layer by layer and block by block, everything quantized or not always."""
+    """Rounding learned layer by layer and block by block."""
 
-    def measure(recipe: Any, options: dict[str, Any], case: Case) -> float:
-        weights = "minmax" if options else "mse"
-        qat = calibrated(case.model, unlabelled(case), "mse", recipe, weights=weights)
-        if options:
-            images, iterations = unlabelled(case), case.budget.iterations
-            start = time.process_time()
-            keras_qat.learn_rounding(qat, images, iterations=iterations, **options)
-            print(f"{time.process_time() - start:.0f} s of CPU time")
+    def nearest(recipe: Any, case: Case) -> float:
+        qat = calibrated(case.model, unlabelled(case), "mse", recipe, weights="mse")
+        return of_qat(qat, case.data)
+
+    def learn(recipe: Any, part: Any, case: Case) -> float:
+        images, iterations = unlabelled(case), case.budget.iterations
+        qat = calibrated(case.model, images, "mse", recipe)
+        keras_qat.learn_rounding(qat, images, iterations=iterations, reconstruct=part)
         return of_qat(qat, case.data)
 
     rows: Rows = {}
     for weights, activations in ((4, 8), (3, 8), (4, 4), (2, 4)):
         recipe = (recipes.int8 if activations == 8 else recipes.low_bits)(weights, activations)
         bits = f"{weights}/{activations}"
-        rows[f"{bits} to the nearest"] = partial(measure, recipe, {})
+        rows[f"{bits} to the nearest"] = partial(nearest, recipe)
         for part in ("layer", "block"):
-            for drop in (0.0, 0.5):
-                options = {"reconstruct": part, "drop": drop}
-                rows[f"{bits} {part}, drop {drop:g}"] = partial(measure, recipe, options)
+            rows[f"{bits} {part} by {part}"] = partial(learn, recipe, part)
     return rows
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import swapped, traced
-from keras_qat.keras2.graph import Call, Value, values_in
+from keras_qat.keras2.graph import Call, Value
 from keras_qat.layers import ScheduledLayer
 from keras_qat.post_training.levels import Levels
 from keras_qat.post_training.sweep import IN_FLOAT, QUANTIZED, Part, Tensors, computed, walk
@@ -38,8 +38,6 @@ class Reconstruction:
         part: the calls.
         levels: those of the weights of each wrapper whose rounding is learned.
         in_float, quantized: the tensors of each batch, as a `Visit` gets them.
-        drop: share of the numbers that are not quantized, others in each step: of what the part
-            reads, and of the activations within.
     """
 
     def __init__(
@@ -48,13 +46,11 @@ class Reconstruction:
         levels: dict[Any, Levels],
         in_float: list[Tensors],
         quantized: list[Tensors],
-        drop: float,
     ) -> None:
-        self.part, self.levels, self.drop = part, levels, drop
+        self.part, self.levels = part, levels
         self.wanted = [value for value in part.gives if value.is_float]
         self.x = _joined(quantized, part.reads)
         self.y = _joined(in_float, self.wanted)
-        self.exact = _joined(in_float, part.reads) if drop else []
         self.power = [max(float(tf.reduce_mean(each**2)), 1e-30) for each in self.y]
         self.share, self.free = (
             np.concatenate([getattr(each, name).ravel() for each in levels.values()])
@@ -66,7 +62,7 @@ class Reconstruction:
 
         Args:
             iterations, learning_rate: steps of Adam, and its rate.
-            seed: of the examples, and of what is not quantized.
+            seed: of the examples.
         """
         best = np.round(self.share)
         least = self._error(best)
@@ -86,13 +82,12 @@ class Reconstruction:
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
         return [tf.reshape(each, shape) for each, shape in zip(parts, shapes, strict=True)]
 
-    def _outputs(self, up: Any, x: list[Any], mixed: Callable[..., Any]) -> list[Any]:
+    def _outputs(self, up: Any, x: list[Any]) -> list[Any]:
         """What the part gives, its activations quantized but for the outputs themselves.
 
         Args:
             up: how far each weight is above the level below, in steps.
             x: what the part reads.
-            mixed: what the calls behind get, of a tensor in float and as quantized.
         """
         tensors: Tensors = dict(zip(self.part.reads, x, strict=True))
         outputs: Tensors = {}
@@ -102,25 +97,20 @@ class Reconstruction:
             for call in self.part.calls:
                 exact = computed(call, tensors, IN_FLOAT)
                 outputs |= exact
-                tensors |= self._quantized(call, tensors, exact, mixed)
+                tensors |= self._quantized(call, tensors, exact)
         return [outputs[value] for value in self.wanted]
 
-    def _quantized(
-        self, call: Call, tensors: Tensors, exact: Tensors, mixed: Callable[..., Any]
-    ) -> Tensors:
+    def _quantized(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
+        """What a call gives to those behind it, `exact` being that with its output in float."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
         if layer not in self.levels:
-            found = computed(call, tensors, QUANTIZED)
-        elif layer.output_quantizer is None:
+            return computed(call, tensors, QUANTIZED)
+        quantize = layer.output_quantizer
+        if quantize is None:
             return exact
-        else:
-            quantize = layer.output_quantizer
-            found = {
-                value: quantize(x, QUANTIZED, ceiling=layer.ceiling) for value, x in exact.items()
-            }
-        return {value: mixed(value, x, found[value]) for value, x in exact.items()}
+        return {value: quantize(x, QUANTIZED, ceiling=layer.ceiling) for value, x in exact.items()}
 
     def _largest(self) -> int:
         """Numbers in the largest tensor of an example."""
@@ -140,7 +130,7 @@ class Reconstruction:
         count, sums = int(self.x[0].shape[0]), []
         for i in range(0, count, _BATCH):
             x, y = ([each[i : i + _BATCH] for each in all_] for all_ in (self.x, self.y))
-            sums.append(self._distance(self._outputs(up, x, lambda _, exact, found: found), y))
+            sums.append(self._distance(self._outputs(up, x), y))
         return float(np.sum(sums)) / count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
@@ -148,25 +138,13 @@ class Reconstruction:
         count, (first, last) = int(self.x[0].shape[0]), _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
         size = max(float(self.free.sum()), 1.0)
-        made = [value for call in self.part.calls for value in values_in(call.outputs)]
-        numbers = {value: i for i, value in enumerate([*self.part.reads, *made])}
 
         def loss(logits: Any, step: Any) -> Any:
-            def mixed(value: Value, exact: Any, found: Any) -> Any:
-                if self.drop == 0 or not value.is_float:
-                    return found
-                seeds = tf.stack([seed, -1 - step * len(numbers) - numbers[value]])
-                draws = tf.random.stateless_uniform(tf.shape(found), seeds)
-                return tf.where(draws < self.drop, exact, found)
-
             up = _soft(logits)
             seeds = tf.stack([seed, step])
             places = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
             x, y = ([tf.gather(each, places) for each in all_] for all_ in (self.x, self.y))
-            if self.drop:
-                exact = [tf.gather(each, places) for each in self.exact]
-                x = [mixed(*each) for each in zip(self.part.reads, exact, x, strict=True)]
-            error = self._distance(self._outputs(up * self.free, x, mixed), y) / (batch * unit)
+            error = self._distance(self._outputs(up * self.free, x), y) / (batch * unit)
             done = tf.cast(step, tf.float32) / iterations
             rest = tf.maximum(done - _WARM, 0.0) / (1 - _WARM)
             sharp = last + (first - last) * 0.5 * (1 + tf.cos(np.pi * rest))

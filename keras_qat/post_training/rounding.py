@@ -27,7 +27,6 @@ def learn_rounding(
     learning_rate: float = 0.02,
     weights: Literal["mse", "minmax"] = "mse",
     reconstruct: Literal["layer", "block"] = "layer",
-    drop: float = 0.0,
     seed: int = 0,
     verbose: int = 0,
 ) -> None:
@@ -39,36 +38,39 @@ def learn_rounding(
     onto the levels that were found: `predict`, files and `simulate` follow, and training may go on.
     Biases are corrected as by `bias_correction`. Pays with fewer than 8 bits, most with 4 or less.
 
-    A layer keeps its rounding to the nearest where that is better on the data. Layers that are
-    called several times do, too.
+    Block by block the layers between two tensors that everything passes through are learned
+    together, with quantized activations between them, so that one makes up for another: those of a
+    residual block, and each layer of a chain by itself. Pays with 2 bits.
+
+    A layer or block keeps its rounding to the nearest where that is better on the data. Layers that
+    are called several times do, too.
 
     Args:
         model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
             preserves stay.
         data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
-        iterations: steps for each layer, of 32 examples, or fewer where outputs are large.
+        iterations: steps for each layer or block, of 32 examples, or fewer where tensors are large.
         learning_rate: of Adam.
         weights: ranges of the weights: those of the least squared error, or their extremes.
+        reconstruct: whose output is to come near to that in float: "layer" or "block".
         seed: of the order of the examples.
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or by `recipes.contrib`, or the
-            data is not what it takes.
+        ValueError: if the model is not quantized or calibrated, or by `recipes.contrib`, the data
+            is not what it takes, or an option is none of those.
 
     Example:
         >>> qat = keras_qat.quantize_model(model, "int4_weights")
         >>> keras_qat.calibrate(qat, x_train[:256], method="mse")
         >>> keras_qat.learn_rounding(qat, x_train[:256], verbose=1)
 
-    Source: Nagel et al. 2020 (arXiv:2004.10568).
+    Source: Nagel et al. 2020 (arXiv:2004.10568); blocks: Li et al. 2021 (arXiv:2102.05426).
     """
     if weights not in ("mse", "minmax"):
         raise ValueError(f"weights={weights!r}: use 'mse' or 'minmax'.")
     if reconstruct not in ("layer", "block"):
         raise ValueError(f"reconstruct={reconstruct!r}: use 'layer' or 'block'.")
-    if not 0 <= drop < 1:
-        raise ValueError(f"drop={drop}: give a share from 0 to below 1.")
     recipe = recipe_of(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
@@ -84,14 +86,16 @@ def learn_rounding(
             for wrapper in wanted
             if len(wrapper.weight_quantizers) == 1
         }
-        if levels:
-            found = Reconstruction(part, levels, in_float, quantized, drop)
-            found.learn(iterations, learning_rate, int(numbers.integers(2**31)))
-        # Within a part the layers make up for each other.
         between = {value for call in part.alone for value in call.inputs}
-        inner = {call.layer for call in part.alone if call.output in between}
-        ends = {wrapper: mean for wrapper, mean in wanted.items() if wrapper not in inner}
-        correct(part, quantized, ends)
+        within = {call.layer for call in part.alone if call.output in between}
+        if within:  # What is learned makes up for what is left.
+            for each in levels.values():
+                each.settle(np.round(each.share))
+            correct(part, quantized, wanted)
+        if levels:
+            found = Reconstruction(part, levels, in_float, quantized)
+            found.learn(iterations, learning_rate, int(numbers.integers(2**31)))
+        correct(part, quantized, {each: wanted[each] for each in wanted.keys() - within})
 
     options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
     blocks = reconstruct == "block"

@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.post_training.sweep import sweep
-from tests.helpers import images, scramble
+from tests.helpers import images
 from tests.networks import composite, convolutional
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
@@ -67,42 +67,27 @@ def test_a_block_reads_all_inputs_and_gives_all_outputs():
     data = [images(20, (4,)), images(20, (2,), seed=3)]
     qat = calibrated(model, data)
     assert parts_of(qat, data)[0][1:] == (2, 2)
-    keras_qat.learn_rounding(qat, data, iterations=10, reconstruct="block", drop=0.5)
+    keras_qat.learn_rounding(qat, data, iterations=10, reconstruct="block")
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.5])
-@pytest.mark.parametrize(
-    "recipe",
-    [recipes.int8(3), *(pytest.param(recipes.low_bits(3, 4), marks=SLOW),)],
-    ids=["3/8", "3/4"],
-)
-def test_blocks_come_nearer_to_float(recipe, drop):
-    model = scramble(residual_net())
+@pytest.mark.parametrize("bits", [(2, 8), pytest.param((3, 4), marks=SLOW)])
+def test_blocks_come_nearer_to_float(bits):
+    """Than with biases corrected alone, which is most of it with random weights."""
+    model = residual_net()
     wanted = model.predict(X, verbose=0)
-    plain, qat = calibrated(model, X, recipe), calibrated(model, X, recipe)
+    plain, qat = (calibrated(model, X, recipes.low_bits(*bits)) for _ in range(2))
+    keras_qat.calibrate(plain, X, method="mse", weights="mse")
     keras_qat.bias_correction(plain, X)
-    keras_qat.learn_rounding(qat, X, iterations=80, reconstruct="block", drop=drop)
-    assert error(qat, wanted) < 0.7 * error(plain, wanted)
+    keras_qat.learn_rounding(qat, X, iterations=150, reconstruct="block")
+    assert error(qat, wanted) < 0.95 * error(plain, wanted)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
-
-
-def test_what_is_not_dropped_is_the_same_each_time():
-    found = []
-    for _ in range(2):
-        qat = calibrated(scramble(residual_net()), X)
-        keras_qat.learn_rounding(qat, X, iterations=5, reconstruct="block", drop=0.5)
-        found.append(qat.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_what_cannot_be_reconstructed():
     qat = calibrated(tiny_net(), images(4, (6, 6, 2)))
     with pytest.raises(ValueError, match="reconstruct='net': use 'layer' or 'block'"):
         keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), reconstruct="net")
-    with pytest.raises(ValueError, match="drop=1: give a share from 0 to below 1"):
-        keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), drop=1)
 
 
 ALL = convolutional.FAMILIES | composite.FAMILIES
@@ -115,5 +100,5 @@ def test_any_layer_may_be_in_a_block(name):
     family = ALL[name]
     x = family.inputs(8)
     qat = calibrated(family.model(), x)
-    keras_qat.learn_rounding(qat, x, iterations=2, reconstruct="block", drop=0.5)
+    keras_qat.learn_rounding(qat, x, iterations=2, reconstruct="block")
     assert all(np.isfinite(each).all() for each in qat.get_weights())
