@@ -40,7 +40,7 @@ def learn_rounding(
 
     Block by block the layers between two tensors that everything passes through are learned
     together, with quantized activations between them, so that one makes up for another: those of a
-    residual block, and each layer of a chain by itself. Pays with 2 bits.
+    residual block, and each layer of a chain by itself. Pays with 2 bits, in depthwise networks.
 
     A layer or block keeps its rounding to the nearest where that is better on the data. Layers that
     are called several times do, too.
@@ -86,15 +86,12 @@ def learn_rounding(
             for wrapper in wanted
             if len(wrapper.weight_quantizers) == 1
         }
-        between = {value for call in part.alone for value in call.inputs}
-        within = {call.layer for call in part.alone if call.output in between}
-        if within:  # What is learned makes up for what is left.
-            for each in levels.values():
-                each.settle(np.round(each.share))
-            correct(part, quantized, wanted)
         if levels:
             found = Reconstruction(part, levels, in_float, quantized)
             found.learn(iterations, learning_rate, int(numbers.integers(2**31)))
+        # Within a block the layers make up for each other: what it gives is to be right.
+        between = {value for call in part.alone for value in call.inputs}
+        within = {call.layer for call in part.alone if call.output in between}
         correct(part, quantized, {each: wanted[each] for each in wanted.keys() - within})
 
     options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
