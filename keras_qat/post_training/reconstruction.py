@@ -49,8 +49,10 @@ class Reconstruction:
     ) -> None:
         self.part, self.levels = part, levels
         self.wanted = [value for value in part.gives if value.is_float]
-        self.x = _joined(quantized, part.reads)
-        self.y = _joined(in_float, self.wanted)
+        x, y = _joined(quantized, part.reads), _joined(in_float, self.wanted)
+        self.count = min(int(each.shape[0]) for each in (*x, *y))
+        """Of examples. Each has several rows where steps of a sequence are rows."""
+        self.x, self.y = ([self._by_example(each) for each in all_] for all_ in (x, y))
         self.power = [max(float(tf.reduce_mean(each**2)), 1e-30) for each in self.y]
         self.share, self.free = (
             np.concatenate([getattr(each, name).ravel() for each in levels.values()])
@@ -76,6 +78,9 @@ class Reconstruction:
         for levels, up in zip(self.levels.values(), self._by_layer(best), strict=True):
             levels.settle(up.numpy())
 
+    def _by_example(self, x: Any) -> Any:
+        return tf.reshape(x, [self.count, -1, *x.shape[1:]])
+
     def _by_layer(self, up: Any) -> list[Any]:
         """What belongs to the weights of each layer, of a number for each weight of them all."""
         shapes = [each.share.shape for each in self.levels.values()]
@@ -89,7 +94,7 @@ class Reconstruction:
             up: how far each weight is above the level below, in steps.
             x: what the part reads.
         """
-        tensors: Tensors = dict(zip(self.part.reads, x, strict=True))
+        tensors: Tensors = dict(zip(self.part.reads, map(_rows, x), strict=True))
         outputs: Tensors = {}
         with contextlib.ExitStack() as stack:
             for levels, each in zip(self.levels.values(), self._by_layer(up), strict=True):
@@ -114,7 +119,7 @@ class Reconstruction:
 
     def _largest(self) -> int:
         """Numbers in the largest tensor of an example."""
-        one = [{v: x[:1] for v, x in zip(self.part.reads, self.x, strict=True)}]
+        one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.x, strict=True)}]
         sizes = []
         for call, (tensors,) in walk(self.part, one, IN_FLOAT):
             sizes += [int(np.prod(x.shape)) for x in computed(call, tensors, IN_FLOAT).values()]
@@ -123,19 +128,23 @@ class Reconstruction:
     def _distance(self, found: list[Any], wanted: list[Any]) -> Any:
         """Squared distance from float, in the mean square of each output: of all examples."""
         parts = zip(found, wanted, self.power, strict=True)
-        return tf.add_n([tf.reduce_sum((one - other) ** 2) / power for one, other, power in parts])
+        sums = [
+            tf.reduce_sum((tf.reshape(one, tf.shape(other)) - other) ** 2) / power
+            for one, other, power in parts
+        ]
+        return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
         """That of an example on average, as quantized."""
-        count, sums = int(self.x[0].shape[0]), []
-        for i in range(0, count, _BATCH):
+        sums = []
+        for i in range(0, self.count, _BATCH):
             x, y = ([each[i : i + _BATCH] for each in all_] for all_ in (self.x, self.y))
             sums.append(self._distance(self._outputs(up, x), y))
-        return float(np.sum(sums)) / count
+        return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
         """The error of some examples, and a growing one for weights that are between two levels."""
-        count, (first, last) = int(self.x[0].shape[0]), _SHARP
+        count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
         size = max(float(self.free.sum()), 1.0)
 
@@ -157,6 +166,11 @@ class Reconstruction:
 def _joined(batches: list[Tensors], values: list[Value]) -> list[Any]:
     """Tensors of all examples."""
     return [tf.concat([each[value] for each in batches], 0) for value in values]
+
+
+def _rows(x: Any) -> Any:
+    """The inverse of `_by_example`."""
+    return tf.reshape(x, [-1, *x.shape[2:]])
 
 
 def _soft(logits: Any) -> Any:
