@@ -156,8 +156,8 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
 def _is_relu(call: Call | None) -> bool:
     if call is None or len(call.inputs) != 1:
         return False
-    layer = call.layer
-    return relu_maximum(layer.layer if isinstance(layer, QuantizeWrapper) else layer) is not None
+    layer = call.layer.layer if isinstance(call.layer, QuantizeWrapper) else call.layer
+    return not layer.weights and relu_maximum(layer) is not None
 
 
 def walk(part: Part, given: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
