@@ -32,6 +32,7 @@ CHANGES = {
 }
 """Operator -> what helps where a target lacks it."""
 
+OPEN = "export with batch_size=1, and say all other sizes in keras.Input"
 IN_FLOAT = "keras_qat.plan says why it computes in float"
 
 
@@ -192,7 +193,7 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     if axes > kernel.max_axes:
         return f"takes up to {kernel.max_axes} axes in, not {axes}", ""
     if target.batch_size is not None and _is_open(site):
-        return "takes with known sizes only", "say all sizes in keras.Input"
+        return "takes with known sizes only", OPEN
     refused = _checked((*target.checks, *kernel.checks), site)
     if refused is not None:
         return refused

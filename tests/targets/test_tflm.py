@@ -132,7 +132,8 @@ def test_open_sizes_are_told():
     for each in (qat, contents):
         (found,) = problems(each, TFLM)
         assert str(found).endswith(
-            "which TFLite Micro takes with known sizes only; say all sizes in keras.Input"
+            "which TFLite Micro takes with known sizes only; export with batch_size=1, and say all "
+            "other sizes in keras.Input"
         )
     assert "takes no open sizes" in refusal(contents)
 
