@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import Kernels, TFLiteModel
+from keras_qat.interpreter import Kernels
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Value
 from keras_qat.layers import Quantize
