@@ -147,7 +147,8 @@ def test_models_train_are_saved_and_exported_to_saved_models(tmp_path):
     keras_qat.export_saved_model(qat, tmp_path / "saved")
     serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
     (found,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
-    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+    # It rounds as training did. A code that is another one is in all steps behind it; 27 dB.
+    assert np.square(found - expected).sum() < 0.01 * np.square(expected).sum()
 
 
 def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
