@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,12 @@ def quantize_model(
     qat.kernels = family
     qat.target = place_of_use
     warn_of_closed(found.graph, found.float_layers)
+    if not is_quantized(qat):
+        warnings.warn(
+            f"recipe {recipe.name} quantizes nothing of '{model.name}', so that it stays a float "
+            f"model. keras_qat.plan(model, recipe) says why of each layer.",
+            stacklevel=2,
+        )
     return qat
 
 

@@ -257,3 +257,10 @@ def test_a_normalization_that_does_not_know_its_input():
     for verb in (keras_qat.plan, keras_qat.quantize_model):
         with pytest.raises(ValueError, match=r"keras.Input\(shape\)"):
             verb(model)
+
+
+def test_a_model_of_which_nothing_is_quantized_is_told():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.ReLU()(inputs), name="rectifier")
+    with pytest.warns(UserWarning, match="recipe contrib quantizes nothing of 'rectifier'"):
+        keras_qat.quantize_model(model, "contrib")

@@ -131,7 +131,8 @@ def export_tflite(
     else:
         rescaled = {}
     if batch_size is not None:
-        graph = with_batch(graph, batch_size)
+        is_of_target = place is not None and place.batch_size is not None
+        graph = with_batch(graph, batch_size, is_of_target or model.kernels == "tflm")
     if pack_int4:
         graph = with_int4(graph, "xnnpack" if place is None else place.kernels)
     if pack_int4 and not packs_int4(graph):

@@ -220,10 +220,14 @@ def transposed(a: Attributes, x: Any, kernel: Any) -> Any:
     return tf.squeeze(y, 1) if is_sequence else y
 
 
+def _is_known(node: Arguments | Node) -> bool:
+    """Whether the file holds the output's shape: XNNPACK takes no others, and rounds in its way."""
+    shape = node.call.output.shape
+    return None not in (shape[1:] if node.sized else shape)
+
+
 def _transpose(a: Arguments) -> Any:
-    # XNNPACK takes those whose output's shape is known.
-    is_known = None not in a.call.output.shape
-    taken = is_known and (RECENT or not a.weights.per_channel)
+    taken = _is_known(a) and (RECENT or not a.weights.per_channel)
     return weighted(a, partial(transposed, a.attributes), (-2,), "fixed" if taken else "eights")
 
 
@@ -247,9 +251,12 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _output_shape(e: Emission, x: int, image: int) -> int:
-    """The shape of the output as a tensor: an open one is computed from that of x."""
+    """The shape of the output as a tensor: one that the model leaves open is computed from x.
+
+    So it is where `batch_size` says it, too: else XNNPACK would round as the model does not.
+    """
     shape = e.shape(image)
-    if None not in shape:
+    if None not in shape and _is_known(e.node):
         return e.constant("output_shape", shape)
     (high, more_high), (wide, more_wide) = _sizes(e.attributes, tuple(e.weights.q.shape))
     times = e.constant("times", [1, high, wide, 0])

@@ -94,6 +94,7 @@ class Arguments:
         call: the call, for operators that compute as its own layer does, only on other numbers.
         weights: of a weighted operator, see `keras_qat.resolved.weights.Weights`; else None.
         merges_relu: whether results below zero count as zero.
+        sized: whether the file knows the size of batches, whatever the call does.
     """
 
     family: Family
@@ -104,6 +105,7 @@ class Arguments:
     call: Call
     weights: Any = None
     merges_relu: bool = False
+    sized: bool = False
 
     @property
     def wide(self) -> bool:

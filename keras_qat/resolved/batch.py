@@ -15,34 +15,35 @@ from keras_qat.resolved.run import held_in, run
 __all__ = ["with_batch"]
 
 
-def with_batch(graph: ResolvedGraph, size: int) -> ResolvedGraph:
+def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """The same graph for batches of `size` examples, all shapes being what TensorFlow infers.
 
-    Sizes that the input leaves open besides stay open, as does what follows from them.
+    Sizes that the input leaves open besides stay open, as does what follows from them. `sized`:
+    whether operators round as with a known size, too.
     """
     shapes = _shapes(graph, size)
     made: dict[Tensor, Tensor] = {}
 
-    def sized(tensor: Tensor) -> Tensor:
+    def resized(tensor: Tensor) -> Tensor:
         if tensor not in made:
             shape = shapes.get(tensor, tensor.shape)
             made[tensor] = dataclasses.replace(tensor, shape=shape)
         return made[tensor]
 
     def operand(each: Operand) -> Operand:
-        return each if isinstance(each, Constant) else sized(each)
+        return each if isinstance(each, Constant) else resized(each)
 
     def node(each: Node) -> Node:
-        inputs, outputs = tuple(map(operand, each.inputs)), tuple(map(sized, each.outputs))
-        return dataclasses.replace(each, inputs=inputs, outputs=outputs)
+        inputs, outputs = tuple(map(operand, each.inputs)), tuple(map(resized, each.outputs))
+        return dataclasses.replace(each, inputs=inputs, outputs=outputs, sized=sized)
 
     return dataclasses.replace(
         graph,
-        inputs={name: sized(each) for name, each in graph.inputs.items()},
-        outputs={name: sized(each) for name, each in graph.outputs.items()},
+        inputs={name: resized(each) for name, each in graph.inputs.items()},
+        outputs={name: resized(each) for name, each in graph.outputs.items()},
         nodes=tuple(map(node, graph.nodes)),
-        tensors={value: sized(each) for value, each in graph.tensors.items()},
-        values={sized(each): value for each, value in graph.values.items()},
+        tensors={value: resized(each) for value, each in graph.tensors.items()},
+        values={resized(each): value for each, value in graph.values.items()},
     )
 
 

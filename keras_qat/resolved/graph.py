@@ -91,6 +91,7 @@ class Node:
         maximum: where a ReLU that is merged into it ends, infinity for nowhere; None without one.
         reason: of a node in float: why.
         layer: the quantization-aware model's layer: that of the call, or the wrapper around it.
+        sized: whether its file knows the size of batches, whatever the model does: a target's.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Node:
     maximum: float | None = None
     reason: str = ""
     layer: Any = None
+    sized: bool = False
 
     @property
     def output(self) -> Tensor:

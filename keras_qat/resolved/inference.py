@@ -122,7 +122,7 @@ class Inference:
     def _infer(self, *inputs: Any, adds_losses: bool = True) -> list[Any]:
         """The same in ranges and weights that are read whenever this runs."""
         self._check(inputs)
-        resolved = resolve(None, in_graph=True, graph=self.graph)
+        resolved = resolve(self.model, in_graph=True, graph=self.graph)
         return self._finished(self._tensors(resolved, list(inputs)), adds_losses)
 
     def __call__(self, x: Any, training: Any, **options: Any) -> Any:

@@ -58,14 +58,18 @@ def resolve(
         >>> print(keras_qat.resolve(qat))
     """
     check_process(model)
-    return _Resolver(graph or graph_lib.read(model), range_of(input_range), in_graph).resolved()
+    graph = graph or graph_lib.read(model)
+    target = getattr(model, "target", None)
+    is_sized = target is not None and target.batch_size is not None
+    return _Resolver(graph, range_of(input_range), in_graph, is_sized).resolved()
 
 
 class _Resolver:
     """Goes through the calls in order and makes nodes of them."""
 
-    def __init__(self, graph: Graph, input_range: Any, in_graph: bool) -> None:
+    def __init__(self, graph: Graph, input_range: Any, in_graph: bool, is_sized: bool) -> None:
         self.graph, self.input_range, self.in_graph = graph, input_range, in_graph
+        self.is_sized = is_sized
         self.readers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
         for call in [*graph.calls, *graph.aside]:
             for value in dict.fromkeys(_read(call)):
@@ -89,7 +93,7 @@ class _Resolver:
             self.graph.name,
             inputs,
             dict(zip(self.graph.output_names, outputs, strict=True)),
-            tuple(self.nodes),
+            tuple(dataclasses.replace(node, sized=self.is_sized) for node in self.nodes),
             self.tensors,
             self.values,
         )

@@ -91,6 +91,7 @@ def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
         call=node.call,
         weights=node.weights,
         merges_relu=node.maximum is not None,
+        sized=node.sized,
     )
     results = tf.nest.flatten(op.compute(arguments))
     if output is None or native is None:

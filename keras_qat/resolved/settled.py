@@ -40,7 +40,7 @@ class Settled:
     """
 
     def __init__(self, model: Any, graph: Graph, infer: Infer) -> None:
-        self.graph, self.infer = graph, infer
+        self.model, self.graph, self.infer = model, graph, infer
         self.version = 0
         """How often it was traced. What was made of an earlier version computes something else."""
         self._weights: list[Any] = []
@@ -53,7 +53,7 @@ class Settled:
         weights = self._read()
         if self.is_ready and all(map(_unchanged, self._weights, weights)):
             return
-        resolved = resolve(None, in_graph=True, graph=self.graph)
+        resolved = resolve(self.model, in_graph=True, graph=self.graph)
         numbers = _numbers(resolved)
         known = self._stage.known(numbers) if self.is_ready else None
         if known is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.read import FileGraph
+from tests.comparison import KERNELS
 from tests.helpers import rng
 
 layers = keras.layers
@@ -67,10 +70,40 @@ def test_all_sizes_are_known_and_the_codes_the_same(network, size):
     qat, x = trained(network)
     contents = keras_qat.export_tflite(qat, batch_size=size)
     assert not [each.name for each in FileGraph(contents).tensors if -1 in each.shape]
-    files = [TFLiteModel(each, "reference") for each in (keras_qat.export_tflite(qat), contents)]
-    free, fixed = (file.run({qat.input_names[0]: x}, size) for file in files)
-    for name, codes in free.items():
-        np.testing.assert_array_equal(codes, fixed[name])
+    for kernels in KERNELS:
+        files = [TFLiteModel(each, kernels) for each in (keras_qat.export_tflite(qat), contents)]
+        free, fixed = (file.run({qat.input_names[0]: x}, size) for file in files)
+        for name, codes in free.items():
+            np.testing.assert_array_equal(codes, fixed[name])
+
+
+@pytest.mark.parametrize("target", ["stm32_npu", "edgetpu"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_models_for_targets_compute_what_their_files_do(network, target):
+    """A transposed convolution whose shape the file holds is rounded otherwise in XNNPACK."""
+    keras.utils.set_random_seed(1)
+    qat = keras_qat.quantize_model(network(), target=target)
+    x = rng(2).normal(size=(6, *qat.input_shape[1:])).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f"target {target}: operators lacking")
+        contents = keras_qat.export_tflite(qat)
+    for kernels in KERNELS:
+        qat.kernels = kernels
+        assert keras_qat.verify(qat, contents, x, kernels=kernels, per_layer=True).identical == 1
+
+
+def test_a_target_of_the_users_own_knows_the_size():
+    """XNNPACK takes the transposed convolution then, and the model rounds as it does."""
+    place = dataclasses.replace(keras_qat.targets.XNNPACK, name="phone", batch_size=1)
+    qat = keras_qat.quantize_model(convolutional(), target=place)
+    x = rng(2).normal(size=(6, 6, 6, 2)).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert "SHAPE" not in [each.kernel for each in FileGraph(contents).operations]
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    simulated = keras_qat.simulate(qat, x).outputs[qat.output_names[0]]
+    np.testing.assert_allclose(qat.predict(x, verbose=0), simulated.values, rtol=0, atol=1e-6)
 
 
 def test_less_than_one_is_refused():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_qat
@@ -42,10 +43,7 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
         AssertionError: if model, file and simulation differ where the plan says integers.
         Refused: if there is nothing to compare.
     """
-    str(keras_qat.plan(model, recipe))
-    qat = keras_qat.quantize_model(model, recipe)
-    if not any(True for _ in keras_qat.quantizers(qat)):
-        return
+    qat = quantized(model, recipe, None)
     if recipe.activations.observer.startswith("learned"):
         keras_qat.calibrate(qat, inputs if len(inputs) > 1 else inputs[0], method="mse")
     train_a_step(qat, inputs)
@@ -70,6 +68,23 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     for name in before:
         np.testing.assert_array_equal(values_of(before[name]), values_of(after[name]))
     compare(loaded, [each[:SOME] for each in inputs], contents, options)
+    fixed = keras_qat.export_tflite(loaded, batch_size=1, **options)
+    one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
+    for kernels in KERNELS:
+        free, same = (opened(each, kernels).run(one, 1) for each in (contents, fixed))
+        for name, codes in free.items():
+            np.testing.assert_array_equal(codes, same[name])
+
+
+def quantized(model: Any, recipe: Recipe, target: Target | None) -> Any:
+    """Plans and quantizes; of a model that stays in float `quantize_model` says so."""
+    planned = keras_qat.plan(model, recipe, target=target)
+    str(planned)
+    if any(row.spec for row in planned.rows):
+        return keras_qat.quantize_model(model, recipe, target=target)
+    with pytest.warns(UserWarning, match=f"quantizes nothing of '{model.name}'"):
+        keras_qat.quantize_model(model, recipe, target=target)
+    raise Refused("nothing is quantized")
 
 
 def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe) -> None:
@@ -83,10 +98,7 @@ def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe
             `problems` finds none in a file that TFLite Micro refuses, or some in one that it takes.
         Refused: if there is nothing to compare.
     """
-    str(keras_qat.plan(model, recipe, target=target))
-    qat = keras_qat.quantize_model(model, recipe, target=target)
-    if not any(True for _ in keras_qat.quantizers(qat)):
-        return
+    qat = quantized(model, recipe, target)
     given = inputs if len(inputs) > 1 else inputs[0]
     try:
         keras_qat.calibrate(qat, given)
