@@ -24,7 +24,7 @@ from keras_qat.layers.scheduled import Phase
 from keras_qat.layers.states import kept_batch
 from keras_qat.layers.unrolled import steps_quantized
 from keras_qat.ops.op import SharedRange
-from keras_qat.ops.unrolled import params_named
+from keras_qat.ops.steps import params_named
 from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
 from keras_qat.resolved.in_float import compute_in_float
 from keras_qat.resolved.resolve import resolve

@@ -11,9 +11,9 @@ from keras_qat import fake_quant
 from keras_qat.keras2 import backend
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.layers.scheduled import Phase
-from keras_qat.ops.recurrence import columns, step_of
+from keras_qat.ops.recurrence import Part, columns, parts, step_of
 from keras_qat.ops.registry import match
-from keras_qat.ops.unrolled import FIXED
+from keras_qat.ops.steps import FIXED
 
 __all__ = ["biases", "steps_quantized", "unrolled_quantized"]
 
@@ -24,19 +24,19 @@ Round = Callable[[str, Any], Any]
 class _InTraining:
     """Steps in real numbers; what is rounded is noted by the name of its range."""
 
-    def __init__(self, weights: tuple[Any, Any], parts: dict[str, slice], rounded: Round) -> None:
+    def __init__(self, weights: tuple[Any, Any], of: dict[str, Part], rounded: Round) -> None:
         self.kernel, self.bias = weights
-        self.parts, self.rounded = parts, rounded
+        self.parts, self.rounded = of, rounded
         self.seen: dict[str, list[Any]] = {}
 
     def note(self, name: str, x: Any) -> Any:
         self.seen.setdefault(name, []).append(x)
         return self.rounded(name, x)
 
-    def dense(self, part: str, hidden: Any) -> Any:
-        where = self.parts[part]
-        y = tf.matmul(hidden, self.kernel[:, where])
-        y = y if self.bias is None else y + self.bias[where]
+    def product(self, part: str, hidden: Any) -> Any:
+        own = self.parts[part]
+        y = tf.matmul(hidden, columns(self.kernel, own))
+        y = y if self.bias is None else y + columns(self.bias, own)
         return self.note(f"state_{part}", y)
 
     def add(self, first: Any, second: Any, name: str, relu: bool = False) -> Any:
@@ -55,9 +55,8 @@ class _InTraining:
     def from_one(self, x: Any) -> Any:
         return self.note("sigmoid", 1.0 - x)
 
-    def halves(self, x: Any) -> tuple[Any, Any]:
-        first, second = tf.split(x, 2, -1)
-        return first, second
+    def split(self, x: Any, count: int) -> list[Any]:
+        return tf.split(x, count, -1)
 
 
 def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
@@ -97,7 +96,7 @@ def steps_quantized(
         first: rounds the products of all inputs.
         rounded: rounds what is inside of a step.
     """
-    cell, dtype, parts = layer.cell, layer.compute_dtype, columns(layer)
+    cell, dtype, of = layer.cell, layer.compute_dtype, parts(layer)
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
     step_once, inner = step_of(attributes), op.inner(attributes)
@@ -110,19 +109,19 @@ def steps_quantized(
     if 0 < cell.dropout < 1:
         x *= cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=3)[0][:, None]
 
-    def product(part: str, where: slice) -> Any:
-        y = tf.tensordot(x, kernel[:, where], 1)
-        return first(f"input_{part}", y if bias is None else y + bias[where])
+    def product(name: str, part: Part) -> Any:
+        y = tf.tensordot(x, columns(kernel, part), 1)
+        return first(f"input_{name}", y if bias is None else y + columns(bias, part))
 
-    given = {part: product(part, where) for part, where in parts.items()}
+    given = {name: product(name, part) for name, part in of.items()}
 
     def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
         (hidden,) = states
         if 0 < cell.recurrent_dropout < 1:
             masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=3)
             hidden *= masks[0]
-        m = _InTraining((recurrent, own_bias), parts, rounded)
-        hidden = step_once(m, dict(zip(parts, values, strict=True)), hidden)
+        m = _InTraining((recurrent, own_bias), of, rounded)
+        (hidden,) = step_once(m, dict(zip(of, values, strict=True)), (hidden,))
         seen = {name: each for name, each in m.seen.items() if name in inner}
         return {"sequence": hidden, "seen": seen}, [hidden]
 

@@ -12,279 +12,87 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops import elementwise
-from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.dense import DENSE
 from keras_qat.ops.lstm import HIDDEN, TANH, other_form
-from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op, OwnRange
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 from keras_qat.ops.quantize import REQUANTIZE
-from keras_qat.ops.recurrence import columns, inner_ranges, step_of
+from keras_qat.ops.recurrence import inner_ranges, names_of_states, step_of
+from keras_qat.ops.steps import SIGMOID, Number, computing, writing
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
-    from keras_qat.resolved.graph import Node, Tensor
+    from keras_qat.resolved.graph import Node
     from keras_qat.resolved.weights import Weights
 
-__all__ = [
-    "FIXED",
-    "GRU",
-    "MOST_STEPS",
-    "SIMPLE_RNN",
-    "SIMPLE_RNN_RELU",
-    "params_named",
-]
+__all__ = ["GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
 
 _layers = keras.layers
 
 MOST_STEPS = 64
 """How many steps files have at most: each adds 13 operators of a GRU, 3 of a SimpleRNN."""
 
-SIGMOID, TANH_ROW = (
-    next(op for op in ACTIVATIONS if op.name == name) for name in ("sigmoid", "tanh")
-)
-GATE = SIGMOID.output
-assert isinstance(GATE, FixedRange)
-
-FIXED: dict[str, FixedRange] = {"hidden": HIDDEN, "sigmoid": GATE}
-"""Ranges that kernels fix, unless there is an inner one of that name."""
-
-ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Of the constant 1: its quantized value is 0."""
-
-
-# In integers.
-
-Number = tuple[Any, QuantParams]
-"""Quantized values less their zero point, and what they stand for."""
-
-
-class _InIntegers:
-    """Steps in the rounding of a family: what the rows compute."""
-
-    def __init__(self, a: Arguments) -> None:
-        self.a = a
-
-    def run(self, op: Op, inputs: list[Number], params: QuantParams, **more: Any) -> Number:
-        """What a row computes of numbers."""
-        params = params.as_tensors()
-        a = dataclasses.replace(
-            self.a,
-            q=[q for q, _ in inputs],
-            params=[each.as_tensors() for _, each in inputs],
-            output=params,
-            **{"attributes": op.defaults, "weights": None, **more},
-        )
-        q = op.compute(a)
-        low, high = (
-            tf.cast(end - params.zero_point, q.dtype) for end in (params.lowest, params.highest)
-        )
-        return tf.minimum(tf.maximum(q, low), high), params
-
-    def named(self, name: str) -> QuantParams:
-        return params_named(self.a.weights, name)
-
-    def product(self, x: Number, part: str, weights: Weights, name: str) -> Number:
-        held = _part_of(weights, columns(self.a.call.layer)[part])
-        return self.run(DENSE, [x], self.named(name), weights=held)
-
-    def dense(self, part: str, hidden: Number) -> Number:
-        return self.product(hidden, part, self.a.weights.recurrent, f"state_{part}")
-
-    def add(self, first: Number, second: Number, name: str, relu: bool = False) -> Number:
-        return self.run(elementwise.ADD, [first, second], self.named(name), merges_relu=relu)
-
-    def multiply(self, first: Number, second: Number, name: str) -> Number:
-        return self.run(elementwise.MULTIPLY, [first, second], self.named(name))
-
-    def sigmoid(self, x: Number) -> Number:
-        return self.run(SIGMOID, [x], self.named("sigmoid"))
-
-    def tanh(self, x: Number) -> Number:
-        return self.run(TANH_ROW, [x], HIDDEN.params(8))
-
-    def from_one(self, x: Number) -> Number:
-        one = tf.constant(float(-ONE.zero_point)), ONE
-        return self.run(elementwise.SUBTRACT, [one, x], self.named("sigmoid"))
-
-    def halves(self, x: Number) -> tuple[Number, Number]:
-        q, params = x
-        first, second = tf.split(q, 2, -1)
-        return (first, params), (second, params)
-
-
-def params_named(weights: Weights, name: str) -> QuantParams:
-    """Those of a tensor inside of a step."""
-    return weights.inner[name] if name in weights.inner else FIXED[name].params(8)
-
-
-def _part_of(weights: Weights, where: slice) -> Weights:
-    """Some columns of weights, with their scales and biases."""
-    bias = None if weights.bias is None else weights.bias[where]
-    scale = weights.scale[:, where] if weights.per_channel else weights.scale
-    return dataclasses.replace(weights, q=weights.q[:, where], scale=scale, bias=bias, inner={})
-
 
 def _compute(a: Arguments) -> Any:
     weights: Weights = a.weights
-    assert weights.recurrent is not None
-    m, x, params = _InIntegers(a), a.q[0], a.params[0]
+    m, x, params = computing(a), a.q[0], a.params[0]
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    given = {
-        part: m.product((x, params), part, weights, f"input_{part}")
-        for part in columns(a.call.layer)
-    }
-    known, step, of_hidden = (
-        step_of(a.attributes),
-        given,
-        params_named(weights, "hidden").as_tensors(),
-    )
+    given = {part: m.given(part, (x, params)) for part in m.parts}
+    step, names = step_of(a.attributes), names_of_states(a.attributes)
+    of_states = [m.named(name).as_tensors() for name in names]
 
-    def step_once(hidden: Any, values: dict[str, Any]) -> Any:
-        found = {part: (values[part], step[part][1]) for part in values}
-        return known(m, found, (hidden, of_hidden))[0]
+    def step_once(states: Any, values: dict[str, Any]) -> Any:
+        found = {part: (values[part], given[part][1]) for part in values}
+        known = tuple(zip(states, of_states, strict=True))
+        return tuple(q for q, _ in step(m, found, known))
 
-    batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-    zeros = tf.zeros([batch, weights.recurrent.q.shape[0]], x.dtype)
-    in_order = {part: tf.transpose(q, [1, 0, 2]) for part, (q, _) in given.items()}
-    found = tf.scan(step_once, in_order, zeros)
-    found = tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
+    in_order = {part: _steps_first(q) for part, (q, _) in given.items()}
+    zeros = tf.zeros_like(list(in_order.values())[-1][0])
+    found, *_ = tf.scan(step_once, in_order, (zeros,) * len(names))
+    found = _steps_first(found) if a.attributes["sequences"] else found[-1]
     if "hidden" not in weights.inner:
         return found
-    return m.run(REQUANTIZE, [(found, of_hidden)], a.output)[0]
+    return m.run(REQUANTIZE, [(found, of_states[0])], a.output)[0]
 
 
-# In files.
-
-Written = tuple[int, QuantParams]
-"""A tensor of a file, and what its values stand for."""
-
-
-class _InFile:
-    """Steps as operators of a file: what the rows write."""
-
-    def __init__(self, e: Emission, batch: int | None, units: int) -> None:
-        self.e, self.batch, self.units, self.count = e, batch, units, 0
-
-    def run(
-        self,
-        op: Op,
-        inputs: list[Written],
-        params: QuantParams,
-        shape: tuple[int | None, ...],
-        **more: Any,
-    ) -> Written:
-        """Writes the operator of a row, with a result of its own."""
-        from keras_qat.resolved.graph import Node, Tensor
-
-        self.count += 1
-        name = f"{self.e.node.name}/{self.count}"
-
-        def tensor(label: str, index: int, params: QuantParams) -> Tensor:
-            return Tensor(f"{name}/{label}", self.e.shape(index), "float32", params)
-
-        target = self.e.temporary(str(self.count), shape, params)
-        read = tuple(tensor(str(at), *each) for at, each in enumerate(inputs))
-        made = (tensor("output", target, params),)
-        how: dict[str, Any] = {"attributes": op.defaults, **more}
-        node = Node(name, op, call=self.e.node.call, inputs=read, outputs=made, **how)
-        op.emit(Emission(self.e.builder, node, [index for index, _ in inputs], [target]))
-        return target, params
-
-    def named(self, name: str) -> QuantParams:
-        return params_named(self.e.weights, name)
-
-    def product(self, x: Written, part: str, weights: Weights, name: str) -> Written:
-        where = columns(self.e.node.call.layer)[part]
-        shape = (*self.e.shape(x[0])[:-1], where.stop - where.start)
-        return self.run(DENSE, [x], self.named(name), shape, weights=_part_of(weights, where))
-
-    def each(self, op: Op, inputs: list[Written], params: QuantParams, **more: Any) -> Written:
-        """An operator value by value."""
-        return self.run(op, inputs, params, self.e.shape(inputs[-1][0]), **more)
-
-    def dense(self, part: str, hidden: Written) -> Written:
-        assert self.e.weights.recurrent is not None
-        return self.product(hidden, part, self.e.weights.recurrent, f"state_{part}")
-
-    def add(self, first: Written, second: Written, name: str, relu: bool = False) -> Written:
-        maximum = np.inf if relu else None
-        return self.each(elementwise.ADD, [first, second], self.named(name), maximum=maximum)
-
-    def multiply(self, first: Written, second: Written, name: str) -> Written:
-        return self.each(elementwise.MULTIPLY, [first, second], self.named(name))
-
-    def sigmoid(self, x: Written) -> Written:
-        return self.each(SIGMOID, [x], self.named("sigmoid"))
-
-    def tanh(self, x: Written) -> Written:
-        return self.each(TANH_ROW, [x], HIDDEN.params(8))
-
-    def from_one(self, x: Written) -> Written:
-        one = self.e.constant("one", np.array(0, np.int8), ONE)
-        return self.each(elementwise.SUBTRACT, [(one, ONE), x], self.named("sigmoid"))
-
-    def halves(self, x: Written) -> tuple[Written, Written]:
-        index, params = x
-        self.count += 1
-        first, second = (
-            self.e.temporary(f"{self.count}/{half}", (self.batch, self.units), index)
-            for half in range(2)
-        )
-        self.e.add("SPLIT", [self.e.constant("axis", 1), index], [first, second], numSplits=2)
-        return (first, params), (second, params)
-
-    def steps(self, x: Written, steps: int) -> list[Written]:
-        """The steps of a sequence."""
-        index, params = x
-        self.count += 1
-        found = [
-            self.e.temporary(f"{self.count}/{step}", (self.batch, self.e.shape(index)[-1]), index)
-            for step in range(steps)
-        ]
-        self.e.add("UNPACK", [index], found, axis=1, num=steps)
-        return [(each, params) for each in found]
-
-    def zeros(self, like: Written) -> Written:
-        """A hidden state of zeros for each example: a number of it, times zero."""
-        hidden = self.named("hidden")
-        zero = self.e.constant("zero", np.array(0, np.int8), QuantParams(np.float32(1.0), 0, 8))
-        given = [like, (zero, QuantParams(np.float32(1.0), 0, 8))]
-        return self.run(elementwise.MULTIPLY, given, hidden, (self.batch, self.units))
+def _steps_first(x: Any) -> Any:
+    """Examples and steps in the place of each other."""
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def _emit(e: Emission) -> None:
-    (x,), (output,), weights = e.inputs, e.outputs, e.weights
-    assert weights.recurrent is not None
-    batch, steps, _ = e.shape(x)
-    assert steps is not None
-    m = _InFile(e, batch, weights.recurrent.q.shape[0])
+    (x,), (output,), m = e.inputs, e.outputs, writing(e)
     source: Any = x, e.node.inputs[0].params
-    given = {
-        part: m.steps(m.product(source, part, weights, f"input_{part}"), steps)
-        for part in columns(e.node.call.layer)
-    }
-    step, found = step_of(e.attributes), list[Written]()
-    hidden = m.zeros(list(given.values())[-1][0])
-    order = range(steps)[:: -1 if e.attributes["backwards"] else 1]
-    for place in order:
-        hidden = step(m, {part: each[place] for part, each in given.items()}, hidden)
-        found.append(hidden)
+    given = {part: _steps(e, m.given(part, source), part) for part in m.parts}
+    last = list(given.values())[-1]
+    step, found = step_of(e.attributes), list[Number]()
+    states = tuple(m.zeros(last[0], name) for name in names_of_states(e.attributes))
+    for place in range(len(last))[:: -1 if e.attributes["backwards"] else 1]:
+        states = step(m, {part: each[place] for part, each in given.items()}, states)
+        found.append(states[0])
+    hidden, params = states[0]
     native = output
-    if "hidden" in weights.inner:
-        native = e.temporary("native", e.shape(output), hidden[1])
+    if "hidden" in e.weights.inner:
+        native = e.temporary("native", e.shape(output), params)
     if e.attributes["sequences"]:
-        e.add("PACK", [index for index, _ in found], [native], valuesCount=steps, axis=1)
+        e.add("PACK", [index for index, _ in found], [native], valuesCount=len(found), axis=1)
     else:
-        e.reshape(hidden[0], native)
+        e.reshape(hidden, native)
     if native != output:
         e.add("QUANTIZE", [native], [output])
+
+
+def _steps(e: Emission, x: Number, name: str) -> list[Number]:
+    """The steps of a sequence."""
+    index, params = x
+    batch, steps, *sizes = e.shape(index)
+    assert steps is not None
+    found = [e.temporary(f"{name}/{step}", (batch, *sizes), index) for step in range(steps)]
+    e.add("UNPACK", [index], found, axis=1, num=steps)
+    return [(each, params) for each in found]
 
 
 def _products(node: Node) -> int:

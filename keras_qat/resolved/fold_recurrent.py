@@ -15,7 +15,7 @@ from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.layers.unrolled import biases
 from keras_qat.layers.weights import weight_at
 from keras_qat.ops.lstm import HIDDEN
-from keras_qat.ops.recurrence import columns
+from keras_qat.ops.recurrence import parts
 from keras_qat.resolved import fold
 from keras_qat.resolved.fold import LARGEST_MULTIPLIER, Ends, fitting, quantized
 from keras_qat.resolved.weights import Weights
@@ -73,9 +73,12 @@ def _of_unrolled(
 
     def outputs(prefix: str) -> Any:
         """The scale of what each column's products give."""
-        sizes = {part: where.stop - where.start for part, where in columns(layer).items()}
-        found = [tf.fill([1, size], scales[f"{prefix}_{part}"]) for part, size in sizes.items()]
-        return tf.concat(found, 1)
+        found = {
+            each.start: tf.fill([1, each.stop - each.start], scales[f"{prefix}_{name}"])
+            for name, part in parts(layer).items()
+            for each in part.blocks
+        }
+        return tf.concat([found[start] for start in sorted(found)], 1)
 
     def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
         kernel = weight_at(layer, path)
