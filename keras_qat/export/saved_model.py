@@ -161,7 +161,7 @@ def _recurrent(node: Node, weights: Weights, x: Any) -> Any:
     real = {
         each.name: tf.constant((each.q * each.scale).astype(np.float32)) for each in (weights, own)
     }
-    if layer.cell.use_bias:
+    if weights.bias is not None or own.bias is not None:
         given, fed_back = node.inputs[0].params, params_named(weights, "hidden")
         pairs = ((weights, given), (own, fed_back))
         found = [

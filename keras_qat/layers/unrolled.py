@@ -1,17 +1,27 @@
-"""GRU and SimpleRNN in training: Keras' loop over the steps, with all tensors fake-quantized."""
+"""What files unroll, in training: Keras' loop over the steps, with all tensors fake-quantized."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat import fake_quant
 from keras_qat.keras2 import backend
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.layers.scheduled import Phase
-from keras_qat.ops.recurrence import Part, columns, parts, step_of
+from keras_qat.ops.recurrence import (
+    CONV_LSTMS,
+    Part,
+    columns,
+    names_of_states,
+    offsets,
+    parts,
+    step_of,
+)
 from keras_qat.ops.registry import match
 from keras_qat.ops.steps import FIXED
 
@@ -20,13 +30,20 @@ __all__ = ["biases", "steps_quantized", "unrolled_quantized"]
 Round = Callable[[str, Any], Any]
 """Fake-quantizes a tensor in the range of that name."""
 
+Linear = Callable[[Any, Any], Any]
+"""From inputs and a kernel to their product."""
+
 
 class _InTraining:
-    """Steps in real numbers; what is rounded is noted by the name of its range."""
+    """Steps in real numbers; what is rounded is noted by the name of its range.
 
-    def __init__(self, weights: tuple[Any, Any], of: dict[str, Part], rounded: Round) -> None:
-        self.kernel, self.bias = weights
-        self.parts, self.rounded = of, rounded
+    Args:
+        product: of a hidden state with a part of the recurrent weights, by its name.
+        rounded: rounds what is inside of a step.
+    """
+
+    def __init__(self, product: Round, rounded: Round) -> None:
+        self.multiplied, self.rounded = product, rounded
         self.seen: dict[str, list[Any]] = {}
 
     def note(self, name: str, x: Any) -> Any:
@@ -34,14 +51,14 @@ class _InTraining:
         return self.rounded(name, x)
 
     def product(self, part: str, hidden: Any) -> Any:
-        own = self.parts[part]
-        y = tf.matmul(hidden, columns(self.kernel, own))
-        y = y if self.bias is None else y + columns(self.bias, own)
-        return self.note(f"state_{part}", y)
+        return self.note(f"state_{part}", self.multiplied(part, hidden))
 
-    def add(self, first: Any, second: Any, name: str, relu: bool = False) -> Any:
+    def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
         total = first + second
-        return self.note(name, tf.nn.relu(total) if relu else total)
+        if maximum is not None:
+            finite = maximum < math.inf
+            total = tf.clip_by_value(total, 0.0, maximum) if finite else tf.nn.relu(total)
+        return self.note(name, total)
 
     def multiply(self, first: Any, second: Any, name: str) -> Any:
         return self.note(name, first * second)
@@ -106,29 +123,37 @@ def steps_quantized(
     bias, own_bias = biases(layer, dtype, weights.get("cell.bias"))
     x = tf.cast(x, dtype)
     backend.forget_dropout(layer)
+    masks, of_blocks = None, isinstance(layer, CONV_LSTMS)
     if 0 < cell.dropout < 1:
-        x *= cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=3)[0][:, None]
-
-    def product(name: str, part: Part) -> Any:
-        y = tf.tensordot(x, columns(kernel, part), 1)
-        return first(f"input_{name}", y if bias is None else y + columns(bias, part))
-
-    given = {name: product(name, part) for name, part in of.items()}
+        found = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
+        masks = [each[:, None] for each in found]
+        x, masks = (x, masks) if of_blocks else (x * masks[0], None)
+    linear, linear_again = _linear(layer)
+    given = {
+        name: first(f"input_{name}", _product(linear, x, (kernel, bias), part, masks))
+        for name, part in of.items()
+    }
 
     def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
-        (hidden,) = states
+        hidden, *others = states
+        masks = None
         if 0 < cell.recurrent_dropout < 1:
-            masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=3)
-            hidden *= masks[0]
-        m = _InTraining((recurrent, own_bias), of, rounded)
-        (hidden,) = step_once(m, dict(zip(of, values, strict=True)), (hidden,))
-        seen = {name: each for name, each in m.seen.items() if name in inner}
-        return {"sequence": hidden, "seen": seen}, [hidden]
+            masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=4)
+            hidden, masks = (hidden, masks) if of_blocks else (hidden * masks[0], None)
 
+        def product(name: str, hidden: Any) -> Any:
+            return _product(linear_again, hidden, (recurrent, own_bias), of[name], masks)
+
+        m = _InTraining(product, rounded)
+        after = step_once(m, dict(zip(of, values, strict=True)), (hidden, *others))
+        seen = {name: each for name, each in m.seen.items() if name in inner}
+        return {"sequence": after[0], "seen": seen}, list(after)
+
+    zeros = tf.zeros_like(list(given.values())[-1][:, 0])
     _, outputs, _ = backend.keras.backend.rnn(
         step,
         list(given.values()),
-        layer.get_initial_state(x),
+        [zeros] * len(names_of_states(attributes)),
         go_backwards=layer.go_backwards,
         input_length=x.shape[1],
         return_all_outputs=True,
@@ -137,16 +162,53 @@ def steps_quantized(
     return sequence if layer.return_sequences else sequence[:, -1], outputs["seen"]
 
 
+def _linear(layer: Any) -> tuple[Linear, Linear]:
+    """What multiplies all inputs with a kernel, and what a hidden state."""
+    if not isinstance(layer, CONV_LSTMS):
+        return lambda x, kernel: tf.tensordot(x, kernel, 1), tf.matmul
+    cell = layer.cell
+
+    def of_inputs(x: Any, kernel: Any) -> Any:
+        folded = tf.reshape(x, [-1, *x.shape[2:]])
+        y = cell.input_conv(folded, kernel, padding=cell.padding)
+        return tf.reshape(y, [-1, *x.shape[1:2], *y.shape[1:]])
+
+    return of_inputs, cell.recurrent_conv
+
+
+def _product(linear: Linear, x: Any, weights: tuple[Any, Any], part: Part, masks: Any) -> Any:
+    """The product with a part of weights, and their bias, each block with a dropout mask."""
+    kernel, bias = weights
+    if masks is None:
+        y = linear(x, columns(kernel, part))
+    else:
+        size = part.blocks[0].stop - part.blocks[0].start
+        of_blocks = [
+            linear(x * masks[each.start // size], kernel[..., each]) for each in part.blocks
+        ]
+        y = tf.concat(of_blocks, -1)
+    y = y if bias is None else y + columns(bias, part)
+    return y if part.slope == 1 else y * part.slope
+
+
 def _value(x: Any) -> Value:
     return Value("x", tuple(x.shape), x.dtype.name)
 
 
 def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
-    """A layer's or cell's, of inputs and of the hidden state; None for none."""
-    cell = getattr(layer, "cell", layer)
-    if not cell.use_bias:
-        return None, None
-    bias = tf.cast(cell.bias if bias is None else bias, dtype)
+    """A layer's, of inputs and of the hidden state; None for none.
+
+    That of inputs holds the offsets of its parts, as does one that is given.
+    """
+    if bias is None:
+        bias, offset = layer.cell.bias, offsets(layer)
+        if bias is None and not offset.any():
+            return None, None
+        if bias is not None and bias.shape.rank == 2:
+            offset = np.stack([offset, np.zeros_like(offset)])
+        offset = tf.constant(offset, dtype)
+        bias = offset if bias is None else tf.cast(bias, dtype) + offset
+    bias = tf.cast(bias, dtype)
     if bias.shape.rank == 1:
         return bias, None
     return bias[0], bias[1]

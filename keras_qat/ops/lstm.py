@@ -75,14 +75,14 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return other_form(call)
 
 
-def other_form(call: Call) -> str | None:
+def other_form(call: Call, axes: int = 3) -> str | None:
     """Why a recurrent layer, whatever it computes, does not go once through one sequence."""
     layer = call.layer
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
     if layer.return_state or len(call.inputs) > 1:
         return "its states are read or given"
-    if len(values_in(call.outputs)) > 1 or layer.time_major or len(call.inputs[0].shape) != 3:
+    if len(values_in(call.outputs)) > 1 or layer.time_major or len(call.inputs[0].shape) != axes:
         return "its sequences are in another form"
     return None
 

@@ -12,6 +12,8 @@ from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import OWN, Attributes, OwnRange
 
 __all__ = [
+    "CONV_LSTMS",
+    "HARD_SIGMOID",
     "Machine",
     "Part",
     "States",
@@ -19,20 +21,25 @@ __all__ = [
     "columns",
     "inner_ranges",
     "names_of_states",
+    "offsets",
     "parts",
     "step_of",
 ]
 
 _layers = keras.layers
 
+CONV_LSTMS = (_layers.ConvLSTM1D, _layers.ConvLSTM2D)
+
 
 class Machine(Protocol):
-    """What computes steps. Values are its own; the last argument names the range of a result."""
+    """What computes steps. Values are its own; `name` is that of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
         """The product of a hidden state with a part of the recurrent weights, and its bias."""
 
-    def add(self, first: Any, second: Any, name: str, relu: bool = False) -> Any: ...
+    def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
+        """A sum; with a maximum a ReLU of it that ends there, if not where its range does."""
+
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any) -> Any: ...
     def tanh(self, x: Any) -> Any: ...
@@ -50,11 +57,20 @@ Step = Callable[[Machine, Mapping[str, Any], States], States]
 """From the products of a step's input, by part, and the states to the next ones."""
 
 
-def gru_step(m: Machine, given: Mapping[str, Any], states: States, reset_after: bool) -> States:
+def _gates(m: Machine, given: Mapping[str, Any], hidden: Any, hard: bool) -> Any:
+    """Sigmoids of sums. A hard one is no more than their range: its slope is in the weights."""
+    fed_back = m.product("gates", hidden)
+    if hard:
+        return m.add(given["gates"], fed_back, "sigmoid", maximum=1.0)
+    return m.sigmoid(m.add(given["gates"], fed_back, "gates"))
+
+
+def gru_step(
+    m: Machine, given: Mapping[str, Any], states: States, reset_after: bool, hard: bool
+) -> States:
     """Two gates, z and r, and a candidate, of which z hidden + (1 - z) candidate is made."""
     (hidden,) = states
-    gates = m.sigmoid(m.add(given["gates"], m.product("gates", hidden), "gates"))
-    keeps, resets = m.split(gates, 2)
+    keeps, resets = m.split(_gates(m, given, hidden, hard), 2)
     if reset_after:
         rest = m.multiply(resets, m.product("candidate", hidden), "state_candidate")
     else:
@@ -64,11 +80,21 @@ def gru_step(m: Machine, given: Mapping[str, Any], states: States, reset_after: 
     return (m.add(kept, m.multiply(m.from_one(keeps), candidate, "hidden"), "hidden"),)
 
 
+def lstm_step(m: Machine, given: Mapping[str, Any], states: States, hard: bool) -> States:
+    """Gates i, f and o and a candidate: o tanh(c) of the cell state c = f c + i candidate."""
+    hidden, cell = states
+    takes, keeps, gives = m.split(_gates(m, given, hidden, hard), 3)
+    total = m.add(given["candidate"], m.product("candidate", hidden), "candidate")
+    taken = m.multiply(takes, m.tanh(total), "hidden")
+    cell = m.add(m.multiply(keeps, cell, "cell"), taken, "cell")
+    return m.multiply(gives, m.tanh(cell), "hidden"), cell
+
+
 def simple_step(m: Machine, given: Mapping[str, Any], states: States, relu: bool) -> States:
     """One sum, and tanh or ReLU of it."""
     fed_back = m.product("sum", *states)
     if relu:
-        return (m.add(given["sum"], fed_back, "hidden", relu=True),)
+        return (m.add(given["sum"], fed_back, "hidden", maximum=np.inf),)
     return (m.tanh(m.add(given["sum"], fed_back, "sum")),)
 
 
@@ -76,29 +102,56 @@ def step_of(attributes: Attributes) -> Step:
     """What a step of a layer with these attributes is."""
     if "relu" in attributes:
         return lambda m, given, states: simple_step(m, given, states, attributes["relu"])
-    return lambda m, given, states: gru_step(m, given, states, attributes["reset_after"])
+    hard = attributes["hard"]
+    if "reset_after" in attributes:
+        return lambda m, given, states: gru_step(m, given, states, attributes["reset_after"], hard)
+    return lambda m, given, states: lstm_step(m, given, states, hard)
 
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
     """The names of the states' ranges."""
-    return ("hidden",)
+    return ("hidden", "cell") if "padding" in attributes else ("hidden",)
+
+
+HARD_SIGMOID = keras.activations.hard_sigmoid
+"""0.2 (x + 2.5), from 0 to 1: that of Keras 2."""
 
 
 class Part(NamedTuple):
-    """A part of a layer's weights: blocks of columns."""
+    """A part of a layer's weights: blocks of columns.
+
+    What is computed with them is slope * (product + offset), which kernels compute along: the
+    slope is in scales, the offset in the bias of inputs.
+    """
 
     blocks: tuple[slice, ...]
+    slope: float = 1.0
+    offset: float = 0.0
 
 
 def parts(layer: Any) -> dict[str, Part]:
     """Those of a layer, by name."""
+    is_image = isinstance(layer, CONV_LSTMS)
+    units = layer.filters if is_image else layer.units
 
-    def part(*places: int) -> Part:
-        return Part(tuple(slice(at * layer.units, (at + 1) * layer.units) for at in places))
+    def block(first: int, count: int = 1) -> slice:
+        return slice(first * units, (first + count) * units)
 
-    if isinstance(layer, _layers.GRU):
-        return {"gates": part(0, 1), "candidate": part(2)}
-    return {"sum": part(0)}
+    if isinstance(layer, _layers.SimpleRNN):
+        return {"sum": Part((block(0),))}
+    gates = (block(0), block(1), block(3)) if is_image else (block(0, 2),)
+    line = (0.2, 2.5) if layer.recurrent_activation is HARD_SIGMOID else (1.0, 0.0)
+    return {"gates": Part(gates, *line), "candidate": Part((block(2),))}
+
+
+def offsets(layer: Any) -> np.ndarray:
+    """The offset of each column, in real numbers."""
+    found = {
+        each.start: (each, part.offset) for part in parts(layer).values() for each in part.blocks
+    }
+    return np.concatenate(
+        [np.full(each.stop - each.start, offset) for _, (each, offset) in sorted(found.items())]
+    )
 
 
 def columns(x: Any, part: Part) -> Any:
@@ -114,4 +167,7 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
     names = ("sum",) if "relu" in attributes else ("gates", "candidate")
-    return {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}
+    found = {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}
+    if attributes.get("hard"):
+        del found["gates"]
+    return {**found, **({"cell": OWN} if "cell" in names_of_states(attributes) else {})}

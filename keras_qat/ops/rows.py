@@ -25,7 +25,7 @@ from keras_qat.ops.masking import MASK_SCORES
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
-from keras_qat.ops.unrolled import GRU, SIMPLE_RNN, SIMPLE_RNN_RELU
+from keras_qat.ops.unrolled import CONV_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU
 from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
 
 __all__ = ["ROWS"]
@@ -33,7 +33,7 @@ __all__ = ["ROWS"]
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
-    *(LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU),
+    *(LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
     WEIGHT_TENSOR,
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.arithmetic.qparams import QuantParams, single
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
+from keras_qat.ops.conv import CONV
 from keras_qat.ops.dense import DENSE
 from keras_qat.ops.lstm import HIDDEN
-from keras_qat.ops.op import Arguments, FixedRange, Op
+from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.recurrence import Part, columns, parts
 from keras_qat.tflite.emission import Emission
 
@@ -52,14 +53,17 @@ class Steps:
 
     Args:
         parts: of the weights.
+        attributes: of the layer's row.
         weights: of the inputs, with the recurrent ones in them.
         run: what is done with a row, numbers and the parameters of a result: it is computed, or
-            written. Also takes `weights`, and `relu`, whether results below zero count as zero.
+            written. Also takes `weights`, `attributes` other than the row's defaults, and
+            `maximum`, where a ReLU behind it ends.
         split: a number in so many blocks of channels.
         constant: a number of one value, whose quantized value is 0.
     """
 
     parts: Mapping[str, Part]
+    attributes: Attributes
     weights: Weights
     run: Callable[..., Number]
     split: Callable[[Number, int], list[Number]]
@@ -70,16 +74,23 @@ class Steps:
 
     def given(self, part: str, x: Number) -> Number:
         """The product of inputs with a part of their weights."""
-        held = _part_of(self.weights, self.parts[part])
-        return self.run(DENSE, [x], self.named(f"input_{part}"), weights=held)
+        own = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
+        return self._product(x, self.weights, self.parts[part], f"input_{part}", own)
 
     def product(self, part: str, hidden: Number) -> Number:
         assert self.weights.recurrent is not None
-        held = _part_of(self.weights.recurrent, self.parts[part])
-        return self.run(DENSE, [hidden], self.named(f"state_{part}"), weights=held)
+        own = {**CONV.defaults, "padding": "same"}
+        return self._product(hidden, self.weights.recurrent, self.parts[part], f"state_{part}", own)
 
-    def add(self, first: Number, second: Number, name: str, relu: bool = False) -> Number:
-        return self.run(elementwise.ADD, [first, second], self.named(name), relu=relu)
+    def _product(
+        self, x: Number, weights: Weights, part: Part, name: str, convolved: Attributes
+    ) -> Number:
+        row, how = (CONV, convolved) if "padding" in self.attributes else (DENSE, DENSE.defaults)
+        held = _part_of(weights, part)
+        return self.run(row, [x], self.named(name), weights=held, attributes=how)
+
+    def add(self, first: Number, second: Number, name: str, maximum: float | None = None) -> Number:
+        return self.run(elementwise.ADD, [first, second], self.named(name), maximum=maximum)
 
     def multiply(self, first: Number, second: Number, name: str) -> Number:
         return self.run(elementwise.MULTIPLY, [first, second], self.named(name))
@@ -102,7 +113,9 @@ def _part_of(weights: Weights, part: Part) -> Weights:
     """Some columns of weights, with their scales and biases."""
     bias = None if weights.bias is None else columns(weights.bias, part)
     scale = columns(weights.scale, part) if weights.per_channel else weights.scale
-    q = columns(weights.q, part)
+    scale, q = scale * part.slope, columns(weights.q, part)
+    is_array = isinstance(scale, np.ndarray)
+    scale = np.float32(scale).astype(np.float64) if is_array else single(scale)
     return dataclasses.replace(weights, q=q, scale=scale, bias=bias, inner={}, recurrent=None)
 
 
@@ -110,17 +123,22 @@ def computing(a: Arguments) -> Steps:
     """Steps in the rounding of a family."""
 
     def run(
-        op: Op, given: list[Number], params: QuantParams, weights: Any = None, relu: bool = False
+        op: Op,
+        given: list[Number],
+        params: QuantParams,
+        weights: Any = None,
+        attributes: Attributes | None = None,
+        maximum: float | None = None,
     ) -> Number:
         params = params.as_tensors()
         own = dataclasses.replace(
             a,
-            attributes=op.defaults,
+            attributes=op.defaults if attributes is None else attributes,
             q=[q for q, _ in given],
             params=[each.as_tensors() for _, each in given],
             output=params,
             weights=weights,
-            merges_relu=relu,
+            merges_relu=maximum is not None,
         )
         q = op.compute(own)
         low, high = (
@@ -134,30 +152,43 @@ def computing(a: Arguments) -> Steps:
     def constant(params: QuantParams) -> Number:
         return tf.constant(float(-params.zero_point)), params
 
-    return Steps(parts(a.call.layer), a.weights, run, split, constant)
+    return Steps(parts(a.call.layer), a.attributes, a.weights, run, split, constant)
+
+
+def _sizes(e: Emission) -> tuple[int | None, ...]:
+    """Height and width of states that are images; none of others."""
+    if "padding" not in e.attributes:
+        return ()
+    sizes = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]
+    return sizes if len(sizes) == 2 else (1, *sizes)
 
 
 def writing(e: Emission) -> Steps:
     """Steps as operators of a file."""
     from keras_qat.resolved.graph import Node, Tensor
 
-    counter = itertools.count(1)
+    counter, sizes = itertools.count(1), _sizes(e)
 
     def run(
-        op: Op, given: list[Number], params: QuantParams, weights: Any = None, relu: bool = False
+        op: Op,
+        given: list[Number],
+        params: QuantParams,
+        weights: Any = None,
+        attributes: Attributes | None = None,
+        maximum: float | None = None,
     ) -> Number:
         count = next(counter)
         name, shape = f"{e.node.name}/{count}", e.shape(given[-1][0])
         if weights is not None:
-            shape = *shape[:-1], weights.q.shape[-1]
+            shape = shape[0], *(sizes or shape[1:-1]), weights.q.shape[-1]
         target = e.temporary(str(count), shape, params)
 
         def tensor(label: str, index: int, params: QuantParams) -> Tensor:
             return Tensor(f"{name}/{label}", e.shape(index), "float32", params)
 
         read = tuple(tensor(str(at), *each) for at, each in enumerate(given))
-        made, maximum = (tensor("output", target, params),), np.inf if relu else None
-        node = Node(name, op, op.defaults, e.node.call, read, made, weights, maximum)
+        made, how = (tensor("output", target, params),), attributes or op.defaults
+        node = Node(name, op, how, e.node.call, read, made, weights, maximum)
         op.emit(Emission(e.builder, node, [index for index, _ in given], [target]))
         return target, params
 
@@ -174,4 +205,4 @@ def writing(e: Emission) -> Steps:
     def constant(params: QuantParams) -> Number:
         return e.constant("constant", np.array(0, np.int8), params), params
 
-    return Steps(parts(e.node.call.layer), e.weights, run, split, constant)
+    return Steps(parts(e.node.call.layer), e.attributes, e.weights, run, split, constant)

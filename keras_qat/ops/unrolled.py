@@ -9,6 +9,7 @@ tensor, and the weights.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,25 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
+from keras_qat.ops.conv import CONV
 from keras_qat.ops.lstm import HIDDEN, TANH, other_form
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 from keras_qat.ops.quantize import REQUANTIZE
-from keras_qat.ops.recurrence import inner_ranges, names_of_states, step_of
-from keras_qat.ops.steps import SIGMOID, Number, computing, writing
+from keras_qat.ops.recurrence import (
+    CONV_LSTMS,
+    HARD_SIGMOID,
+    inner_ranges,
+    names_of_states,
+    step_of,
+)
+from keras_qat.ops.steps import SIGMOID, Number, Steps, computing, writing
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
     from keras_qat.resolved.graph import Node
     from keras_qat.resolved.weights import Weights
 
-__all__ = ["GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
+__all__ = ["CONV_LSTM", "GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
 
 _layers = keras.layers
 
@@ -40,7 +48,7 @@ def _compute(a: Arguments) -> Any:
     m, x, params = computing(a), a.q[0], a.params[0]
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    given = {part: m.given(part, (x, params)) for part in m.parts}
+    given = {part: _given(m, part, (x, params)) for part in m.parts}
     step, names = step_of(a.attributes), names_of_states(a.attributes)
     of_states = [m.named(name).as_tensors() for name in names]
 
@@ -58,29 +66,65 @@ def _compute(a: Arguments) -> Any:
     return m.run(REQUANTIZE, [(found, of_states[0])], a.output)[0]
 
 
+def _given(m: Steps, part: str, x: Number) -> Number:
+    """The products of all steps with a part of the weights. Images are folded into one batch."""
+    q, params = x
+    if "padding" not in m.attributes:
+        return m.given(part, x)
+    steps = q.shape[1]
+    found, params = m.given(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
+    return tf.reshape(found, [-1, steps, *found.shape[1:]]), params
+
+
 def _steps_first(x: Any) -> Any:
     """Examples and steps in the place of each other."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def _emit(e: Emission) -> None:
-    (x,), (output,), m = e.inputs, e.outputs, writing(e)
-    source: Any = x, e.node.inputs[0].params
-    given = {part: _steps(e, m.given(part, source), part) for part in m.parts}
-    last = list(given.values())[-1]
-    step, found = step_of(e.attributes), list[Number]()
-    states = tuple(m.zeros(last[0], name) for name in names_of_states(e.attributes))
-    for place in range(len(last))[:: -1 if e.attributes["backwards"] else 1]:
-        states = step(m, {part: each[place] for part, each in given.items()}, states)
+    (output,), m = e.outputs, writing(e)
+    products, steps = _written(e, m), e.node.inputs[0].shape[1]  # type: ignore[union-attr]
+    step, states, found = step_of(e.attributes), (), list[Number]()
+    for place in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
+        given = products(place)
+        like = list(given.values())[-1]
+        states = states or tuple(m.zeros(like, name) for name in names_of_states(e.attributes))
+        states = step(m, given, states)
         found.append(states[0])
-    hidden, params = states[0]
+    _emit_output(e, found, output)
+
+
+def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
+    """The products of a step's input, by part.
+
+    Those of all steps are written at once, but those of images with their step: they take memory.
+    """
+    source: Any = e.inputs[0], e.node.inputs[0].params
+    if "padding" not in e.attributes:
+        of_steps = {part: _steps(e, m.given(part, source), part) for part in m.parts}
+        return lambda place: {part: each[place] for part, each in of_steps.items()}
+    (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
+    if len(sizes) == 2:
+        x = e.reshaped(x, (batch, steps, 1, *sizes), "images")
+    images = _steps(e, (x, params), "image")
+    return lambda place: {part: m.given(part, images[place]) for part in m.parts}
+
+
+def _emit_output(e: Emission, found: list[Number], output: int) -> None:
+    """Writes the output: all hidden states, or the last one."""
+    hidden, params = found[-1]
     native = output
     if "hidden" in e.weights.inner:
         native = e.temporary("native", e.shape(output), params)
-    if e.attributes["sequences"]:
+    if not e.attributes["sequences"]:
+        e.reshape(hidden, native)
+    elif len(e.shape(hidden)) == len(e.shape(native)) - 1:
         e.add("PACK", [index for index, _ in found], [native], valuesCount=len(found), axis=1)
     else:
-        e.reshape(hidden, native)
+        batch, *sizes = e.shape(hidden)
+        images = e.temporary("packed", (batch, len(found), *sizes), hidden)
+        e.add("PACK", [index for index, _ in found], [images], valuesCount=len(found), axis=1)
+        e.reshape(images, native)
     if native != output:
         e.add("QUANTIZE", [native], [output])
 
@@ -96,11 +140,15 @@ def _steps(e: Emission, x: Number, name: str) -> list[Number]:
 
 
 def _products(node: Node) -> int:
-    """Each step multiplies with all weights."""
+    """Each step multiplies with all weights, for each place of an image."""
     steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
     assert node.weights is not None
     assert steps is not None
-    return steps * node.weights.count
+    places = 1
+    if "padding" in node.attributes:
+        *sizes, _ = node.output.shape[2 if node.attributes["sequences"] else 1 :]
+        places = math.prod(sizes)
+    return steps * places * node.weights.count
 
 
 # The rows.
@@ -110,13 +158,18 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
     """What takes layers with these functions, in their attributes of these names."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        if (reason := other_form(call)) is not None:
+        of_image = attributes.get("strides", ())
+        if (reason := other_form(call, axes=3 + len(of_image))) is not None:
             return reason
         if call.layer.stateful:
             return "its states are kept, and it would be unrolled"
         if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
             return f"its activations are others than {activations}"
-        steps = call.inputs[0].shape[1]
+        if attributes.get("data_format") == "channels_first":
+            return "its channels come first"
+        steps, *sizes = call.inputs[0].shape[1:]
+        if of_image and None in sizes:
+            return "its images are of any size"
         if steps is None:
             return "its number of steps is not known, and it would be unrolled"
         return f"more than {MOST_STEPS} steps" if steps > MOST_STEPS else None
@@ -125,15 +178,23 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
 
 
 def _form(call: Call) -> Attributes:
-    """As of `LSTM`; for a GRU whether it resets after products, else whether it has a ReLU."""
+    """As of `LSTM`, and whether sigmoids are hard ones.
+
+    For a GRU whether it resets after products, for a SimpleRNN whether it has a ReLU, for a
+    ConvLSTM how it convolves.
+    """
     layer = call.layer
     form = {"backwards": bool(layer.go_backwards), "sequences": bool(layer.return_sequences)}
+    if isinstance(layer, _layers.SimpleRNN):
+        return {**form, "relu": layer.activation in RELU}
+    form["hard"] = layer.recurrent_activation is HARD_SIGMOID
     if isinstance(layer, _layers.GRU):
         return {**form, "reset_after": bool(layer.reset_after)}
-    return {**form, "relu": layer.activation in RELU}
+    return {**form, **CONV.attributes(call)}
 
 
 RELU = (keras.activations.relu, tf.nn.relu)
+GATES = {"activation": TANH, "recurrent_activation": (*SIGMOID.functions, HARD_SIGMOID)}
 
 GRU = Op(
     "gru",
@@ -142,13 +203,20 @@ GRU = Op(
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1",
     layers=(_layers.GRU,),
     attributes=_form,
-    accepts=_accepts("tanh and sigmoid", activation=TANH, recurrent_activation=SIGMOID.functions),
+    accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
     integers=(),
     bits=(8,),
     output=HIDDEN,
     inner=inner_ranges,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
     products=_products,
+)
+
+CONV_LSTM = dataclasses.replace(
+    GRU,
+    name="conv_lstm",
+    doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
+    layers=CONV_LSTMS,
 )
 
 SIMPLE_RNN = dataclasses.replace(

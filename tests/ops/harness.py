@@ -57,7 +57,7 @@ def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -
     if op is LSTM:
         return random_recurrent_weights(call.layer.cell, numbers)
     if inner := op.inner(match(call).attributes):
-        return random_unrolled_weights(call.layer.cell, inner, numbers, per_channel)
+        return random_unrolled_weights(call.layer, inner, numbers, per_channel)
     ((name, axes),) = op.weights.items()
     axes = axes if per_channel else ()
     shape = tuple(getattr(call.layer, name).shape) if name else (call.output.shape[-1],)
@@ -85,17 +85,17 @@ def random_recurrent_weights(cell: Any, numbers: np.random.Generator) -> Weights
 
 
 def random_unrolled_weights(
-    cell: Any, inner: dict[str, Any], numbers: Any, per_channel: bool
+    layer: Any, inner: dict[str, Any], numbers: Any, per_channel: bool
 ) -> Weights:
-    """Those of a cell, with a scale for each channel, and ranges for what is inside of a step."""
-    given, own = biases(cell, tf.float64)
+    """Those of a layer, with a scale for each channel, and ranges for what is inside of a step."""
+    given, own = biases(layer, tf.float64)
 
     def drawn(name: str, variable: Any, bias: Any, **more: Any) -> Weights:
         shape = tuple(variable.shape)
-        scale = np.float32(10.0 ** numbers.uniform(-3.5, -1.5, (1, shape[1] if per_channel else 1)))
-        scale = scale.astype(np.float64)
+        count = shape[-1] if per_channel else 1
+        scale = np.float32(10.0 ** numbers.uniform(-3.5, -1.5, (1, count))).astype(np.float64)
         q = numbers.integers(-127, 128, shape).astype(np.float64)
-        whole = None if bias is None else np.round(numbers.normal(size=shape[1]) * 2000)
+        whole = None if bias is None else np.round(numbers.normal(size=shape[-1]) * 2000)
         return Weights(name, q, scale, whole, **more)
 
     params = {}
@@ -103,8 +103,8 @@ def random_unrolled_weights(
         size = 10.0 ** numbers.uniform(0, 1)
         low = 0.0 if each.non_negative else -size * numbers.uniform(0.3, 1)
         params[name] = QuantParams.of_range(low, size, 8)
-    recurrent = drawn("cell.recurrent_kernel", cell.recurrent_kernel, own)
-    return drawn("cell.kernel", cell.kernel, given, recurrent=recurrent, inner=params)
+    recurrent = drawn("cell.recurrent_kernel", layer.cell.recurrent_kernel, own)
+    return drawn("cell.kernel", layer.cell.kernel, given, recurrent=recurrent, inner=params)
 
 
 def node_of(

@@ -146,9 +146,27 @@ def _unrolled(kind, **others):
     return example
 
 
+def _conv_lstm(numbers):
+    axes = int(numbers.integers(1, 3))
+    kind = _layers.ConvLSTM1D if axes == 1 else _layers.ConvLSTM2D
+    options = {name: bool(numbers.random() < 0.5) for name in ("return_sequences", "go_backwards")}
+    steps, channels, filters = sizes(numbers, 1, 5, 3)
+    layer = kind(
+        filters,
+        sizes(numbers, 1, 4, axes),
+        recurrent_activation=chosen(numbers, *_SIGMOIDS),
+        **options,
+        **_options(numbers, axes, False),
+    )
+    return Example(layer, ((steps, *(8, 7)[-axes:], channels),))
+
+
+_SIGMOIDS = ("sigmoid", "hard_sigmoid")
+
 EXAMPLES = {
     "lstm": _lstm,
-    "gru": _unrolled(_layers.GRU, reset_after=(True, False)),
+    "gru": _unrolled(_layers.GRU, reset_after=(True, False), recurrent_activation=_SIGMOIDS),
+    "conv_lstm": _conv_lstm,
     "simple_rnn": _unrolled(_layers.SimpleRNN),
     "simple_rnn_relu": _unrolled(_layers.SimpleRNN, activation=("relu",)),
     "weight": _weight,
