@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -148,10 +149,24 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes."""
-    axes, source = e.attributes["axes"], e.source
-    parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(e.shape(source)))]
-    take_parts(e, source, e.outputs[0], parts)
+    """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes.
+
+    Of more axes than TFLite Micro slices, those behind become one.
+    """
+    axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
+    shape, target = e.shape(source), output
+    kept, behind = shape[: max(axes) + 1], shape[max(axes) + 1 :]
+    if len(shape) > SLICED_ANYWHERE and len(behind) > 1 and None not in behind:
+        shape = (*kept, math.prod(each or 0 for each in behind))
+        source, target = e.reshaped(source, shape, "flat"), e.temporary("turned", shape, source)
+    parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(shape))]
+    take_parts(e, source, target, parts)
+    if target != output:
+        e.reshape(target, output)
+
+
+SLICED_ANYWHERE = 4
+"""The axes of tensors that all runtimes slice."""
 
 
 REVERSE = move(

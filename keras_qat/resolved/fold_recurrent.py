@@ -82,7 +82,7 @@ def _of_unrolled(
 
     def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
         kernel = weight_at(layer, path)
-        shape = kernel.shape if wrapper.weight_spec.per_channel else [-1, 1]
+        shape = [-1, kernel.shape[-1] if wrapper.weight_spec.per_channel else 1]
         q, scale = quantized(bits)(tf.reshape(kernel, shape), tf.ones([1], tf.float64))
         q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(reads)), wide=False)
