@@ -63,11 +63,11 @@ class _InTraining:
     def multiply(self, first: Any, second: Any, name: str) -> Any:
         return self.note(name, first * second)
 
-    def sigmoid(self, x: Any) -> Any:
-        return self.note("sigmoid", tf.sigmoid(x))
+    def sigmoid(self, x: Any, name: str) -> Any:
+        return self.note(name, tf.sigmoid(x))
 
-    def tanh(self, x: Any) -> Any:
-        return self.note("hidden", tf.tanh(x))
+    def tanh(self, x: Any, name: str) -> Any:
+        return self.note(name, tf.tanh(x))
 
     def from_one(self, x: Any) -> Any:
         return self.note("sigmoid", 1.0 - x)
@@ -85,10 +85,19 @@ def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Pha
     ranges = {name: each.observe(None, training=False) for name, each in inner.items()}
     applies = {name: each.applies(phase, *ranges[name]) for name, each in inner.items()}
 
+    limits = {
+        name: [float((end - each.zero_point) * each.scale) for end in (each.lowest, each.highest)]
+        for name, each in FIXED.items()
+    }
+
     def rounded(name: str, x: Any) -> Any:
         if name not in inner:
-            limits = map(tf.constant, (FIXED[name].minimum, FIXED[name].maximum))
-            return fake_quant.fake_quantize_if(phase.quantizing, x, *limits)
+            low, high = limits[name]
+            if name == "unit":
+                return x  # Finer than what it is made of, and it has no end that is reached.
+            if FIXED[name].bits == 16:  # Likewise: only where it ends matters.
+                return tf.clip_by_value(x, low, high)
+            return fake_quant.fake_quantize_if(phase.quantizing, x, low, high)
         return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
 
     def first(name: str, x: Any) -> Any:

@@ -41,7 +41,7 @@ def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams
     def exact() -> Any:
         return tf.cast(multiply(tf.cast(q, tf.int64), _ratio(before, after)), q.dtype)
 
-    if family != "xnnpack" or output.bits == 16:
+    if family != "xnnpack" or 16 in (params.bits, output.bits):
         return exact()
     in_256ths, taken = _in_256ths(before, after, q.dtype)
     return cond(taken, lambda: tf.floor((q * in_256ths + 128.0) / 256.0), exact)

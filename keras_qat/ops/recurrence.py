@@ -41,8 +41,8 @@ class Machine(Protocol):
         """A sum; with a maximum a ReLU of it that ends there, if not where its range does."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
-    def sigmoid(self, x: Any) -> Any: ...
-    def tanh(self, x: Any) -> Any: ...
+    def sigmoid(self, x: Any, name: str) -> Any: ...
+    def tanh(self, x: Any, name: str) -> Any: ...
     def from_one(self, x: Any) -> Any:
         """1 - x."""
 
@@ -57,12 +57,12 @@ Step = Callable[[Machine, Mapping[str, Any], States], States]
 """From the products of a step's input, by part, and the states to the next ones."""
 
 
-def _gates(m: Machine, given: Mapping[str, Any], hidden: Any, hard: bool) -> Any:
+def _gates(m: Machine, given: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
     """Sigmoids of sums. A hard one is no more than their range: its slope is in the weights."""
     fed_back = m.product("gates", hidden)
     if hard:
-        return m.add(given["gates"], fed_back, "sigmoid", maximum=1.0)
-    return m.sigmoid(m.add(given["gates"], fed_back, "gates"))
+        return m.add(given["gates"], fed_back, name, maximum=1.0)
+    return m.sigmoid(m.add(given["gates"], fed_back, "gates"), name)
 
 
 def gru_step(
@@ -70,24 +70,27 @@ def gru_step(
 ) -> States:
     """Two gates, z and r, and a candidate, of which z hidden + (1 - z) candidate is made."""
     (hidden,) = states
-    keeps, resets = m.split(_gates(m, given, hidden, hard), 2)
+    keeps, resets = m.split(_gates(m, given, hidden, hard, "sigmoid"), 2)
     if reset_after:
         rest = m.multiply(resets, m.product("candidate", hidden), "state_candidate")
     else:
         rest = m.product("candidate", m.multiply(resets, hidden, "hidden"))
-    candidate = m.tanh(m.add(given["candidate"], rest, "candidate"))
+    candidate = m.tanh(m.add(given["candidate"], rest, "candidate"), "hidden")
     kept = m.multiply(keeps, hidden, "hidden")
     return (m.add(kept, m.multiply(m.from_one(keeps), candidate, "hidden"), "hidden"),)
 
 
 def lstm_step(m: Machine, given: Mapping[str, Any], states: States, hard: bool) -> States:
-    """Gates i, f and o and a candidate: o tanh(c) of the cell state c = f c + i candidate."""
+    """Gates i, f and o and a candidate: o tanh(c) of the cell state c = f c + i candidate.
+
+    Between the products and the hidden state all is in 16 bits, as of TFLite's own LSTM.
+    """
     hidden, cell = states
-    takes, keeps, gives = m.split(_gates(m, given, hidden, hard), 3)
+    takes, keeps, gives = m.split(_gates(m, given, hidden, hard, "unit"), 3)
     total = m.add(given["candidate"], m.product("candidate", hidden), "candidate")
-    taken = m.multiply(takes, m.tanh(total), "hidden")
+    taken = m.multiply(takes, m.tanh(total, "unit"), "unit")
     cell = m.add(m.multiply(keeps, cell, "cell"), taken, "cell")
-    return m.multiply(gives, m.tanh(cell), "hidden"), cell
+    return m.multiply(gives, m.tanh(cell, "unit"), "hidden"), cell
 
 
 def simple_step(m: Machine, given: Mapping[str, Any], states: States, relu: bool) -> States:
@@ -95,7 +98,7 @@ def simple_step(m: Machine, given: Mapping[str, Any], states: States, relu: bool
     fed_back = m.product("sum", *states)
     if relu:
         return (m.add(given["sum"], fed_back, "hidden", maximum=np.inf),)
-    return (m.tanh(m.add(given["sum"], fed_back, "sum")),)
+    return (m.tanh(m.add(given["sum"], fed_back, "sum"), "hidden"),)
 
 
 def step_of(attributes: Attributes) -> Step:
@@ -163,11 +166,15 @@ def columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """The ranges inside: of the products of inputs and states, and of their sums."""
+    """The ranges inside that are observed: of the products of inputs and states, and their sums.
+
+    Sums in 16 bits have fixed ones.
+    """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
     names = ("sum",) if "relu" in attributes else ("gates", "candidate")
-    found = {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}
+    prefixes = ("input_", "state_") if "padding" in attributes else ("input_", "state_", "")
+    found = {f"{prefix}{name}": OWN for name in names for prefix in prefixes}
     if attributes.get("hard"):
-        del found["gates"]
-    return {**found, **({"cell": OWN} if "cell" in names_of_states(attributes) else {})}
+        found.pop("gates", None)
+    return found

@@ -17,26 +17,35 @@ from keras_qat.ops.conv import CONV
 from keras_qat.ops.dense import DENSE
 from keras_qat.ops.lstm import HIDDEN
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
+from keras_qat.ops.quantize import REQUANTIZE
 from keras_qat.ops.recurrence import Part, columns, parts
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
     from keras_qat.resolved.weights import Weights
 
-__all__ = ["FIXED", "SIGMOID", "Number", "Steps", "computing", "params_named", "writing"]
+__all__ = [
+    *("FIXED", "SIGMOID", "Number", "Steps"),
+    *("computing", "held_in", "params_named", "writing"),
+]
 
 SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in ("sigmoid", "tanh"))
-GATE = SIGMOID.output
-assert isinstance(GATE, FixedRange)
+assert isinstance(SIGMOID.output, FixedRange)
 
-FIXED: dict[str, FixedRange] = {"hidden": HIDDEN, "sigmoid": GATE}
-"""Ranges that kernels fix, unless there is an inner one of that name."""
+UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
+"""16 bits up to 1, 10 and 20. For powers of two TFLite has other kernels of sigmoid and tanh."""
+
+FIXED: dict[str, QuantParams] = {
+    "hidden": HIDDEN.params(8),
+    "sigmoid": SIGMOID.output.params(8),
+    "unit": UNIT,
+    "cell": CELL,
+    **dict.fromkeys(("gates", "candidate"), SUM),
+}
+"""What numbers stand for, unless there is an inner range of that name."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
 """Of the constant 1: its quantized value is 0."""
-
-ZERO = QuantParams(np.float32(1.0), 0, 8)
-"""Of the constant 0, likewise."""
 
 Number = tuple[Any, QuantParams]
 """Quantized values less their zero point, or a tensor of a file; and what they stand for."""
@@ -44,7 +53,7 @@ Number = tuple[Any, QuantParams]
 
 def params_named(weights: Weights, name: str) -> QuantParams:
     """Those of a tensor inside of a step."""
-    return weights.inner[name] if name in weights.inner else FIXED[name].params(8)
+    return weights.inner[name] if name in weights.inner else FIXED[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,23 +99,43 @@ class Steps:
         return self.run(row, [x], self.named(name), weights=held, attributes=how)
 
     def add(self, first: Number, second: Number, name: str, maximum: float | None = None) -> Number:
-        return self.run(elementwise.ADD, [first, second], self.named(name), maximum=maximum)
+        return self._of_two(elementwise.ADD, [first, second], self.named(name), maximum)
 
     def multiply(self, first: Number, second: Number, name: str) -> Number:
-        return self.run(elementwise.MULTIPLY, [first, second], self.named(name))
+        return self._of_two(elementwise.MULTIPLY, [first, second], self.named(name))
 
-    def sigmoid(self, x: Number) -> Number:
-        return self.run(SIGMOID, [x], self.named("sigmoid"))
+    def _of_two(
+        self, op: Op, given: list[Number], params: QuantParams, maximum: float | None = None
+    ) -> Number:
+        """A row on numbers of 8 bits, or on numbers of 16 if one or the result has so many."""
+        if all(each.bits == 8 for each in (params, *(own for _, own in given))):
+            return self.run(op, given, params, maximum=maximum)
+        wide = params if params.bits == 16 else UNIT
+        found = self.run(op, list(map(self._widened, given)), wide, maximum=maximum)
+        return found if wide is params else self.run(REQUANTIZE, [found], params)
 
-    def tanh(self, x: Number) -> Number:
-        return self.run(TANH, [x], HIDDEN.params(8))
+    def _widened(self, x: Number) -> Number:
+        """A number in 16 bits: 128 times that of 8."""
+        params = x[1]
+        if params.bits == 16:
+            return x
+        scale = params.scale / 128
+        scale = single(scale) if tf.is_tensor(scale) else np.float32(scale)
+        return self.run(REQUANTIZE, [x], QuantParams(scale, 0, 16))
+
+    def sigmoid(self, x: Number, name: str) -> Number:
+        return self.run(SIGMOID, [x], self.named(name))
+
+    def tanh(self, x: Number, name: str) -> Number:
+        return self.run(TANH, [x], self.named(name))
 
     def from_one(self, x: Number) -> Number:
         return self.run(elementwise.SUBTRACT, [self.constant(ONE), x], self.named("sigmoid"))
 
     def zeros(self, like: Number, name: str) -> Number:
         """As many zeros: a number times zero, as there may be any number of examples."""
-        return self.multiply(self.constant(ZERO), like, name)
+        zero = QuantParams(np.float32(1.0), 0, self.named(name).bits)
+        return self.multiply(self.constant(zero), like, name)
 
 
 def _part_of(weights: Weights, part: Part) -> Weights:
@@ -117,6 +146,11 @@ def _part_of(weights: Weights, part: Part) -> Weights:
     is_array = isinstance(scale, np.ndarray)
     scale = np.float32(scale).astype(np.float64) if is_array else single(scale)
     return dataclasses.replace(weights, q=q, scale=scale, bias=bias, inner={}, recurrent=None)
+
+
+def held_in(params: QuantParams) -> tf.DType:
+    """The type of quantized values less their zero point."""
+    return tf.float64 if params.bits == 16 else tf.float32
 
 
 def computing(a: Arguments) -> Steps:
@@ -140,17 +174,18 @@ def computing(a: Arguments) -> Steps:
             weights=weights,
             merges_relu=maximum is not None,
         )
-        q = op.compute(own)
+        q = tf.cast(op.compute(own), held_in(params))
         low, high = (
             tf.cast(end - params.zero_point, q.dtype) for end in (params.lowest, params.highest)
         )
+        low = low if maximum is None else tf.maximum(low, 0.0)
         return tf.minimum(tf.maximum(q, low), high), params
 
     def split(x: Number, count: int) -> list[Number]:
         return [(q, x[1]) for q in tf.split(x[0], count, -1)]
 
     def constant(params: QuantParams) -> Number:
-        return tf.constant(float(-params.zero_point)), params
+        return tf.constant(float(-params.zero_point), held_in(params)), params
 
     return Steps(parts(a.call.layer), a.attributes, a.weights, run, split, constant)
 
@@ -203,6 +238,6 @@ def writing(e: Emission) -> Steps:
         return [(each, params) for each in found]
 
     def constant(params: QuantParams) -> Number:
-        return e.constant("constant", np.array(0, np.int8), params), params
+        return e.constant("constant", np.array(0, params.dtype), params), params
 
     return Steps(parts(e.node.call.layer), e.attributes, e.weights, run, split, constant)

@@ -28,7 +28,8 @@ from keras_qat.ops.recurrence import (
     names_of_states,
     step_of,
 )
-from keras_qat.ops.steps import SIGMOID, Number, Steps, computing, writing
+from keras_qat.ops.steps import SIGMOID, Number, Steps, computing, held_in, writing
+from keras_qat.ops.sums import RECENT
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def _compute(a: Arguments) -> Any:
 
     in_order = {part: _steps_first(q) for part, (q, _) in given.items()}
     zeros = tf.zeros_like(list(in_order.values())[-1][0])
-    found, *_ = tf.scan(step_once, in_order, (zeros,) * len(names))
+    first = tuple(tf.cast(zeros, held_in(params)) for params in of_states)
+    found, *_ = tf.scan(step_once, in_order, first)
     found = _steps_first(found) if a.attributes["sequences"] else found[-1]
     if "hidden" not in weights.inner:
         return found
@@ -159,6 +161,8 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         of_image = attributes.get("strides", ())
+        if of_image and not RECENT:
+            return "this TensorFlow has no QUANTIZE from int8 to int16"
         if (reason := other_form(call, axes=3 + len(of_image))) is not None:
             return reason
         if call.layer.stateful:
