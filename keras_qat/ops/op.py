@@ -38,9 +38,11 @@ class OwnRange:
 
     Args:
         non_negative: whether the output is never below zero.
+        symmetric: whether its zero point is 0; of ranges inside of an operator.
     """
 
     non_negative: bool = False
+    symmetric: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

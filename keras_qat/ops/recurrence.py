@@ -168,13 +168,15 @@ def columns(x: Any, part: Part) -> Any:
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     """The ranges inside that are observed: of the products of inputs and states, and their sums.
 
-    Sums in 16 bits have fixed ones.
+    Sums in 16 bits have fixed ones. Products that are brought to 16 bits have the zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
     names = ("sum",) if "relu" in attributes else ("gates", "candidate")
-    prefixes = ("input_", "state_") if "padding" in attributes else ("input_", "state_", "")
-    found = {f"{prefix}{name}": OWN for name in names for prefix in prefixes}
+    prefixes, own = ("input_", "state_", ""), OWN
+    if "padding" in attributes:
+        prefixes, own = ("input_", "state_"), OwnRange(symmetric=True)
+    found = {f"{prefix}{name}": own for name in names for prefix in prefixes}
     if attributes.get("hard"):
         found.pop("gates", None)
     return found

@@ -20,6 +20,7 @@ from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.quantize import REQUANTIZE
 from keras_qat.ops.recurrence import Part, columns, parts
 from keras_qat.tflite.emission import Emission
+from keras_qat.tflite.objects import TYPES
 
 if TYPE_CHECKING:
     from keras_qat.resolved.weights import Weights
@@ -69,6 +70,7 @@ class Steps:
             `maximum`, where a ReLU behind it ends.
         split: a number in so many blocks of channels.
         constant: a number of one value, whose quantized value is 0.
+        widened: a number of 8 bits with the zero point 0 in 16, in the same steps.
     """
 
     parts: Mapping[str, Part]
@@ -77,6 +79,7 @@ class Steps:
     run: Callable[..., Number]
     split: Callable[[Number, int], list[Number]]
     constant: Callable[[QuantParams], Number]
+    widened: Callable[[Number], Number]
 
     def named(self, name: str) -> QuantParams:
         return params_named(self.weights, name)
@@ -111,17 +114,9 @@ class Steps:
         if all(each.bits == 8 for each in (params, *(own for _, own in given))):
             return self.run(op, given, params, maximum=maximum)
         wide = params if params.bits == 16 else UNIT
-        found = self.run(op, list(map(self._widened, given)), wide, maximum=maximum)
+        inputs = [each if each[1].bits == 16 else self.widened(each) for each in given]
+        found = self.run(op, inputs, wide, maximum=maximum)
         return found if wide is params else self.run(REQUANTIZE, [found], params)
-
-    def _widened(self, x: Number) -> Number:
-        """A number in 16 bits: 128 times that of 8."""
-        params = x[1]
-        if params.bits == 16:
-            return x
-        scale = params.scale / 128
-        scale = single(scale) if tf.is_tensor(scale) else np.float32(scale)
-        return self.run(REQUANTIZE, [x], QuantParams(scale, 0, 16))
 
     def sigmoid(self, x: Number, name: str) -> Number:
         return self.run(SIGMOID, [x], self.named(name))
@@ -187,7 +182,11 @@ def computing(a: Arguments) -> Steps:
     def constant(params: QuantParams) -> Number:
         return tf.constant(float(-params.zero_point), held_in(params)), params
 
-    return Steps(parts(a.call.layer), a.attributes, a.weights, run, split, constant)
+    def widened(x: Number) -> Number:
+        params = dataclasses.replace(x[1], bits=16)
+        return tf.cast(x[0], held_in(params)), params
+
+    return Steps(parts(a.call.layer), a.attributes, a.weights, run, split, constant, widened)
 
 
 def _sizes(e: Emission) -> tuple[int | None, ...]:
@@ -240,4 +239,12 @@ def writing(e: Emission) -> Steps:
     def constant(params: QuantParams) -> Number:
         return e.constant("constant", np.array(0, params.dtype), params), params
 
-    return Steps(parts(e.node.call.layer), e.attributes, e.weights, run, split, constant)
+    def widened(x: Number) -> Number:
+        index, params = x[0], dataclasses.replace(x[1], bits=16)
+        found = e.temporary(f"{next(counter)}/wide", e.shape(index), params)
+        kinds = {"inDataType": TYPES["int8"], "outDataType": TYPES["int16"]}
+        e.add("CAST", [index], [found], **kinds)
+        return found, params
+
+    of = parts(e.node.call.layer)
+    return Steps(of, e.attributes, e.weights, run, split, constant, widened)

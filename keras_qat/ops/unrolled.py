@@ -29,7 +29,6 @@ from keras_qat.ops.recurrence import (
     step_of,
 )
 from keras_qat.ops.steps import SIGMOID, Number, Steps, computing, held_in, writing
-from keras_qat.ops.sums import RECENT
 from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
@@ -161,8 +160,6 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         of_image = attributes.get("strides", ())
-        if of_image and not RECENT:
-            return "this TensorFlow has no QUANTIZE from int8 to int16"
         if (reason := other_form(call, axes=3 + len(of_image))) is not None:
             return reason
         if call.layer.stateful:

@@ -85,7 +85,11 @@ class Int8Placement:
         own = self.settings.activations(group.output)
         spec = dataclasses.replace(own, bits=8, observer="moving_average")
         return {
-            name: dataclasses.replace(spec, lower_bound=0.0) if each.non_negative else spec
+            name: dataclasses.replace(
+                spec,
+                lower_bound=0.0 if each.non_negative else spec.lower_bound,
+                symmetric=each.symmetric or spec.symmetric,
+            )
             for name, each in (op.inner(attributes) if op else {}).items()
         }
 

@@ -102,6 +102,7 @@ def random_unrolled_weights(
     for name, each in inner.items():
         size = 10.0 ** numbers.uniform(0, 1)
         low = 0.0 if each.non_negative else -size * numbers.uniform(0.3, 1)
+        low = -size * 128 / 127 if each.symmetric else low
         params[name] = QuantParams.of_range(low, size, 8)
     recurrent = drawn("cell.recurrent_kernel", layer.cell.recurrent_kernel, own)
     return drawn("cell.kernel", layer.cell.kernel, given, recurrent=recurrent, inner=params)
