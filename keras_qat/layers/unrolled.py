@@ -85,20 +85,14 @@ def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Pha
     ranges = {name: each.observe(None, training=False) for name, each in inner.items()}
     applies = {name: each.applies(phase, *ranges[name]) for name, each in inner.items()}
 
-    limits = {
-        name: [float((end - each.zero_point) * each.scale) for end in (each.lowest, each.highest)]
-        for name, each in FIXED.items()
-    }
-
     def rounded(name: str, x: Any) -> Any:
-        if name not in inner:
-            low, high = limits[name]
-            if name == "unit":
-                return x  # Finer than what it is made of, and it has no end that is reached.
-            if FIXED[name].bits == 16:  # Likewise: only where it ends matters.
-                return tf.clip_by_value(x, low, high)
-            return fake_quant.fake_quantize_if(phase.quantizing, x, low, high)
-        return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
+        if name in inner:
+            return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
+        own = FIXED[name]
+        if own.bits == 16 and name != "cell":
+            return x  # Finer than what it is made of, and nothing changes where its range ends.
+        ends = (float((end - own.zero_point) * own.scale) for end in (own.lowest, own.highest))
+        return fake_quant.fake_quantize_if(phase.quantizing, x, *map(tf.constant, ends), own.bits)
 
     def first(name: str, x: Any) -> Any:
         return inner[name](x, phase)

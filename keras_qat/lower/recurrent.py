@@ -51,10 +51,8 @@ def split_bidirectional(call: Call, made: Made) -> list[Call]:
     return parts.end(parts.new("", merge), found) if merge else parts.calls
 
 
-_NO_CONVOLUTIONS = "TFLite has no operator for it, and its steps are not unrolled"
-
 REASONS: dict[type, str] = {
-    **dict.fromkeys((_layers.ConvLSTM1D, _layers.ConvLSTM2D, _layers.ConvLSTM3D), _NO_CONVOLUTIONS),
+    _layers.ConvLSTM3D: "TFLite has no int8 kernel of convolutions along three axes",
     _layers.RNN: "it is made of cells; LSTM, GRU and SimpleRNN have integer kernels",
 }
 """Layer class -> why it computes in float."""

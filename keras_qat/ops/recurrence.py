@@ -19,6 +19,7 @@ __all__ = [
     "States",
     "Step",
     "columns",
+    "convolves",
     "inner_ranges",
     "names_of_states",
     "offsets",
@@ -113,7 +114,12 @@ def step_of(attributes: Attributes) -> Step:
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
     """The names of the states' ranges."""
-    return ("hidden", "cell") if "padding" in attributes else ("hidden",)
+    return ("hidden", "cell") if convolves(attributes) else ("hidden",)
+
+
+def convolves(attributes: Attributes) -> bool:
+    """Whether a layer's inputs and states are images, convolved with its weights."""
+    return "padding" in attributes
 
 
 HARD_SIGMOID = keras.activations.hard_sigmoid
@@ -173,10 +179,10 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
     names = ("sum",) if "relu" in attributes else ("gates", "candidate")
-    prefixes, own = ("input_", "state_", ""), OWN
-    if "padding" in attributes:
-        prefixes, own = ("input_", "state_"), OwnRange(symmetric=True)
-    found = {f"{prefix}{name}": own for name in names for prefix in prefixes}
+    if convolves(attributes):
+        symmetric = OwnRange(symmetric=True)
+        return {f"{prefix}{name}": symmetric for name in names for prefix in ("input_", "state_")}
+    found = {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}
     if attributes.get("hard"):
-        found.pop("gates", None)
+        del found["gates"]
     return found

@@ -18,7 +18,7 @@ from keras_qat.ops.dense import DENSE
 from keras_qat.ops.lstm import HIDDEN
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.quantize import REQUANTIZE
-from keras_qat.ops.recurrence import Part, columns, parts
+from keras_qat.ops.recurrence import Part, columns, convolves, parts
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
 
@@ -97,7 +97,7 @@ class Steps:
     def _product(
         self, x: Number, weights: Weights, part: Part, name: str, convolved: Attributes
     ) -> Number:
-        row, how = (CONV, convolved) if "padding" in self.attributes else (DENSE, DENSE.defaults)
+        row, how = (CONV, convolved) if convolves(self.attributes) else (DENSE, DENSE.defaults)
         held = _part_of(weights, part)
         return self.run(row, [x], self.named(name), weights=held, attributes=how)
 
@@ -191,7 +191,7 @@ def computing(a: Arguments) -> Steps:
 
 def _sizes(e: Emission) -> tuple[int | None, ...]:
     """Height and width of states that are images; none of others."""
-    if "padding" not in e.attributes:
+    if not convolves(e.attributes):
         return ()
     sizes = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]
     return sizes if len(sizes) == 2 else (1, *sizes)

@@ -1,9 +1,9 @@
-"""GRU and SimpleRNN: TFLite has no operator for them, so they are unrolled into those that it has.
+"""GRU, SimpleRNN and ConvLSTM: TFLite has no operators for them, so they are unrolled.
 
 The inputs of all steps are multiplied at once; then each step multiplies its hidden state and does
 the rest value by value. What a step is made of is said once, in `recurrence`, and done three ways:
-here in integers and in files, in `layers.unrolled` in training. All steps share one range for each
-tensor, and the weights.
+by `steps` in integers and in files, in `layers.unrolled` in training. All steps share one range for
+each tensor, and the weights.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from keras_qat.ops.quantize import REQUANTIZE
 from keras_qat.ops.recurrence import (
     CONV_LSTMS,
     HARD_SIGMOID,
+    States,
+    convolves,
     inner_ranges,
     names_of_states,
     step_of,
@@ -40,7 +42,8 @@ __all__ = ["CONV_LSTM", "GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
 _layers = keras.layers
 
 MOST_STEPS = 64
-"""How many steps files have at most: each adds 13 operators of a GRU, 3 of a SimpleRNN."""
+"""How many steps files have at most: each adds 3 operators of a SimpleRNN, 13 of a GRU, some 19 of a
+ConvLSTM."""
 
 
 def _compute(a: Arguments) -> Any:
@@ -70,7 +73,7 @@ def _compute(a: Arguments) -> Any:
 def _given(m: Steps, part: str, x: Number) -> Number:
     """The products of all steps with a part of the weights. Images are folded into one batch."""
     q, params = x
-    if "padding" not in m.attributes:
+    if not convolves(m.attributes):
         return m.given(part, x)
     steps = q.shape[1]
     found, params = m.given(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
@@ -84,8 +87,10 @@ def _steps_first(x: Any) -> Any:
 
 def _emit(e: Emission) -> None:
     (output,), m = e.outputs, writing(e)
-    products, steps = _written(e, m), e.node.inputs[0].shape[1]  # type: ignore[union-attr]
-    step, states, found = step_of(e.attributes), (), list[Number]()
+    products, steps = _written(e, m), e.shape(e.inputs[0])[1]
+    assert steps is not None
+    step, found = step_of(e.attributes), list[Number]()
+    states: States = ()
     for place in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
         given = products(place)
         like = list(given.values())[-1]
@@ -101,7 +106,7 @@ def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
     Those of all steps are written at once, but those of images with their step: they take memory.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
-    if "padding" not in e.attributes:
+    if not convolves(e.attributes):
         of_steps = {part: _steps(e, m.given(part, source), part) for part in m.parts}
         return lambda place: {part: each[place] for part, each in of_steps.items()}
     (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
@@ -117,15 +122,14 @@ def _emit_output(e: Emission, found: list[Number], output: int) -> None:
     native = output
     if "hidden" in e.weights.inner:
         native = e.temporary("native", e.shape(output), params)
-    if not e.attributes["sequences"]:
-        e.reshape(hidden, native)
-    elif len(e.shape(hidden)) == len(e.shape(native)) - 1:
-        e.add("PACK", [index for index, _ in found], [native], valuesCount=len(found), axis=1)
-    else:
+    given = hidden
+    if e.attributes["sequences"]:
         batch, *sizes = e.shape(hidden)
-        images = e.temporary("packed", (batch, len(found), *sizes), hidden)
-        e.add("PACK", [index for index, _ in found], [images], valuesCount=len(found), axis=1)
-        e.reshape(images, native)
+        shape = batch, len(found), *sizes
+        given = native if shape == e.shape(native) else e.temporary("packed", shape, hidden)
+        e.add("PACK", [index for index, _ in found], [given], valuesCount=len(found), axis=1)
+    if given != native:
+        e.reshape(given, native)
     if native != output:
         e.add("QUANTIZE", [native], [output])
 
@@ -146,9 +150,9 @@ def _products(node: Node) -> int:
     assert node.weights is not None
     assert steps is not None
     places = 1
-    if "padding" in node.attributes:
-        *sizes, _ = node.output.shape[2 if node.attributes["sequences"] else 1 :]
-        places = math.prod(sizes)
+    if convolves(node.attributes):
+        sizes = node.output.shape[2 if node.attributes["sequences"] else 1 : -1]
+        places = math.prod(each or 0 for each in sizes)
     return steps * places * node.weights.count
 
 
@@ -159,17 +163,18 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
     """What takes layers with these functions, in their attributes of these names."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        of_image = attributes.get("strides", ())
-        if (reason := other_form(call, axes=3 + len(of_image))) is not None:
+        is_image = convolves(attributes)
+        axes = 3 + len(attributes["strides"]) if is_image else 3
+        if (reason := other_form(call, axes)) is not None:
             return reason
         if call.layer.stateful:
             return "its states are kept, and it would be unrolled"
         if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
             return f"its activations are others than {activations}"
-        if attributes.get("data_format") == "channels_first":
+        if is_image and attributes["data_format"] == "channels_first":
             return "its channels come first"
         steps, *sizes = call.inputs[0].shape[1:]
-        if of_image and None in sizes:
+        if is_image and None in sizes:
             return "its images are of any size"
         if steps is None:
             return "its number of steps is not known, and it would be unrolled"
