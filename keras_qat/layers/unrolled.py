@@ -91,8 +91,11 @@ def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Pha
         own = FIXED[name]
         if own.bits == 16 and name != "cell":
             return x  # Finer than what it is made of, and nothing changes where its range ends.
-        ends = (float((end - own.zero_point) * own.scale) for end in (own.lowest, own.highest))
-        return fake_quant.fake_quantize_if(phase.quantizing, x, *map(tf.constant, ends), own.bits)
+        low, high = (
+            tf.constant(float((end - own.zero_point) * own.scale))
+            for end in (own.lowest, own.highest)
+        )
+        return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, own.bits)
 
     def first(name: str, x: Any) -> Any:
         return inner[name](x, phase)

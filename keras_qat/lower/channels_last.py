@@ -38,7 +38,9 @@ def with_channels_last(graph: Graph, made: Made) -> Graph:
 
 
 def _has_channels_first(call: Call) -> bool:
-    return getattr(call.layer, "data_format", None) == "channels_first"
+    """Whether the axis behind the batch is that of channels: of a recurrent layer it is steps."""
+    is_first = getattr(call.layer, "data_format", None) == "channels_first"
+    return is_first and not isinstance(call.layer, _layers.RNN)
 
 
 def _is_norm_of_first(call: Call) -> bool:

@@ -42,7 +42,7 @@ __all__ = ["CONV_LSTM", "GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
 _layers = keras.layers
 
 MOST_STEPS = 64
-"""How many steps files have at most: each adds 3 operators of a SimpleRNN, 13 of a GRU, some 19 of a
+"""How many steps files have at most: each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a
 ConvLSTM."""
 
 

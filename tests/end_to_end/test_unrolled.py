@@ -32,7 +32,8 @@ def small(x: Any) -> Any:
 def mixed(x: Any) -> Any:
     """Each kind, both ways, with what a layer may have."""
     x = layers.GRU(4, return_sequences=True, go_backwards=True, dropout=0.2)(x)
-    both = layers.Bidirectional(layers.GRU(3, reset_after=False, return_sequences=True), "sum")
+    hard = {"recurrent_activation": "hard_sigmoid", "return_sequences": True}
+    both = layers.Bidirectional(layers.GRU(3, reset_after=False, **hard), "sum")
     x = layers.SimpleRNN(4, return_sequences=True, recurrent_dropout=0.2)(both(x))
     relu = functools.partial(layers.SimpleRNN, 3, activation="relu", use_bias=False)
     last = layers.Bidirectional(relu())(x)
@@ -166,10 +167,9 @@ PREFIXES = ("input_", "state_", "")
 STAYS = {
     "it has a mask": lambda x: layers.GRU(3)(layers.Masking()(x)),
     "its states are read or given": lambda x: layers.GRU(3, return_state=True)(x)[1],
-    "others than tanh and sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
+    "others than tanh and sigmoid or hard_sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
     "others than tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(x),
     "it is made of cells": lambda x: layers.RNN(layers.GRUCell(3))(x),
-    "its steps are not unrolled": lambda x: layers.ConvLSTM1D(2, 1)(layers.Reshape((*SHAPE, 1))(x)),
     f"more than {MOST_STEPS} steps": lambda x: layers.GRU(3)(
         layers.ZeroPadding1D((0, MOST_STEPS))(x)
     ),
