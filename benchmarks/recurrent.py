@@ -1,18 +1,20 @@
-"""Recurrent networks in int8 against float, on two tasks, a few seeds each.
+"""Recurrent networks in int8 against float, on three tasks, a few seeds each.
 
     python -m benchmarks.recurrent                       # all, some minutes on two cores
     python -m benchmarks.recurrent --tasks words --networks GRU --seeds 1
 
 `digits`: scikit-learn's digits, 8 steps of 8 pixels. `words`: the language of a word from its
 letters, of the word lists of Debian (packages wamerican, wngerman, wfrench, witalian, wspanish);
-letters have no accents, and words of several languages are left out. A network is trained in float,
-then calibrated; and trained further in float, or quantized, with the same steps and rates.
+letters have no accents, and words of several languages are left out. `squares`: in which of eight
+directions a square of 3x3 pixels moves, in noise, over 8 images of 12x12. A network is trained in
+float, then calibrated; and trained further in float, or quantized, with the same steps and rates.
 Accuracies of quantized networks are those of their files in LiteRT.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import unicodedata
 from collections.abc import Callable
@@ -73,8 +75,28 @@ def words() -> Data:
     return first, second, third, fourth
 
 
-TASKS: dict[str, Callable[[], Data]] = {"digits": digits, "words": words}
-EPOCHS = {"digits": (40, 10), "words": (12, 4)}
+def squares(count: int = 3000, steps: int = 8, size: int = 12) -> Data:
+    """Squares that come in again where they leave, a third of the sequences to test with."""
+    numbers = np.random.default_rng(0)
+    labels = numbers.integers(0, 8, count)
+    speed = numbers.uniform(0.5, 1.2, (count, 1))
+    way = np.stack([np.sin(labels * np.pi / 4), np.cos(labels * np.pi / 4)], 1) * speed
+    places = (
+        numbers.uniform(0, size, (count, 2))[:, None] + way[:, None] * np.arange(steps)[:, None]
+    )
+    corners = (places % size).astype(int)
+    x = numbers.normal(0, 0.05, (count, steps, size, size, 1)).astype(np.float32)
+    example, step = np.ogrid[:count, :steps]
+    for row in range(3):
+        for column in range(3):
+            where = (corners[..., 0] + row) % size, (corners[..., 1] + column) % size
+            x[example, step, where[0], where[1], 0] += 0.8
+    last = count // 3
+    return x[last:], labels[last:], x[:last], labels[:last]
+
+
+TASKS: dict[str, Callable[[], Data]] = {"digits": digits, "words": words, "squares": squares}
+EPOCHS = {"digits": (40, 10), "words": (12, 4), "squares": (12, 4)}
 """In float, and further."""
 
 NETWORKS: dict[str, Callable[[], Any]] = {
@@ -87,11 +109,23 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "Bidirectional GRU": lambda: layers.Bidirectional(layers.GRU(16)),
 }
 
+_images = functools.partial(layers.ConvLSTM2D, 8, 3, padding="same")
+
+OF_IMAGES: dict[str, Callable[[], Any]] = {
+    "ConvLSTM2D": lambda: _images(),
+    "ConvLSTM2D, sigmoid": lambda: _images(recurrent_activation="sigmoid"),
+}
+"""Those for squares."""
+
 ROWS = ("float", "calibrated", "float, further", "quantized, further")
 
 
 def network(task: str, make: Callable[[], Any]) -> Any:
     """A small classifier around a recurrent layer."""
+    if task == "squares":
+        inputs = keras.Input((8, 12, 12, 1))
+        pooled = layers.GlobalAveragePooling2D()(make()(inputs))
+        return keras.Model(inputs, layers.Dense(8)(pooled))
     if task == "digits":
         x = inputs = keras.Input((8, 8))
         classes = 10
@@ -142,15 +176,16 @@ def measured(task: str, make: Callable[[], Any], data: Data, seed: int) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--networks", nargs="+", choices={**NETWORKS, **OF_IMAGES})
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     print(f"| task | network | {' | '.join(ROWS)} |")
     print("| --- | --- |" + " --- |" * len(ROWS))
     for task in args.tasks:
         data = TASKS[task]()
-        for name in args.networks:
-            seeds = [measured(task, NETWORKS[name], data, seed) for seed in range(args.seeds)]
+        networks = OF_IMAGES if task == "squares" else NETWORKS
+        for name in [each for each in networks if each in (args.networks or networks)]:
+            seeds = [measured(task, networks[name], data, seed) for seed in range(args.seeds)]
             cells = []
             for row in ROWS:
                 values = [each[row] for each in seeds]
