@@ -89,7 +89,7 @@ def lstm_step(m: Machine, given: Mapping[str, Any], states: States, hard: bool) 
     hidden, cell = states
     takes, keeps, gives = m.split(_gates(m, given, hidden, hard, "unit"), 3)
     total = m.add(given["candidate"], m.product("candidate", hidden), "candidate")
-    taken = m.multiply(takes, m.tanh(total, "unit"), "unit")
+    taken = m.multiply(takes, m.tanh(total, "unit"), "cell")
     cell = m.add(m.multiply(keeps, cell, "cell"), taken, "cell")
     return m.multiply(gives, m.tanh(cell, "unit"), "hidden"), cell
 
