@@ -113,7 +113,7 @@ def test_for_a_microcontroller():
 
 @pytest.mark.parametrize("build", [tiny, pytest.param(of_sequences, marks=pytest.mark.slow)])
 def test_it_stays_close_to_the_float_layer(build):
-    """Cell states that add up over steps: in 8 bits there were 10 to 14 dB of trained networks."""
+    """Cell states that add up over steps: in 8 bits trained networks had 10 to 14 dB."""
     model, x = scramble(functional(SHAPES[build], build=build)), images(64, SHAPES[build])
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, x)
