@@ -90,14 +90,15 @@ def steps_quantized(
     """What a layer gives, and the tensors inside of its steps, by the name of their range.
 
     Args:
-        layer: the layer, without masks and states of a user's own.
-        x: its input.
+        layer: the layer, without masks.
+        x: its input, or a list of that and the state that it begins with.
         weights: by their paths, instead of its own.
         phase: what the call does.
         first: rounds the products of all inputs.
         rounded: rounds what is inside of a step.
     """
     cell, dtype, parts = layer.cell, layer.compute_dtype, columns(layer)
+    x, *given_state = tf.nest.flatten(x)
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
     step_once, inner = step_of(attributes), op.inner(attributes)
@@ -126,16 +127,20 @@ def steps_quantized(
         seen = {name: each for name, each in m.seen.items() if name in inner}
         return {"sequence": hidden, "seen": seen}, [hidden]
 
+    states = [rounded("hidden", tf.cast(each, dtype)) for each in given_state]
+    states = states or layer.get_initial_state(x)
     _, outputs, _ = backend.keras.backend.rnn(
         step,
         list(given.values()),
-        layer.get_initial_state(x),
+        states,
         go_backwards=layer.go_backwards,
         input_length=x.shape[1],
         return_all_outputs=True,
     )
-    sequence = outputs["sequence"]
-    return sequence if layer.return_sequences else sequence[:, -1], outputs["seen"]
+    sequence, seen = outputs["sequence"], outputs["seen"]
+    if given_state and "hidden" in seen:
+        seen["hidden"] = [tf.concat([states[0][:, None], *seen["hidden"]], 1)]
+    return sequence if layer.return_sequences else sequence[:, -1], seen
 
 
 def _value(x: Any) -> Value:

@@ -36,7 +36,7 @@ from keras_qat.lower.merges import (
 from keras_qat.lower.opening import open_layers
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
-from keras_qat.lower.recurrent import split_bidirectional
+from keras_qat.lower.recurrent import split_bidirectional, split_state
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
 from keras_qat.lower.twins import merge_twins
 from keras_qat.operations import is_operation
@@ -65,7 +65,8 @@ def lower(
         layer = call.layer
         key = str(layer.symbol) if is_operation(layer) else type(layer)
         lowering = table.get(key) or table.get(class_path(layer))
-        if type(layer) is _layers.Bidirectional and may_open and may_open(call) is False:
+        is_recurrent = isinstance(layer, (_layers.Bidirectional, _layers.RNN))
+        if is_recurrent and may_open and may_open(call) is False:
             lowering = None
         parts = split_activity_regularizer(call, made)
         parts = parts or (lowering(call, made) if lowering else [])
@@ -135,6 +136,7 @@ LOWERINGS: dict[Any, Lowering] = {
     _layers.MaxPooling3D: split_pooling_3d,
     _layers.TimeDistributed: split_time_distributed,
     _layers.Bidirectional: split_bidirectional,
+    **dict.fromkeys((_layers.GRU, _layers.SimpleRNN), split_state),
     _layers.Attention: split_attention,
     _layers.MultiHeadAttention: split_multi_head_attention,
     _layers.Concatenate: convert_fixed_ranges,

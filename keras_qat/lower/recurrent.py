@@ -1,17 +1,17 @@
-"""Lowering of recurrent layers that go through a sequence both ways."""
+"""Lowering of recurrent layers that go both ways through a sequence, or give their state."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.inner_layers import ReverseSteps
+from keras_qat.inner_layers import LastStep, ReverseSteps
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.lower.parts import Made, Parts
 from keras_qat.ops.registry import match
 
-__all__ = ["MERGES", "split_bidirectional", "why_whole"]
+__all__ = ["MERGES", "split_bidirectional", "split_state", "why_whole"]
 
 _layers = keras.layers
 
@@ -49,6 +49,24 @@ def split_bidirectional(call: Call, made: Made) -> list[Call]:
             one = parts.add(parts.new("reversed", ReverseSteps), one, shape=shape, output=output)
         found.append(one)
     return parts.end(parts.new("", merge), found) if merge else parts.calls
+
+
+def split_state(call: Call, made: Made) -> list[Call]:
+    """A layer that gives its state -> one that does not, and the last step of what it gives.
+
+    Where that has no integer kernels it stays one layer.
+    """
+    layer, (output, *states) = call.layer, values_in(call.outputs)
+    one = Value(output.name, output.shape, output.dtype)
+    if not states or match(Call(layer, call.args, call.kwargs, one, call.name)).op is None:
+        return []
+    parts = Parts(call, made)
+    weights = {"weights": made.weights_of(layer)}
+    alone = parts.new("", graph_lib.clone, layer, return_state=False, **weights)
+    parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
+    how = (LastStep,) if layer.return_sequences else (_layers.Activation, "linear")
+    parts.add(parts.new("state", *how), output, output=states[0])
+    return parts.calls
 
 
 _NO_CONVOLUTIONS = "TFLite has no operator for it, and its steps are not unrolled"

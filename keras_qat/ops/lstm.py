@@ -31,7 +31,7 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.qparams import QuantParams, ratio
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, values_in
+from keras_qat.keras2.graph import Call
 from keras_qat.ops.activations import sigmoid_of_int16, tanh_of_int16
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.tflite.emission import Emission
@@ -72,6 +72,8 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
     if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
         return "its activations are others than tanh and sigmoid"
+    if layer.return_state or len(call.inputs) > 1:
+        return "its states are read or given"
     return other_form(call)
 
 
@@ -80,9 +82,9 @@ def other_form(call: Call) -> str | None:
     layer = call.layer
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
-    if layer.return_state or len(call.inputs) > 1:
-        return "its states are read or given"
-    if len(values_in(call.outputs)) > 1 or layer.time_major or len(call.inputs[0].shape) != 3:
+    if call.kwargs.get("initial_state") is not None:
+        return "it begins with a state that is a constant"
+    if layer.time_major or len(call.inputs[0].shape) != 3:
         return "its sequences are in another form"
     return None
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.keras2.graph import Call, values_in
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.dense import DENSE
@@ -151,9 +151,11 @@ def _compute(a: Arguments) -> Any:
         return known(m, found, (hidden, of_hidden))[0]
 
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-    zeros = tf.zeros([batch, weights.recurrent.q.shape[0]], x.dtype)
+    first = tf.zeros([batch, weights.recurrent.q.shape[0]], x.dtype)
+    if len(a.q) > 1:
+        first = m.run(REQUANTIZE, [(a.q[1], a.params[1])], of_hidden)[0]
     in_order = {part: tf.transpose(q, [1, 0, 2]) for part, (q, _) in given.items()}
-    found = tf.scan(step_once, in_order, zeros)
+    found = tf.scan(step_once, in_order, first)
     found = tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
     if "hidden" not in weights.inner:
         return found
@@ -251,6 +253,11 @@ class _InFile:
         self.e.add("UNPACK", [index], found, axis=1, num=steps)
         return [(each, params) for each in found]
 
+    def given(self, state: Written) -> Written:
+        """A hidden state that is an input."""
+        hidden = self.named("hidden")
+        return state if state[1] == hidden else self.each(REQUANTIZE, [state], hidden)
+
     def zeros(self, like: Written) -> Written:
         """A hidden state of zeros for each example: a number of it, times zero."""
         hidden = self.named("hidden")
@@ -260,18 +267,18 @@ class _InFile:
 
 
 def _emit(e: Emission) -> None:
-    (x,), (output,), weights = e.inputs, e.outputs, e.weights
+    (x, *_), (output,), weights = e.inputs, e.outputs, e.weights
     assert weights.recurrent is not None
     batch, steps, _ = e.shape(x)
     assert steps is not None
     m = _InFile(e, batch, weights.recurrent.q.shape[0])
-    source: Any = x, e.node.inputs[0].params
+    source, *first = ((at, each.params) for at, each in zip(e.inputs, e.node.inputs, strict=True))
     given = {
         part: m.steps(m.product(source, part, weights, f"input_{part}"), steps)
         for part in columns(e.node.call.layer)
     }
     step, found = step_of(e.attributes), list[Written]()
-    hidden = m.zeros(list(given.values())[-1][0])
+    hidden = m.given(*first) if first else m.zeros(list(given.values())[-1][0])
     order = range(steps)[:: -1 if e.attributes["backwards"] else 1]
     for place in order:
         hidden = step(m, {part: each[place] for part, each in given.items()}, hidden)
@@ -305,13 +312,15 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
         if (reason := other_form(call)) is not None:
             return reason
         if call.layer.stateful:
-            return "its states are kept, and it would be unrolled"
+            return "its states are kept: give one as an input and read it (return_state=True)"
         if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
             return f"its activations are others than {activations}"
         steps = call.inputs[0].shape[1]
         if steps is None:
             return "its number of steps is not known, and it would be unrolled"
-        return f"more than {MOST_STEPS} steps" if steps > MOST_STEPS else None
+        if steps > MOST_STEPS:
+            return f"more than {MOST_STEPS} steps"
+        return "its state is read" if len(values_in(call.outputs)) > 1 else None
 
     return accepts
 
@@ -340,6 +349,7 @@ GRU = Op(
     output=HIDDEN,
     inner=inner_ranges,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
+    converts={1: HIDDEN},
     products=_products,
 )
 
@@ -357,4 +367,5 @@ SIMPLE_RNN_RELU = dataclasses.replace(
     doc="the same with ReLU",
     accepts=_accepts("tanh and relu", activation=RELU),
     output=OwnRange(non_negative=True),
+    converts={},
 )
