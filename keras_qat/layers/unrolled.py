@@ -138,8 +138,8 @@ def steps_quantized(
         return_all_outputs=True,
     )
     sequence, seen = outputs["sequence"], outputs["seen"]
-    if given_state and "hidden" in seen:
-        seen["hidden"] = [tf.concat([states[0][:, None], *seen["hidden"]], 1)]
+    if given_state and "hidden" in seen:  # Of what ReLUs give: a state below zero is zero.
+        seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
     return sequence if layer.return_sequences else sequence[:, -1], seen
 
 

@@ -78,16 +78,17 @@ def lower(
         graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), made)
     calls = [each for call in graph.calls for each in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
-    return _drop_identities(_drop_unread(merge_twins(graph)) if activations else graph)
+    return _drop_identities(_drop_unread(merge_twins(graph), made) if activations else graph)
 
 
-def _drop_unread(graph: Graph) -> Graph:
-    """Without integers that nobody reads any more: a shape that was asked for to resize to it."""
+def _drop_unread(graph: Graph, parts: Made) -> Graph:
+    """Without what nobody reads: a shape that was asked for to resize to it, a layer's state."""
     read, calls = set(values_in(graph.outputs)), []
     read.update(value for call in graph.aside for value in call.inputs)
     for call in reversed(graph.calls):
         made = values_in(call.outputs)
-        if read.intersection(made) or any(value.is_float for value in made):
+        is_part = parts.weights.get(call.layer) == []  # Without weights.
+        if read.intersection(made) or (any(each.is_float for each in made) and not is_part):
             calls.append(call)
             read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])

@@ -34,21 +34,33 @@ def split_bidirectional(call: Call, made: Made) -> list[Call]:
     layer = call.layer
     if call.kwargs.get("training") is not None or why_whole(call):
         return []
-    parts, (x,), found = Parts(call, made), call.inputs, []
-    merge = MERGES.get(layer.merge_mode)
-    outputs = [None, None] if merge else values_in(call.outputs)
-    for direction, output in zip(DIRECTIONS, outputs, strict=True):
+    parts, found, sequence = Parts(call, made), [], call.inputs[0]
+    merge, outputs = MERGES.get(layer.merge_mode), values_in(call.outputs)
+    states = [outputs.pop(-2), outputs.pop()] if layer.return_state else []
+    for place, direction in enumerate(DIRECTIONS):
         inner = _inner(layer, direction)
         trainable = layer.trainable and inner.trainable
         options = {"trainable": trainable, "weights": inner.weights}
         part = parts.new(direction, graph_lib.clone, inner, **options)
         turns = direction == "backward" and layer.return_sequences
-        shape = inner.compute_output_shape(x.shape)
-        one = parts.add(part, x, shape=shape, output=None if turns else output)
+        shape = inner.compute_output_shape(sequence.shape)
+        shape = shape[0] if states else shape
+        output = None if merge else outputs[place]
+        one = output if output and not turns else parts.between(part, shape)
+        parts.add(part, *_given(call, direction), output=[one, states[place]] if states else one)
         if turns:
             one = parts.add(parts.new("reversed", ReverseSteps), one, shape=shape, output=output)
         found.append(one)
-    return parts.end(parts.new("", merge), found) if merge else parts.calls
+    if merge:
+        parts.add(parts.new("", merge), found, output=outputs[0])
+    return parts.calls
+
+
+def _given(call: Call, direction: str) -> Any:
+    """What the layer of a direction is called with: the sequence, its half of the states."""
+    x, *states = call.inputs
+    half, place = len(states) // 2, DIRECTIONS.index(direction)
+    return ([x, *states[place * half :][:half]],) if states else (x,)
 
 
 def split_state(call: Call, made: Made) -> list[Call]:
@@ -88,7 +100,8 @@ def why_whole(call: Call) -> str:
     for direction in DIRECTIONS:
         inner = _inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)
-        op, _, reason = match(Call(inner, call.args, call.kwargs, output, call.name))
+        args = _given(call, direction) if call.kwargs.get("mask") is None else call.args
+        op, _, reason = match(Call(inner, args, call.kwargs, output, call.name))
         if op is None:
             return reason or f"no int8 rule for {type(inner).__name__}"
     return ""
