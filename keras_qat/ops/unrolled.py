@@ -340,7 +340,8 @@ GRU = Op(
     "gru",
     _compute,
     _emit,
-    doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1",
+    doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
+    "its state may be given",
     layers=(_layers.GRU,),
     attributes=_form,
     accepts=_accepts("tanh and sigmoid", activation=TANH, recurrent_activation=SIGMOID.functions),
