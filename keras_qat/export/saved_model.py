@@ -174,7 +174,8 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
     phase = Phase(training=False, quantizing=True, frozen=True)
     with computing_in_float32(layer):
         if not weights.inner:
-            return lstm_quantized(layer, *numbers, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
+            (x,) = numbers
+            return lstm_quantized(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
 
         def rounded(name: str, x: Any) -> Any:
             return _rounded(x, params_named(weights, name))

@@ -272,7 +272,8 @@ def _emit(e: Emission) -> None:
     batch, steps, _ = e.shape(x)
     assert steps is not None
     m = _InFile(e, batch, weights.recurrent.q.shape[0])
-    source, *first = ((at, each.params) for at, each in zip(e.inputs, e.node.inputs, strict=True))
+    ends: list[Any] = [each.params for each in e.node.inputs]
+    source, *first = zip(e.inputs, ends, strict=True)
     given = {
         part: m.steps(m.product(source, part, weights, f"input_{part}"), steps)
         for part in columns(e.node.call.layer)

@@ -139,9 +139,9 @@ class Int8Placement:
             return None, "indices"
         if call is None or op is None:
             if call is None:
-                if fixed := self.converted_to(value):
-                    spec = FixedSpec(fixed.minimum, fixed.maximum, own.bits)
-                    return spec, "input of the model, read in a fixed range"
+                if known := self.converted_to(value):
+                    found = FixedSpec(known.minimum, known.maximum, own.bits)
+                    return found, "input of the model, read in a fixed range"
                 own = dataclasses.replace(own, off_ties=own.bits == 8 and not own.symmetric)
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
@@ -180,7 +180,7 @@ class Int8Placement:
     def converted_to(self, value: Value) -> FixedRange | None:
         """The fixed range that all readers of a tensor convert it to, if they do."""
         found = {
-            op and op.converts.get(call.inputs.index(value))
+            op.converts.get(call.inputs.index(value)) if op else None
             for call in self.consumers[value]
             for op in [self.op(call)]
         }

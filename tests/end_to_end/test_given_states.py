@@ -173,7 +173,8 @@ def test_without_quantization_it_is_the_float_layer(name):
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
     for found in (qat, keras_qat.strip_quantization(qat)):
-        for y, expected in zip(*(each.predict(x, verbose=0) for each in (found, model)), strict=True):
+        both = (each.predict(x, verbose=0) for each in (found, model))
+        for y, expected in zip(*both, strict=True):
             np.testing.assert_allclose(y, expected, atol=1e-5)
 
 

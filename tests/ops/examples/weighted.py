@@ -134,7 +134,7 @@ def _lstm(numbers):
 
 
 def _unrolled(kind, **others):
-    """Of a recurrent layer that is unrolled, with a state or none; `others` are options of its own."""
+    """Of a recurrent layer that is unrolled, perhaps with a state; `others` are its own options."""
 
     def example(numbers):
         names = ("return_sequences", "go_backwards", "use_bias")
