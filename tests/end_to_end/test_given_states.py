@@ -165,6 +165,15 @@ def test_a_state_goes_from_output_to_input_as_it_is():
     assert (given.scale, given.zero_point) == (found.scale, found.zero_point) == (1 / 128, 0)
 
 
+@pytest.mark.parametrize("name", ["gru", "read_last"])
+def test_saved_models_load(name, tmp_path):
+    qat = quantized(name)
+    qat.save(tmp_path / "qat.keras")
+    again, x = keras.models.load_model(tmp_path / "qat.keras"), data(qat)
+    for found, expected in zip(again.predict(x), qat.predict(x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
 def test_without_quantization_it_is_the_float_layer(name):
