@@ -11,6 +11,7 @@ from keras_qat import fake_quant
 from keras_qat.keras2 import backend
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.states import keep_states
 from keras_qat.ops.recurrence import columns, step_of
 from keras_qat.ops.registry import match
 from keras_qat.ops.unrolled import FIXED
@@ -128,8 +129,8 @@ def steps_quantized(
         return {"sequence": hidden, "seen": seen}, [hidden]
 
     states = [rounded("hidden", tf.cast(each, dtype)) for each in given_state]
-    states = states or layer.get_initial_state(x)
-    _, outputs, _ = backend.keras.backend.rnn(
+    states = states or (layer.states if layer.stateful else layer.get_initial_state(x))
+    _, outputs, last = backend.keras.backend.rnn(
         step,
         list(given.values()),
         states,
@@ -137,6 +138,8 @@ def steps_quantized(
         input_length=x.shape[1],
         return_all_outputs=True,
     )
+    if layer.stateful:
+        keep_states(layer, last)
     sequence, seen = outputs["sequence"], outputs["seen"]
     if given_state and "hidden" in seen:  # Of what ReLUs give: a state below zero is zero.
         seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]

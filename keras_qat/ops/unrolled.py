@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.backend import keras
@@ -21,7 +22,8 @@ from keras_qat.keras2.graph import Call, values_in
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.dense import DENSE
-from keras_qat.ops.lstm import HIDDEN, TANH, other_form
+from keras_qat.ops.kept import keep, kept
+from keras_qat.ops.lstm import HIDDEN, TANH, form_of, other_form
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op, OwnRange
 from keras_qat.ops.quantize import REQUANTIZE
 from keras_qat.ops.recurrence import columns, inner_ranges, step_of
@@ -151,11 +153,15 @@ def _compute(a: Arguments) -> Any:
         return known(m, found, (hidden, of_hidden))[0]
 
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-    first = tf.zeros([batch, weights.recurrent.q.shape[0]], x.dtype)
+    first, layer = tf.zeros([batch, weights.recurrent.q.shape[0]], x.dtype), a.call.layer
     if len(a.q) > 1:
         first = m.run(REQUANTIZE, [(a.q[1], a.params[1])], of_hidden)[0]
+    if a.attributes["keeps"]:
+        first = tf.cast(kept(layer, [of_hidden])[0], x.dtype)
     in_order = {part: tf.transpose(q, [1, 0, 2]) for part, (q, _) in given.items()}
     found = tf.scan(step_once, in_order, first)
+    if a.attributes["keeps"]:
+        found = keep(layer, [of_hidden], [found[-1]], found)
     found = tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
     if "hidden" not in weights.inner:
         return found
@@ -265,6 +271,32 @@ class _InFile:
         given = [like, (zero, QuantParams(np.float32(1.0), 0, 8))]
         return self.run(elementwise.MULTIPLY, given, hidden, (self.batch, self.units))
 
+    def kept(self) -> Written:
+        """The hidden state that the last run kept: a variable of the file, of 16 bits."""
+        hidden = self.named("hidden")
+        wide = QuantParams(hidden.scale, 0, 16)
+        column = ((self.batch or 1) * self.units, 1)
+        self.variable = self.e.builder.variable(self.e.temporary("kept", column, wide))
+        before = self.e.temporary("before", column, hidden)
+        self.e.add("QUANTIZE", [self.variable], [before])
+        return self.e.reshaped(before, (self.batch, self.units), "begun"), hidden
+
+    def keep(self, hidden: Written) -> None:
+        """Writes the last step's into it: SVDF with weights of 1 and a memory of one step.
+
+        Only an operator that reads its variable changes it where it is. One that gave it would be
+        in front of the first, and LiteRT hands nothing of such a circle to XNNPACK.
+        """
+        e, (index, params), unit = self.e, hidden, np.float32(1.0)
+        column = e.reshaped(index, e.shape(self.variable), "column")
+        feature = e.constant("feature", np.ones((1, 1), np.int8), QuantParams(unit, 0, 8))
+        time = e.constant("time", np.ones((1, 1), np.int16), QuantParams(unit, 0, 16))
+        unread = e.temporary("unread", e.shape(column), params)
+        relu = schema.ActivationFunctionType.RELU  # Kernels ask for it; it is of what is unread.
+        bias = e.constant("none", np.zeros(1, np.int32), scales=params.scale)
+        given = [column, feature, time, bias, self.variable]
+        e.add("SVDF", given, [unread], rank=1, fusedActivationFunction=relu)
+
 
 def _emit(e: Emission) -> None:
     (x, *_), (output,), weights = e.inputs, e.outputs, e.weights
@@ -279,11 +311,16 @@ def _emit(e: Emission) -> None:
         for part in columns(e.node.call.layer)
     }
     step, found = step_of(e.attributes), list[Written]()
-    hidden = m.given(*first) if first else m.zeros(list(given.values())[-1][0])
+    if e.attributes["keeps"]:
+        hidden = m.kept()
+    else:
+        hidden = m.given(*first) if first else m.zeros(list(given.values())[-1][0])
     order = range(steps)[:: -1 if e.attributes["backwards"] else 1]
     for place in order:
         hidden = step(m, {part: each[place] for part, each in given.items()}, hidden)
         found.append(hidden)
+    if e.attributes["keeps"]:
+        m.keep(hidden)
     native = output
     if "hidden" in weights.inner:
         native = e.temporary("native", e.shape(output), hidden[1])
@@ -312,8 +349,8 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if (reason := other_form(call)) is not None:
             return reason
-        if call.layer.stateful:
-            return "its states are kept: give one as an input and read it (return_state=True)"
+        if call.layer.stateful and len(call.inputs) > 1:
+            return "its state is kept and given"
         if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
             return f"its activations are others than {activations}"
         steps = call.inputs[0].shape[1]
@@ -328,8 +365,7 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
 
 def _form(call: Call) -> Attributes:
     """As of `LSTM`; for a GRU whether it resets after products, else whether it has a ReLU."""
-    layer = call.layer
-    form = {"backwards": bool(layer.go_backwards), "sequences": bool(layer.return_sequences)}
+    layer, form = call.layer, form_of(call)
     if isinstance(layer, _layers.GRU):
         return {**form, "reset_after": bool(layer.reset_after)}
     return {**form, "relu": layer.activation in RELU}
