@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.tflite.emission import Emission
 
-__all__ = ["keep", "kept"]
+__all__ = ["InFile", "keep", "kept"]
 
 
 def kept(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
@@ -38,3 +41,45 @@ def keep(layer: Any, params: Sequence[QuantParams], states: Sequence[Any], resul
     ]
     with tf.control_dependencies(done):
         return tf.identity(result)
+
+
+class InFile:
+    """A state as a variable of a file, of 16 bits, for operators that keep no state themselves.
+
+    Args:
+        e: writes the file.
+        shape: the state's, all of it known.
+        params: of the state, as operators read it.
+    """
+
+    def __init__(self, e: Emission, shape: tuple[int | None, ...], params: QuantParams) -> None:
+        self.e, self.shape, self.params = e, shape, params
+        column = int(np.prod(shape)), 1  # type: ignore[arg-type]
+        wide = QuantParams(params.scale, 0, 16)
+        self.variable = e.builder.variable(e.temporary("kept", column, wide))
+
+    def read(self) -> int:
+        """The state that the last run wrote: zeros at first."""
+        column = self.e.temporary("before", self.e.shape(self.variable), self.params)
+        self.e.add("QUANTIZE", [self.variable], [column])
+        return self.e.reshaped(column, self.shape, "begun")
+
+    def write(self, state: int) -> None:
+        """Writes a state: by SVDF, with weights of 1 and a memory of one step.
+
+        It is an operator that only reads its variable, and changes it where it is. One that gave it
+        would be in front of the first, and LiteRT hands nothing of such a circle to XNNPACK.
+        """
+        e, scale = self.e, self.params.scale
+        column = e.reshaped(state, e.shape(self.variable), "column")
+        unit = np.float32(1.0)
+        given = [
+            column,
+            e.constant("feature", np.ones((1, 1), np.int8), QuantParams(unit, 0, 8)),
+            e.constant("time", np.ones((1, 1), np.int16), QuantParams(unit, 0, 16)),
+            e.constant("bias", np.zeros(1, np.int32), scales=scale),
+            self.variable,
+        ]
+        unread = e.temporary("unread", e.shape(column), self.params)
+        relu = schema.ActivationFunctionType.RELU  # Kernels ask for one.
+        e.add("SVDF", given, [unread], rank=1, fusedActivationFunction=relu)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.qparams import QuantParams
 from keras_qat.keras2.backend import keras
@@ -22,7 +21,7 @@ from keras_qat.keras2.graph import Call, values_in
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.dense import DENSE
-from keras_qat.ops.kept import keep, kept
+from keras_qat.ops.kept import InFile, keep, kept
 from keras_qat.ops.lstm import HIDDEN, TANH, form_of, other_form
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op, OwnRange
 from keras_qat.ops.quantize import REQUANTIZE
@@ -271,32 +270,6 @@ class _InFile:
         given = [like, (zero, QuantParams(np.float32(1.0), 0, 8))]
         return self.run(elementwise.MULTIPLY, given, hidden, (self.batch, self.units))
 
-    def kept(self) -> Written:
-        """The hidden state that the last run kept: a variable of the file, of 16 bits."""
-        hidden = self.named("hidden")
-        wide = QuantParams(hidden.scale, 0, 16)
-        column = ((self.batch or 1) * self.units, 1)
-        self.variable = self.e.builder.variable(self.e.temporary("kept", column, wide))
-        before = self.e.temporary("before", column, hidden)
-        self.e.add("QUANTIZE", [self.variable], [before])
-        return self.e.reshaped(before, (self.batch, self.units), "begun"), hidden
-
-    def keep(self, hidden: Written) -> None:
-        """Writes the last step's into it: SVDF with weights of 1 and a memory of one step.
-
-        Only an operator that reads its variable changes it where it is. One that gave it would be
-        in front of the first, and LiteRT hands nothing of such a circle to XNNPACK.
-        """
-        e, (index, params), unit = self.e, hidden, np.float32(1.0)
-        column = e.reshaped(index, e.shape(self.variable), "column")
-        feature = e.constant("feature", np.ones((1, 1), np.int8), QuantParams(unit, 0, 8))
-        time = e.constant("time", np.ones((1, 1), np.int16), QuantParams(unit, 0, 16))
-        unread = e.temporary("unread", e.shape(column), params)
-        relu = schema.ActivationFunctionType.RELU  # Kernels ask for it; it is of what is unread.
-        bias = e.constant("none", np.zeros(1, np.int32), scales=params.scale)
-        given = [column, feature, time, bias, self.variable]
-        e.add("SVDF", given, [unread], rank=1, fusedActivationFunction=relu)
-
 
 def _emit(e: Emission) -> None:
     (x, *_), (output,), weights = e.inputs, e.outputs, e.weights
@@ -311,16 +284,18 @@ def _emit(e: Emission) -> None:
         for part in columns(e.node.call.layer)
     }
     step, found = step_of(e.attributes), list[Written]()
+    stored = None
     if e.attributes["keeps"]:
-        hidden = m.kept()
+        stored = InFile(e, (batch, m.units), m.named("hidden"))
+        hidden = stored.read(), stored.params
     else:
         hidden = m.given(*first) if first else m.zeros(list(given.values())[-1][0])
     order = range(steps)[:: -1 if e.attributes["backwards"] else 1]
     for place in order:
         hidden = step(m, {part: each[place] for part, each in given.items()}, hidden)
         found.append(hidden)
-    if e.attributes["keeps"]:
-        m.keep(hidden)
+    if stored:
+        stored.write(hidden[0])
     native = output
     if "hidden" in weights.inner:
         native = e.temporary("native", e.shape(output), hidden[1])
