@@ -64,11 +64,12 @@ class InFile:
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.reshaped(column, self.shape, "begun")
 
-    def write(self, state: int) -> None:
-        """Writes a state: by SVDF, with weights of 1 and a memory of one step.
+    def write(self, state: int) -> int:
+        """Writes a state, and gives it back: by SVDF, with weights of 1 and a memory of one step.
 
         It is an operator that only reads its variable, and changes it where it is. One that gave it
-        would be in front of the first, and LiteRT hands nothing of such a circle to XNNPACK.
+        would be in front of the first, and LiteRT hands nothing of such a circle to XNNPACK. What
+        it gives has to be read by others, or compilers would leave it out.
         """
         e, scale = self.e, self.params.scale
         column = e.reshaped(state, e.shape(self.variable), "column")
@@ -80,6 +81,7 @@ class InFile:
             e.constant("bias", np.zeros(1, np.int32), scales=scale),
             self.variable,
         ]
-        unread = e.temporary("unread", e.shape(column), self.params)
-        relu = schema.ActivationFunctionType.RELU  # Kernels ask for one.
-        e.add("SVDF", given, [unread], rank=1, fusedActivationFunction=relu)
+        written = e.temporary("written", e.shape(column), self.params)
+        relu = schema.ActivationFunctionType.RELU  # Kernels ask for it, and compute none.
+        e.add("SVDF", given, [written], rank=1, fusedActivationFunction=relu)
+        return e.reshaped(written, self.shape, "ended")

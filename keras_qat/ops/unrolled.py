@@ -295,7 +295,8 @@ def _emit(e: Emission) -> None:
         hidden = step(m, {part: each[place] for part, each in given.items()}, hidden)
         found.append(hidden)
     if stored:
-        stored.write(hidden[0])
+        hidden = stored.write(hidden[0]), stored.params
+        found[-1] = hidden
     native = output
     if "hidden" in weights.inner:
         native = e.temporary("native", e.shape(output), hidden[1])

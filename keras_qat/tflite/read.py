@@ -178,11 +178,7 @@ class FileGraph:
         model.signatureDefs = None
         graph.tensors = [copy.copy(each) for each in graph.tensors]
         graph.tensors += [copy.copy(graph.tensors[index]) for index in cuts]
-        # What writes a variable is read by the next run.
-        kept = {index for index, each in enumerate(self._graph.tensors) if each.isVariable}
-        written = [each.outputs[0] for each in self.operations if kept.intersection(each.inputs)]
-        wanted = [*outputs, *written]
-        needed = {operation for index in wanted for operation in self.piece(index, cuts)}
+        needed = {operation for index in outputs for operation in self.piece(index, cuts)}
         graph.operators = []
         for operation, operator in zip(self.operations, self._graph.operators, strict=True):
             if operation in needed:
