@@ -13,6 +13,7 @@ __all__ = [
     "Contract",
     "FoldSteps",
     "HardSwish",
+    "LastStep",
     "MaskScores",
     "Regularize",
     "ReverseSteps",
@@ -51,6 +52,17 @@ class FoldSteps(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.TensorShape([None, *input_shape[2:]])
+
+
+@register
+class LastStep(keras.layers.Layer):
+    """The last step of a sequence: [batch, steps, ...] to [batch, ...]."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs[:, -1]
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([input_shape[0], *input_shape[2:]])
 
 
 @register

@@ -132,7 +132,7 @@ def _called(node: Node, numbers: list[Any]) -> Any:
     """The call's own layer, with the weights that kernels hold."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
-        return _recurrent(node, weights, *numbers)
+        return _recurrent(node, weights, numbers)
     if weights is not None and weights.name:
         (x,) = numbers
         kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
@@ -155,7 +155,7 @@ def _called(node: Node, numbers: list[Any]) -> Any:
         return layer(*args, **kwargs)
 
 
-def _recurrent(node: Node, weights: Weights, x: Any) -> Any:
+def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
     layer, own = node.call.layer, weights.recurrent
     assert own is not None
     real = {
@@ -174,12 +174,13 @@ def _recurrent(node: Node, weights: Weights, x: Any) -> Any:
     phase = Phase(training=False, quantizing=True, frozen=True)
     with computing_in_float32(layer):
         if not weights.inner:
+            (x,) = numbers
             return lstm_quantized(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
 
         def rounded(name: str, x: Any) -> Any:
             return _rounded(x, params_named(weights, name))
 
-        return steps_quantized(layer, x, real, phase, rounded, rounded)[0]
+        return steps_quantized(layer, numbers, real, phase, rounded, rounded)[0]
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:

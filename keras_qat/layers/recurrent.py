@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_qat import fake_quant
 from keras_qat.keras2 import backend
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.states import keep_states
 from keras_qat.layers.weights import weights_replaced
 from keras_qat.ops.lstm import CELL, HIDDEN
 
@@ -48,6 +49,5 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bi
             return_all_outputs=layer.return_sequences,
         )
     if layer.stateful:
-        for kept, state in zip(layer.states, states, strict=True):
-            kept.assign(tf.cast(state, kept.dtype))
+        keep_states(layer, states)
     return outputs if layer.return_sequences else last

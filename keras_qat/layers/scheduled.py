@@ -126,7 +126,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
         kwargs.pop("mask", None)  # Keras passes it to whatever takes any argument.
         if _shapes_only.get():
             with tf.init_scope():  # Keras finds out the shapes of custom layers in eager mode.
-                shape = self.compute_output_shape(inputs.shape)
+                shapes = tf.nest.map_structure(lambda each: each.shape, inputs)
+                shape = self.compute_output_shape(shapes)
             return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
         return self.compute(inputs, training, **kwargs)
 

@@ -7,7 +7,7 @@ float32 holds, so training, inference and `reset_states` share them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import layers_in
 
-__all__ = ["Stream", "kept_batch", "states_of", "unchanged"]
+__all__ = ["Stream", "keep_states", "kept_batch", "states_of", "unchanged"]
 
 
 def states_of(model: Any) -> list[Any]:
@@ -37,6 +37,12 @@ def kept_batch(model: Any, examples: int | None = None) -> int | None:
             f"examples at a time; {examples} are given."
         )
     return sizes[0] if sizes else None
+
+
+def keep_states(layer: Any, states: Sequence[Any]) -> None:
+    """Writes what a layer's last step gave into its own variables."""
+    for variable, state in zip(layer.states, states, strict=True):
+        variable.assign(tf.cast(state, variable.dtype))
 
 
 class Stream:

@@ -13,6 +13,7 @@ from keras_qat import fake_quant
 from keras_qat.keras2 import backend
 from keras_qat.keras2.graph import Call, Value
 from keras_qat.layers.scheduled import Phase
+from keras_qat.layers.states import keep_states
 from keras_qat.ops.recurrence import (
     CONV_LSTMS,
     Part,
@@ -112,14 +113,15 @@ def steps_quantized(
     """What a layer gives, and the tensors inside of its steps, by the name of their range.
 
     Args:
-        layer: the layer, without masks and states of a user's own.
-        x: its input.
+        layer: the layer, without masks.
+        x: its input, or a list of that and the state that it begins with.
         weights: by their paths, instead of its own.
         phase: what the call does.
         first: rounds the products of all inputs.
         rounded: rounds what is inside of a step.
     """
     cell, dtype, of = layer.cell, layer.compute_dtype, parts(layer)
+    x, *given_state = tf.nest.flatten(x)
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
     step_once, inner = step_of(attributes), op.inner(attributes)
@@ -155,17 +157,24 @@ def steps_quantized(
         seen = {name: each for name, each in m.seen.items() if name in inner}
         return {"sequence": after[0], "seen": seen}, list(after)
 
-    zeros = tf.zeros_like(list(given.values())[-1][:, 0])
-    _, outputs, _ = backend.keras.backend.rnn(
+    states = [rounded("hidden", tf.cast(each, dtype)) for each in given_state]
+    if not states:
+        zeros = tf.zeros_like(list(given.values())[-1][:, 0])
+        states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
+    _, outputs, last = backend.keras.backend.rnn(
         step,
         list(given.values()),
-        [zeros] * len(names_of_states(attributes)),
+        states,
         go_backwards=layer.go_backwards,
         input_length=x.shape[1],
         return_all_outputs=True,
     )
-    sequence = outputs["sequence"]
-    return sequence if layer.return_sequences else sequence[:, -1], outputs["seen"]
+    if layer.stateful:
+        keep_states(layer, last)
+    sequence, seen = outputs["sequence"], outputs["seen"]
+    if given_state and "hidden" in seen:  # Of what ReLUs give: a state below zero is zero.
+        seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
+    return sequence if layer.return_sequences else sequence[:, -1], seen
 
 
 def _linear(layer: Any) -> tuple[Linear, Linear]:

@@ -79,7 +79,7 @@ class QuantizeWrapper(ScheduledLayer):
         return [each for each in (self.layer, self.batch_norm, self.activation) if each is not None]
 
     def build(self, input_shape: Any) -> None:
-        shape = input_shape
+        shape = input_shape = _shapes(input_shape)
         self.channels = input_shape[-1]
         for sublayer in self.sublayers:
             if not sublayer.built:
@@ -160,6 +160,12 @@ def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
     if isinstance(wrapper.layer, backend.keras.layers.LSTM):
         return GateQuantizer
     return CellQuantizer if wrapper.inner_specs else WeightQuantizer
+
+
+def _shapes(given: Any) -> Any:
+    """A shape or a list of some. Keras 2.15 reads lists of sizes from files."""
+    is_one = all(size is None or isinstance(size, int) for size in given)
+    return tf.TensorShape(given) if is_one else [tf.TensorShape(each) for each in given]
 
 
 def _layer(layer: Any) -> Any:

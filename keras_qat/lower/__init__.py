@@ -36,7 +36,7 @@ from keras_qat.lower.merges import (
 from keras_qat.lower.opening import open_layers
 from keras_qat.lower.operations import OPERATIONS
 from keras_qat.lower.parts import Lowering, Made
-from keras_qat.lower.recurrent import split_bidirectional
+from keras_qat.lower.recurrent import split_bidirectional, split_state
 from keras_qat.lower.steps import split_pooling_3d, split_time_distributed
 from keras_qat.lower.twins import merge_twins
 from keras_qat.operations import is_operation
@@ -65,7 +65,8 @@ def lower(
         layer = call.layer
         key = str(layer.symbol) if is_operation(layer) else type(layer)
         lowering = table.get(key) or table.get(class_path(layer))
-        if type(layer) is _layers.Bidirectional and may_open and may_open(call) is False:
+        is_recurrent = isinstance(layer, (_layers.Bidirectional, _layers.RNN))
+        if is_recurrent and may_open and may_open(call) is False:
             lowering = None
         parts = split_activity_regularizer(call, made)
         parts = parts or (lowering(call, made) if lowering else [])
@@ -77,16 +78,17 @@ def lower(
         graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), made)
     calls = [each for call in graph.calls for each in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
-    return _drop_identities(_drop_unread(merge_twins(graph)) if activations else graph)
+    return _drop_identities(_drop_unread(merge_twins(graph), made) if activations else graph)
 
 
-def _drop_unread(graph: Graph) -> Graph:
-    """Without integers that nobody reads any more: a shape that was asked for to resize to it."""
+def _drop_unread(graph: Graph, parts: Made) -> Graph:
+    """Without what nobody reads: a shape that was asked for to resize to it, a layer's state."""
     read, calls = set(values_in(graph.outputs)), []
     read.update(value for call in graph.aside for value in call.inputs)
     for call in reversed(graph.calls):
         made = values_in(call.outputs)
-        if read.intersection(made) or any(value.is_float for value in made):
+        is_part = parts.weights.get(call.layer) == []  # Without weights.
+        if read.intersection(made) or (any(each.is_float for each in made) and not is_part):
             calls.append(call)
             read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
@@ -135,6 +137,7 @@ LOWERINGS: dict[Any, Lowering] = {
     _layers.MaxPooling3D: split_pooling_3d,
     _layers.TimeDistributed: split_time_distributed,
     _layers.Bidirectional: split_bidirectional,
+    **dict.fromkeys((_layers.GRU, _layers.SimpleRNN), split_state),
     _layers.Attention: split_attention,
     _layers.MultiHeadAttention: split_multi_head_attention,
     _layers.Concatenate: convert_fixed_ranges,

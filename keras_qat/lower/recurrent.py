@@ -1,17 +1,17 @@
-"""Lowering of recurrent layers that go through a sequence both ways."""
+"""Lowering of recurrent layers that go both ways through a sequence, or give their state."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.inner_layers import ReverseSteps
+from keras_qat.inner_layers import LastStep, ReverseSteps
 from keras_qat.keras2 import graph as graph_lib
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.lower.parts import Made, Parts
 from keras_qat.ops.registry import match
 
-__all__ = ["MERGES", "split_bidirectional", "why_whole"]
+__all__ = ["MERGES", "split_bidirectional", "split_state", "why_whole"]
 
 _layers = keras.layers
 
@@ -34,21 +34,51 @@ def split_bidirectional(call: Call, made: Made) -> list[Call]:
     layer = call.layer
     if call.kwargs.get("training") is not None or why_whole(call):
         return []
-    parts, (x,), found = Parts(call, made), call.inputs, []
-    merge = MERGES.get(layer.merge_mode)
-    outputs = [None, None] if merge else values_in(call.outputs)
-    for direction, output in zip(DIRECTIONS, outputs, strict=True):
+    parts, found, sequence = Parts(call, made), [], call.inputs[0]
+    merge, outputs = MERGES.get(layer.merge_mode), values_in(call.outputs)
+    states = [outputs.pop(-2), outputs.pop()] if layer.return_state else []
+    for place, direction in enumerate(DIRECTIONS):
         inner = _inner(layer, direction)
         trainable = layer.trainable and inner.trainable
         options = {"trainable": trainable, "weights": inner.weights}
         part = parts.new(direction, graph_lib.clone, inner, **options)
         turns = direction == "backward" and layer.return_sequences
-        shape = inner.compute_output_shape(x.shape)
-        one = parts.add(part, x, shape=shape, output=None if turns else output)
+        shape = inner.compute_output_shape(sequence.shape)
+        shape = shape[0] if states else shape
+        output = None if merge else outputs[place]
+        one = output if output and not turns else parts.between(part, shape)
+        parts.add(part, *_given(call, direction), output=[one, states[place]] if states else one)
         if turns:
             one = parts.add(parts.new("reversed", ReverseSteps), one, shape=shape, output=output)
         found.append(one)
-    return parts.end(parts.new("", merge), found) if merge else parts.calls
+    if merge:
+        parts.add(parts.new("", merge), found, output=outputs[0])
+    return parts.calls
+
+
+def _given(call: Call, direction: str) -> Any:
+    """What the layer of a direction is called with: the sequence, its half of the states."""
+    x, *states = call.inputs
+    half, place = len(states) // 2, DIRECTIONS.index(direction)
+    return ([x, *states[place * half :][:half]],) if states else (x,)
+
+
+def split_state(call: Call, made: Made) -> list[Call]:
+    """A layer that gives its state -> one that does not, and the last step of what it gives.
+
+    Where that has no integer kernels it stays one layer.
+    """
+    layer, (output, *states) = call.layer, values_in(call.outputs)
+    one = Value(output.name, output.shape, output.dtype)
+    if not states or match(Call(layer, call.args, call.kwargs, one, call.name)).op is None:
+        return []
+    parts = Parts(call, made)
+    weights = {"weights": made.weights_of(layer)}
+    alone = parts.new("", graph_lib.clone, layer, return_state=False, **weights)
+    parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
+    how = (LastStep,) if layer.return_sequences else (_layers.Activation, "linear")
+    parts.add(parts.new("state", *how), output, output=states[0])
+    return parts.calls
 
 
 REASONS: dict[type, str] = {
@@ -68,7 +98,8 @@ def why_whole(call: Call) -> str:
     for direction in DIRECTIONS:
         inner = _inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)
-        op, _, reason = match(Call(inner, call.args, call.kwargs, output, call.name))
+        args = _given(call, direction) if call.kwargs.get("mask") is None else call.args
+        op, _, reason = match(Call(inner, args, call.kwargs, output, call.name))
         if op is None:
             return reason or f"no int8 rule for {type(inner).__name__}"
     return ""

@@ -31,8 +31,9 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.qparams import QuantParams, ratio
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, values_in
+from keras_qat.keras2.graph import Call
 from keras_qat.ops.activations import sigmoid_of_int16, tanh_of_int16
+from keras_qat.ops.kept import keep, kept
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.tflite.emission import Emission
 from keras_qat.tflite.objects import TYPES
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from keras_qat.resolved.graph import Node
     from keras_qat.resolved.weights import Weights
 
-__all__ = ["CELL", "HIDDEN", "LSTM", "TANH", "other_form"]
+__all__ = ["CELL", "HIDDEN", "LSTM", "TANH", "form_of", "other_form"]
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
 """The range of the output, which the next step reads too."""
@@ -59,7 +60,7 @@ TANH = (keras.activations.tanh, tf.tanh)
 _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
-def _attributes(call: Call) -> Attributes:
+def form_of(call: Call) -> Attributes:
     """Whether it begins with the last step, gives all steps, keeps its states for the next call."""
     return {
         "backwards": bool(call.layer.go_backwards),
@@ -72,6 +73,8 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
     if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
         return "its activations are others than tanh and sigmoid"
+    if layer.return_state or len(call.inputs) > 1:
+        return "its states are read or given"
     return other_form(call)
 
 
@@ -80,9 +83,9 @@ def other_form(call: Call, axes: int = 3) -> str | None:
     layer = call.layer
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
-    if layer.return_state or len(call.inputs) > 1:
-        return "its states are read or given"
-    if len(values_in(call.outputs)) > 1 or layer.time_major or len(call.inputs[0].shape) != axes:
+    if call.kwargs.get("initial_state") is not None:
+        return "it begins with a state that is a constant"
+    if layer.time_major or len(call.inputs[0].shape) != axes:
         return "its sequences are in another form"
     return None
 
@@ -113,48 +116,33 @@ def _compute(a: Arguments) -> Any:
             fed_back = saturate(fed_back, BITS)
         gates = tf.split(saturate(given + fed_back, BITS), 4, -1)
         takes, keeps, gives = (_look_up(sigmoid, gates[place]) for place in (0, 1, 3))
-        kept = _scaled(a, keeps * cell, BITS)
+        remains = _scaled(a, keeps * cell, BITS)
         taken = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
-        cell = saturate(kept + taken, BITS)
+        cell = saturate(remains + taken, BITS)
         hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
         return tf.cast(saturate(hidden, own_bits), held), cell
 
     states = _before(a, x, held)
     found, cells = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
     if a.attributes["keeps"]:
-        found = _kept(a, found, cells)
+        last = found[-1], cells[-1]
+        found = keep(a.call.layer, _params_of_states(a), last, found)
     found = tf.cast(found, a.q[0].dtype)
     return tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
 
 
 def _before(a: Arguments, x: Any, held: tf.DType) -> tuple[Any, Any]:
-    """The states before the first step: zeros, or those that the layer has kept, in real numbers.
-
-    A layer that has just been trained has states between the quantized ones.
-    """
+    """The states before the first step: zeros, or those that the layer has kept."""
     if a.attributes["keeps"]:
-        scales = float(HIDDEN.params(a.params[0].bits).scale), float(CELL.scale)
-        numbers = [
-            tf.cast(tf.round(tf.cast(each, tf.float64) / scale), tf.int64)
-            for each, scale in zip(a.call.layer.states, scales, strict=True)
-        ]
-        bits = (15 if a.wide else 7, BITS)
-        hidden, cell = (saturate(each, most) for each, most in zip(numbers, bits, strict=True))
+        hidden, cell = kept(a.call.layer, _params_of_states(a))
         return tf.cast(hidden, held), cell
     units = a.weights.recurrent.q.shape[0]
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
     return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
 
 
-def _kept(a: Arguments, hidden: Any, cell: Any) -> Any:
-    """The hidden states of all steps, once the layer has kept those of the last one."""
-    scales = float(HIDDEN.params(a.params[0].bits).scale), float(CELL.scale)
-    done = [
-        state.assign(tf.cast(each[-1], state.dtype) * scale, read_value=False)
-        for state, each, scale in zip(a.call.layer.states, (hidden, cell), scales, strict=True)
-    ]
-    with tf.control_dependencies(done):
-        return tf.identity(hidden)
+def _params_of_states(a: Arguments) -> tuple[QuantParams, QuantParams]:
+    return HIDDEN.params(a.params[0].bits).as_tensors(), CELL.as_tensors()
 
 
 def _as_gates(a: Arguments, sums: Any, scale: Any, of_input: Any) -> Any:
@@ -341,7 +329,7 @@ LSTM = Op(
     _emit,
     doc="LSTM over a sequence; its output has 256 steps from -1 to 1",
     layers=(keras.layers.LSTM,),
-    attributes=_attributes,
+    attributes=form_of,
     accepts=_accepts,
     integers=(),
     families={16: ("tflm",)},

@@ -167,6 +167,8 @@ class Op:
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
         inner: ranges between the parts that an operator is written in, by name.
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
+        converts: places of inputs -> the range that they are converted to, whatever theirs is: an
+            input of the model that is read in no other way has it.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
         products: of sums of products: how many there are for one example, asked for where all
@@ -201,6 +203,7 @@ class Op:
     takes_constants: bool = False
     inner: Callable[[Attributes], Mapping[str, OwnRange]] = lambda attributes: {}
     symmetric: tuple[int, ...] = ()
+    converts: Mapping[int, FixedRange] = dataclasses.field(default_factory=dict)
     alias: bool = False
     products: Callable[[Node], int] = lambda node: 0
 

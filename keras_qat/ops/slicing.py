@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.inner_layers import LastStep
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call, Value, values_in
 from keras_qat.operations import operands
@@ -34,6 +35,8 @@ def _slice_attributes(call: Call) -> Attributes:
     """`parts`: one for each axis; `dropped` axes of the input and `added` ones of the output."""
     x = first(call)
     rank = len(getattr(x, "shape", ()))
+    if isinstance(call.layer, LastStep):
+        return _indexed([{"start": None, "stop": None, "step": None}, -1], rank)
     if not symbol_of(call):
         cropping = pairs(call.layer, call.layer.cropping, rank)
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
@@ -109,7 +112,7 @@ SLICE = move(
     "slice",
     "parts of a tensor, every n-th value, crops",
     _emit_slice,
-    layers=(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D),
+    layers=(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D, LastStep),
     symbols=("__operators__.getitem", "slice"),
     attributes=_slice_attributes,
     needs=("parts",),

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.keras2.graph import Call, values_in
 from keras_qat.ops.conv import CONV
-from keras_qat.ops.lstm import HIDDEN, TANH, other_form
+from keras_qat.ops.kept import InFile, keep, kept
+from keras_qat.ops.lstm import HIDDEN, TANH, form_of, other_form
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 from keras_qat.ops.quantize import REQUANTIZE
 from keras_qat.ops.recurrence import (
@@ -61,9 +62,17 @@ def _compute(a: Arguments) -> Any:
         return tuple(q for q, _ in step(m, found, known))
 
     in_order = {part: _steps_first(q) for part, (q, _) in given.items()}
-    zeros = tf.zeros_like(list(in_order.values())[-1][0])
-    first = tuple(tf.cast(zeros, held_in(params)) for params in of_states)
-    found, *_ = tf.scan(step_once, in_order, first)
+    zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
+    first = [zeros] * len(names)
+    if len(a.q) > 1:
+        first = [m.run(REQUANTIZE, [(a.q[1], a.params[1])], of_states[0])[0]]
+    if a.attributes["keeps"]:
+        first = kept(layer, of_states)
+    first = [tf.cast(q, held_in(each)) for q, each in zip(first, of_states, strict=True)]
+    states = tf.scan(step_once, in_order, tuple(first))
+    found = states[0]
+    if a.attributes["keeps"]:
+        found = keep(layer, of_states, [each[-1] for each in states], found)
     found = _steps_first(found) if a.attributes["sequences"] else found[-1]
     if "hidden" not in weights.inner:
         return found
@@ -91,13 +100,28 @@ def _emit(e: Emission) -> None:
     assert steps is not None
     step, found = step_of(e.attributes), list[Number]()
     states: States = ()
+    stored: InFile | None = None
     for place in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
         given = products(place)
-        like = list(given.values())[-1]
-        states = states or tuple(m.zeros(like, name) for name in names_of_states(e.attributes))
+        if not states:
+            states, stored = _begun(e, m, list(given.values())[-1])
         states = step(m, given, states)
         found.append(states[0])
+    if stored:
+        found[-1] = stored.write(states[0][0]), stored.params
     _emit_output(e, found, output)
+
+
+def _begun(e: Emission, m: Steps, like: Number) -> tuple[States, InFile | None]:
+    """The states before the first step: zeros, one that is an input, or one that the file keeps."""
+    hidden = m.named("hidden")
+    if e.attributes["keeps"]:
+        stored = InFile(e, e.shape(like[0]), hidden)
+        return ((stored.read(), hidden),), stored
+    if len(e.inputs) > 1:
+        given: Any = e.inputs[1], e.node.inputs[1].params
+        return (given if given[1] == hidden else m.run(REQUANTIZE, [given], hidden),), None
+    return tuple(m.zeros(like, name) for name in names_of_states(e.attributes)), None
 
 
 def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
@@ -167,8 +191,11 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
         axes = 3 + len(attributes["strides"]) if is_image else 3
         if (reason := other_form(call, axes)) is not None:
             return reason
-        if call.layer.stateful:
-            return "its states are kept, and it would be unrolled"
+        keeps, is_given = call.layer.stateful, len(call.inputs) > 1
+        if is_image and (keeps or is_given or call.layer.return_state):
+            return "its states are kept, given or read"
+        if keeps and is_given:
+            return "its state is kept and given"
         if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
             return f"its activations are others than {activations}"
         if is_image and attributes["data_format"] == "channels_first":
@@ -178,7 +205,9 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
             return "its images are of any size"
         if steps is None:
             return "its number of steps is not known, and it would be unrolled"
-        return f"more than {MOST_STEPS} steps" if steps > MOST_STEPS else None
+        if steps > MOST_STEPS:
+            return f"more than {MOST_STEPS} steps"
+        return "its state is read" if len(values_in(call.outputs)) > 1 else None
 
     return accepts
 
@@ -189,11 +218,10 @@ def _form(call: Call) -> Attributes:
     For a GRU whether it resets after products, for a SimpleRNN whether it has a ReLU, for a
     ConvLSTM how it convolves.
     """
-    layer = call.layer
-    form = {"backwards": bool(layer.go_backwards), "sequences": bool(layer.return_sequences)}
+    layer, form = call.layer, form_of(call)
     if isinstance(layer, _layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
-    form["hard"] = layer.recurrent_activation is HARD_SIGMOID
+    form = {**form, "hard": layer.recurrent_activation is HARD_SIGMOID}
     if isinstance(layer, _layers.GRU):
         return {**form, "reset_after": bool(layer.reset_after)}
     return {**form, **CONV.attributes(call)}
@@ -206,7 +234,8 @@ GRU = Op(
     "gru",
     _compute,
     _emit,
-    doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1",
+    doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
+    "its state may be given",
     layers=(_layers.GRU,),
     attributes=_form,
     accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
@@ -215,6 +244,7 @@ GRU = Op(
     output=HIDDEN,
     inner=inner_ranges,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
+    converts={1: HIDDEN},
     products=_products,
 )
 
@@ -223,6 +253,7 @@ CONV_LSTM = dataclasses.replace(
     name="conv_lstm",
     doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
     layers=CONV_LSTMS,
+    converts={},
 )
 
 SIMPLE_RNN = dataclasses.replace(
@@ -239,4 +270,5 @@ SIMPLE_RNN_RELU = dataclasses.replace(
     doc="the same with ReLU",
     accepts=_accepts("tanh and relu", activation=RELU),
     output=OwnRange(non_negative=True),
+    converts={},
 )

@@ -143,6 +143,9 @@ class Int8Placement:
             return None, "indices"
         if call is None or op is None:
             if call is None:
+                if known := self.converted_to(value):
+                    found = FixedSpec(known.minimum, known.maximum, own.bits)
+                    return found, "input of the model, read in a fixed range"
                 own = dataclasses.replace(own, off_ties=own.bits == 8 and not own.symmetric)
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
@@ -177,6 +180,15 @@ class Int8Placement:
         readers = [each.name for each in self.consumers[value] if self.op(each)]
         role = f"input of {readers[0]}" if readers else "output of the model"
         return own, f"{role}; {reason}"
+
+    def converted_to(self, value: Value) -> FixedRange | None:
+        """The fixed range that all readers of a tensor convert it to, if they do."""
+        found = {
+            op.converts.get(call.inputs.index(value)) if op else None
+            for call in self.consumers[value]
+            for op in [self.op(call)]
+        }
+        return found.pop() if len(found) == 1 else None
 
     def is_read_by_int8(self, value: Value) -> bool:
         """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""

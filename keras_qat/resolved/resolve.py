@@ -242,7 +242,7 @@ class _Resolver:
         found = match(inner)
         clip = None if wrapper.activation is None else relu_maximum(wrapper.activation)
         quantizer = wrapper.output_quantizer
-        source = self.tensors[call.args[0]]
+        source = self.tensors[call.inputs[0]]
         is_table = found.op is EMBEDDING
         has_codes = fold.has_codes(wrapper) or (
             is_table and (quantizer or self._quantize_behind(call.output)) is not None

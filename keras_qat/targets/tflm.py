@@ -76,7 +76,7 @@ TFLM = Target(
         "CAST": Kernel(PLACES, reads=(*PLACES, "bool")),
         "RESHAPE": Kernel((*PLACES, "int64", "bool")),
         "REVERSE_V2": Kernel(PLACES),
-        "UNIDIRECTIONAL_SEQUENCE_LSTM": Kernel(WEIGHTED),
+        **dict.fromkeys(("UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"), Kernel(WEIGHTED)),
         **dict.fromkeys(
             ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
         ),

@@ -49,6 +49,7 @@ BY_TYPE: dict[str, tuple[int, int, int]] = {
     "ABS": (1, 2, 3),
     "CAST": (1, 3, 1),
     "GELU": (1, 2, 1),
+    "SVDF": (1, 3, 3),
 }
 """Operator -> version for activations in float, int8, int16; others have one version."""
 
@@ -77,6 +78,7 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "EXP": {2: "2.12.0"},
     "LOG": {2: "2.15.0"},
     "CAST": {3: "2.8.0"},
+    "SVDF": {3: "2.2.0"},
     **{key: {3: "2.4.0"} for key in ("ADD", "MEAN")},
     **{key: {3: "2.4.0", 4: "2.6.0"} for key in ("PAD", "PADV2")},
     **{key: {2: "2.5.0"} for key in ("RSQRT", "SQUARED_DIFFERENCE")},

@@ -1,4 +1,4 @@
-"""LSTM with `stateful=True`: models and files that go on where their last run ended."""
+"""Recurrent layers with `stateful=True`: models and files that go on where their last run ended."""
 
 from __future__ import annotations
 
@@ -22,11 +22,23 @@ KERNELS = [
 STEPS, FEATURES = 3, 4
 
 
-def build(steps: int, batch: int | None, stateful: bool) -> Any:
+def lstms(x: Any, **how: Any) -> Any:
+    x = layers.LSTM(6, return_sequences=True, name="first", **how)(x)
+    return layers.LSTM(5, use_bias=False, name="last", **how)(x)
+
+
+def unrolled(x: Any, **how: Any) -> Any:
+    """Each kind, the one with a range of its own for its state among them."""
+    x = layers.GRU(6, return_sequences=True, name="first", **how)(x)
+    x = layers.SimpleRNN(5, return_sequences=True, activation="relu", name="relu", **how)(x)
+    x = layers.GRU(4, reset_after=False, return_sequences=True, name="before", **how)(x)
+    return layers.SimpleRNN(5, use_bias=False, go_backwards=True, name="last", **how)(x)
+
+
+def build(steps: int, batch: int | None, stateful: bool, of: Any = lstms) -> Any:
     keras.utils.set_random_seed(3)
-    x = inputs = keras.Input((steps, FEATURES), batch, name="sound")
-    x = layers.LSTM(6, return_sequences=True, stateful=stateful, name="first")(x)
-    x = layers.LSTM(5, stateful=stateful, use_bias=False, name="last")(x)
+    inputs = keras.Input((steps, FEATURES), batch, name="sound")
+    x = of(inputs, stateful=stateful)
     return keras.Model(inputs, layers.Dense(3, name="logits")(x), name="listener")
 
 
@@ -36,17 +48,21 @@ def sounds(examples: int = 12) -> np.ndarray:
 
 
 @functools.cache
-def trained(batch: int = 2) -> Any:
+def trained(of: Any = lstms) -> Any:
     """A network that has seen a step, in which states were kept."""
-    qat, x = keras_qat.quantize_model(build(STEPS, batch, True)), sounds()
+    batch = 2
+    qat, x = keras_qat.quantize_model(build(STEPS, batch, True, of)), sounds()
     qat.compile(keras.optimizers.SGD(0.1), "mse")
     qat.fit(x, np.ones((len(x), 3)), batch, verbose=0)
     return qat
 
 
 @functools.cache
-def file() -> bytes:
-    return keras_qat.export_tflite(trained())
+def file(of: Any = lstms) -> bytes:
+    return keras_qat.export_tflite(trained(of))
+
+
+KINDS = pytest.mark.parametrize("of", [lstms, unrolled])
 
 
 def needs(kernels: str) -> None:
@@ -54,13 +70,14 @@ def needs(kernels: str) -> None:
         pytest.importorskip("tflite_micro")
 
 
+@KINDS
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer):
+def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer, of):
     needs(kernels)
-    qat, x = trained(), sounds()
+    qat, x = trained(of), sounds()
     qat.kernels = kernels
-    report = keras_qat.verify(qat, file(), x, kernels=kernels, per_layer=per_layer)
+    report = keras_qat.verify(qat, file(of), x, kernels=kernels, per_layer=per_layer)
     assert [each.identical for each in report.outputs] == [1.0]
     assert {each.run.identical for each in report.tensors} <= {1.0}
     assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
@@ -72,12 +89,13 @@ def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer):
     np.testing.assert_allclose(found.outputs["logits"].values, predicted, atol=1e-6)
 
 
+@KINDS
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_states_go_on_until_they_are_reset(kernels):
+def test_states_go_on_until_they_are_reset(kernels, of):
     needs(kernels)
-    qat, x = trained(), sounds(2)
+    qat, x = trained(of), sounds(2)
     qat.kernels = kernels
-    model = keras_qat.TFLiteModel(file(), kernels)
+    model = keras_qat.TFLiteModel(file(of), kernels)
     qat.reset_states()
     first = [each.predict(x, batch_size=2, verbose=0) for each in (qat, model)]
     again = [each.predict(x, batch_size=2, verbose=0) for each in (qat, model)]
@@ -113,14 +131,19 @@ def test_a_custom_loop_keeps_the_states_of_the_kernels():
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
 
 
+FORWARDS = {"lstm": lstms, "gru": lambda x, **how: layers.GRU(6, **how)(x)}
+
+
 @pytest.mark.parametrize("kernels", ["tflm", pytest.param("xnnpack", marks=pytest.mark.slow)])
-def test_trained_on_whole_sequences_and_run_step_by_step(kernels):
+@pytest.mark.parametrize("of", FORWARDS)
+def test_trained_on_whole_sequences_and_run_step_by_step(kernels, of):
     """A model of other steps and another batch takes over weights and ranges."""
     needs(kernels)
-    qat, x = keras_qat.quantize_model(build(STEPS, None, False)), sounds()
+    of = FORWARDS[of]
+    qat, x = keras_qat.quantize_model(build(STEPS, None, False, of)), sounds()
     keras_qat.calibrate(qat, x)
     qat.kernels = kernels
-    streaming = keras_qat.quantize_model(build(1, 1, True))
+    streaming = keras_qat.quantize_model(build(1, 1, True, of))
     streaming.set_weights(qat.get_weights())
     contents = keras_qat.export_tflite(streaming)
     assert keras_qat.read_metadata(contents)["states"] == "kept from one run to the next"
@@ -132,20 +155,22 @@ def test_trained_on_whole_sequences_and_run_step_by_step(kernels):
 
 
 @pytest.mark.slow
-def test_models_are_saved_with_their_kept_states_at_zero(tmp_path):
-    qat, x = trained(), sounds()
+@KINDS
+def test_models_are_saved_with_their_kept_states_at_zero(tmp_path, of):
+    qat, x = trained(of), sounds()
     qat.kernels = "xnnpack"
     qat.save(tmp_path / "qat.keras")
     again = keras.models.load_model(tmp_path / "qat.keras")
     qat.reset_states()
     expected = qat.predict(x, batch_size=2, verbose=0)
     np.testing.assert_array_equal(again.predict(x, batch_size=2, verbose=0), expected)
-    assert keras_qat.export_tflite(again) == file()
+    assert keras_qat.export_tflite(again) == file(of)
 
 
 @pytest.mark.slow
-def test_without_quantization_it_is_the_float_layer():
-    qat, x = keras_qat.quantize_model(build(STEPS, 2, True)), sounds()
+@KINDS
+def test_without_quantization_it_is_the_float_layer(of):
+    qat, x = keras_qat.quantize_model(build(STEPS, 2, True, of)), sounds()
     keras_qat.set_quantization(qat, False)
     plain = keras_qat.strip_quantization(qat)
     expected = plain.predict(x, batch_size=2, verbose=0)
@@ -160,8 +185,6 @@ def test_what_does_not_go_together_is_said():
         keras_qat.simulate(qat, sounds(3))
     with pytest.raises(ValueError, match="keeps states"):
         keras_qat.export_saved_model(qat, "nowhere")
-    plan = keras_qat.plan(_with(layers.GRU(3, stateful=True)))
-    assert any("its states are kept" in each for each in plan.float_layers.values())
 
 
 def test_calls_that_share_states_are_refused():
@@ -175,10 +198,11 @@ def test_calls_that_share_states_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU])
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_both_directions_keep_their_states(kernels):
+def test_both_directions_keep_their_states(kernels, layer):
     needs(kernels)
-    model = _with(layers.Bidirectional(layers.LSTM(3, stateful=True)), 2)
+    model = _with(layers.Bidirectional(layer(3, stateful=True)), 2)
     qat, x = keras_qat.quantize_model(model), sounds()
     keras_qat.calibrate(qat, x, batch_size=2)
     qat.kernels = kernels

@@ -155,7 +155,11 @@ def _attended(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 def _recurrent(tensors: list[Any], numbers: np.random.Generator) -> Any:
     kind = (layers.LSTM, layers.GRU, layers.SimpleRNN)[numbers.integers(3)]
-    return kind(3, return_sequences=bool(numbers.integers(2)))(fitted(tensors[0], (4, 3)))
+    x, returns = fitted(tensors[0], (4, 3)), bool(numbers.integers(2))
+    if kind is layers.LSTM or numbers.random() < 0.5:
+        return kind(3, return_sequences=returns)(x)
+    state = fitted(tensors[-1], (3,))
+    return kind(3, return_sequences=returns, return_state=True)(x, initial_state=state)[-1]
 
 
 def _shared(tensors: list[Any], numbers: np.random.Generator) -> Any:

@@ -103,6 +103,7 @@ RECURRENT = {
     "simple_rnn": lambda: _layers.SimpleRNN(6, activation="relu"),
     "lstm": lambda: _layers.LSTM(6),
     "kept_states": lambda: _layers.LSTM(6, stateful=True),
+    "kept_state": lambda: _layers.GRU(6, stateful=True),
     "bidirectional": lambda: _layers.Bidirectional(_layers.GRU(5, return_sequences=True)),
 }
 

@@ -134,14 +134,17 @@ def _lstm(numbers):
 
 
 def _unrolled(kind, **others):
-    """Of a recurrent layer that is unrolled; `others` are options of its own, to choose from."""
+    """Of a recurrent layer that is unrolled, perhaps with a state; `others` are its own options."""
 
     def example(numbers):
         names = ("return_sequences", "go_backwards", "use_bias")
         options = {name: bool(numbers.random() < 0.5) for name in names}
         chosen_too = {name: chosen(numbers, *values) for name, values in others.items()}
         steps, features, units = sizes(numbers, 1, 7, 3)
-        return Example(kind(units, **options, **chosen_too), ((steps, features),))
+        layer = kind(units, **options, **chosen_too)
+        if numbers.random() < 0.5:
+            return Example(layer, ((steps, features),))
+        return Example(lambda *given: layer([*given]), ((steps, features), (units,)))
 
     return example
 

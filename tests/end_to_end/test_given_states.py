@@ -1,0 +1,241 @@
+"""GRU and SimpleRNN whose state is given or read: files, predictions and simulation, streaming."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.interpreter import TFLiteModel
+from keras_qat.keras2.backend import keras
+from tests.end_to_end.exact import assert_exact_everywhere
+from tests.helpers import scramble
+
+layers = keras.layers
+pytestmark = pytest.mark.legacy
+
+STEPS, FEATURES, UNITS = 5, 4, 3
+
+
+def of(kind: Any, **options: Any) -> Any:
+    """A model around one layer whose state is given, read, or both."""
+
+    def build(given: bool = True, read: bool = True, steps: int = STEPS, batch: Any = None) -> Any:
+        sound = keras.Input((steps, FEATURES), batch, name="sound")
+        state = keras.Input((UNITS,), batch, name="state")
+        x = layers.Dense(FEATURES, name="features")(sound)
+        layer = kind(UNITS, return_state=read, name="cell", **options)
+        outputs = layer(x, initial_state=state) if given else layer(x)
+        outputs = [*outputs] if read else [outputs]
+        outputs[0] = layers.Dense(2, name="words")(outputs[0])
+        return keras.Model([sound, state] if given else sound, outputs)
+
+    return build
+
+
+GRU = of(layers.GRU, return_sequences=True)
+BUILDS = {
+    "gru": GRU,
+    "last": of(layers.GRU, reset_after=False, go_backwards=True),
+    "simple": of(layers.SimpleRNN, return_sequences=True, use_bias=False),
+    "relu": of(layers.SimpleRNN, activation="relu", return_sequences=True),
+    "relu_last": of(layers.SimpleRNN, activation="relu"),
+    "given": functools.partial(GRU, read=False),
+    "read": functools.partial(GRU, given=False),
+    "read_last": functools.partial(of(layers.SimpleRNN), given=False),
+}
+
+
+def both_ways(merge: str | None = "concat") -> Any:
+    """Both directions with the state that one has given to the other."""
+    sound = keras.Input((STEPS, FEATURES), name="sound")
+    options = {"return_sequences": True, "return_state": True}
+    first = layers.Bidirectional(layers.GRU(UNITS, **options), merge)
+    second = layers.Bidirectional(layers.SimpleRNN(UNITS, **options), merge)
+    *ways, forth, back = first(sound)
+    *ways, forth, back = second(ways[-1], initial_state=[back, forth])
+    return keras.Model(sound, [layers.Dense(2)(ways[0]), forth, back])
+
+
+def translator() -> Any:
+    """Encoder and decoder, a layer of two calls, states of other scales than its own."""
+    words, others = keras.Input((STEPS, FEATURES)), keras.Input((2, FEATURES))
+    shared = layers.GRU(UNITS, return_sequences=True, return_state=True)
+    x, state = shared(words)
+    y, state = shared(others, initial_state=state)
+    z = layers.GRU(UNITS)(x, initial_state=layers.Dense(UNITS, "relu")(state))
+    relu = layers.SimpleRNN(UNITS, activation="relu")(y, initial_state=layers.Dense(UNITS)(z))
+    return keras.Model([words, others], [layers.Dense(2)(y), relu])
+
+
+BUILDS |= {"both_ways": both_ways, "apart": lambda: both_ways(None), "translator": translator}
+
+
+def data(model: Any, examples: int = 24) -> Any:
+    numbers = np.random.default_rng(3)
+    found = [
+        (numbers.normal(size=(examples, *each.shape[1:])) * (0.4, 1)[len(each.shape) > 2])
+        for each in model.inputs
+    ]
+    found = [each.astype(np.float32) for each in found]
+    return found if len(found) > 1 else found[0]
+
+
+@functools.cache
+def quantized(name: str) -> Any:
+    return calibrated(scramble(BUILDS[name]()))
+
+
+def calibrated(model: Any, recipe: Any = "int8") -> Any:
+    qat = keras_qat.quantize_model(model, recipe)
+    keras_qat.calibrate(qat, data(model))
+    return qat
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "per_layer"),
+    [
+        ("gru", "xnnpack", False),
+        *(
+            pytest.param(name, kernels, per_layer, marks=pytest.mark.slow)
+            for name in BUILDS
+            for kernels in ("xnnpack", "reference", "tflm")
+            for per_layer in (False, True)
+        ),
+    ],
+)
+def test_files_give_what_the_model_predicts(name, kernels, per_layer):
+    qat = quantized(name)
+    assert_exact_everywhere(qat, data(qat), kernels, per_layer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gru", "simple", "relu", "translator"])
+def test_activations_of_fewer_bits(name):
+    qat = calibrated(scramble(BUILDS[name]()), keras_qat.recipes.int8(activation_bits=5))
+    assert_exact_everywhere(qat, data(qat), "xnnpack")
+
+
+def listener(layer: Any, steps: int, batch: int | None = None) -> Any:
+    """A network of two recurrent layers, with their states as inputs and outputs."""
+    keras.utils.set_random_seed(3)
+    x = sound = keras.Input((steps, FEATURES), batch, name="sound")
+    states = [keras.Input((UNITS,), batch, name=name) for name in ("first", "last")]
+    found = []
+    for state in states:
+        how = {"return_sequences": True, "return_state": True}
+        x, state = layer(UNITS, **how)(x, initial_state=state)
+        found.append(state)
+    return keras.Model([sound, *states], [layers.Dense(2)(x), *found])
+
+
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
+@pytest.mark.parametrize(
+    "layer", [layers.GRU, pytest.param(layers.SimpleRNN, marks=pytest.mark.slow)]
+)
+def test_trained_on_whole_sequences_and_run_step_by_step(layer, kernels):
+    """A file of one step, given its own states back as they are, gives a sequence's codes."""
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    whole = keras_qat.quantize_model(listener(layer, STEPS))
+    sounds = data(whole)[0]
+    zeros = np.zeros((len(sounds), UNITS), np.float32)
+    keras_qat.calibrate(whole, [sounds, zeros, zeros])
+    whole.kernels = kernels
+    step = keras_qat.quantize_model(listener(layer, 1, batch=1))
+    step.set_weights(whole.get_weights())
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(step), kernels)
+    expected = whole.predict([sounds, zeros, zeros], verbose=0)
+    for place in range(3):
+        states = [zeros[:1], zeros[:1]]
+        for time in range(STEPS):
+            words, *states = file.predict([sounds[place, time][None, None], *states])
+            np.testing.assert_array_equal(words[0, 0], expected[0][place, time])
+        for state, last in zip(states, expected[1:], strict=True):
+            np.testing.assert_array_equal(state[0], last[place])
+
+
+def test_a_state_goes_from_output_to_input_as_it_is():
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(quantized("gru")))
+    given, found = file.inputs["state"], list(file.outputs.values())[1]
+    assert (given.scale, given.zero_point) == (found.scale, found.zero_point) == (1 / 128, 0)
+
+
+@pytest.mark.parametrize("name", ["gru", "read_last"])
+def test_saved_models_load(name, tmp_path):
+    qat = quantized(name)
+    qat.save(tmp_path / "qat.keras")
+    again, x = keras.models.load_model(tmp_path / "qat.keras"), data(qat)
+    for found, expected in zip(again.predict(x), qat.predict(x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILDS)
+def test_without_quantization_it_is_the_float_layer(name):
+    model = scramble(BUILDS[name]())
+    x = data(model)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    for found in (qat, keras_qat.strip_quantization(qat)):
+        both = (each.predict(x, verbose=0) for each in (found, model))
+        for y, expected in zip(*both, strict=True):
+            np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gru", "relu", "both_ways", "translator"])
+def test_models_train_are_saved_and_exported_to_saved_models(name, tmp_path):
+    model = BUILDS[name]()
+    qat, x = keras_qat.quantize_model(model), data(model)
+    before = [each.numpy() for each in qat.trainable_variables]
+    qat.compile(keras.optimizers.SGD(0.1), "mse")
+    qat.fit(x, [np.ones(each.shape) for each in model.predict(x, verbose=0)], 8, verbose=0)
+    moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
+    assert all(moved)
+    qat.save(tmp_path / "qat.keras")
+    again = keras.models.load_model(tmp_path / "qat.keras")
+    expected = qat.predict(x, verbose=0)
+    for found, y in zip(again.predict(x, verbose=0), expected, strict=True):
+        np.testing.assert_array_equal(found, y)
+    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
+    assert_exact_everywhere(again, x, "xnnpack")
+    keras_qat.export_saved_model(qat, tmp_path / "saved")
+    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+    given = dict(zip(qat.input_names, tf.nest.flatten(x), strict=True))
+    served = serve(**{key: tf.constant(each) for key, each in given.items()})
+    for name, y in zip(qat.output_names, expected, strict=True):
+        # It rounds as training did. A code that is another one is in all steps behind it; 27 dB.
+        assert np.square(served[name] - y).sum() < 0.01 * np.square(y).sum()
+
+
+def operators(qat: Any) -> list[str]:
+    file = TFLiteModel(keras_qat.export_tflite(qat), "optimized")
+    return [name for name, *_ in file.operations()]
+
+
+def test_a_state_that_nobody_reads_is_in_no_file():
+    found = []
+    for read in (False, True):
+        x = keras.Input((2, FEATURES))
+        y = layers.SimpleRNN(UNITS, return_sequences=True, return_state=read)(x)
+        model = keras.Model(x, y[0] if read else y)
+        found.append(operators(calibrated(model)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("layer", "states"), [(layers.GRU, 1), (layers.LSTM, 2)])
+def test_a_constant_state_stays_in_float(layer, states):
+    """It is in no tensor that a kernel reads."""
+    x = keras.Input((STEPS, FEATURES), 24)
+    given = [tf.constant([[0.9, -0.5, 0.3]] * 24)] * states
+    model = scramble(keras.Model(x, layer(UNITS)(x, initial_state=given)))
+    (reason,) = keras_qat.plan(model).float_layers.values()
+    assert "a state that is a constant" in reason
+    expected = model.predict(data(model), verbose=0)
+    found = calibrated(model).predict(data(model), verbose=0)
+    np.testing.assert_allclose(found, expected, atol=0.05)
