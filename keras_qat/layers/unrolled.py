@@ -24,7 +24,7 @@ from keras_qat.ops.recurrence import (
     step_of,
 )
 from keras_qat.ops.registry import match
-from keras_qat.ops.steps import FIXED
+from keras_qat.ops.steps import fixed_params
 
 __all__ = ["biases", "steps_quantized", "unrolled_quantized"]
 
@@ -89,7 +89,7 @@ def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Pha
     def rounded(name: str, x: Any) -> Any:
         if name in inner:
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
-        own = FIXED[name]
+        own = fixed_params(name)
         if own.bits == 16 and name != "cell":
             return x  # Finer than what it is made of, and nothing changes where its range ends.
         low, high = (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("FIXED", "SIGMOID", "Number", "Steps"),
-    *("computing", "held_in", "params_named", "writing"),
+    *("computing", "fixed_params", "held_in", "params_named", "writing"),
 ]
 
 SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in ("sigmoid", "tanh"))
@@ -36,9 +36,9 @@ assert isinstance(SIGMOID.output, FixedRange)
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
 """16 bits up to 1, 10 and 20. For powers of two TFLite has other kernels of sigmoid and tanh."""
 
-FIXED: dict[str, QuantParams] = {
-    "hidden": HIDDEN.params(8),
-    "sigmoid": SIGMOID.output.params(8),
+FIXED: dict[str, FixedRange | QuantParams] = {
+    "hidden": HIDDEN,
+    "sigmoid": SIGMOID.output,
     "unit": UNIT,
     "cell": CELL,
     **dict.fromkeys(("gates", "candidate"), SUM),
@@ -52,9 +52,15 @@ Number = tuple[Any, QuantParams]
 """Quantized values less their zero point, or a tensor of a file; and what they stand for."""
 
 
+def fixed_params(name: str) -> QuantParams:
+    """What numbers of 8 bits stand for, or of 16, unless there is an inner range of that name."""
+    found = FIXED[name]
+    return found.params(8) if isinstance(found, FixedRange) else found
+
+
 def params_named(weights: Weights, name: str) -> QuantParams:
     """Those of a tensor inside of a step."""
-    return weights.inner[name] if name in weights.inner else FIXED[name]
+    return weights.inner[name] if name in weights.inner else fixed_params(name)
 
 
 @dataclasses.dataclass(frozen=True)
