@@ -131,6 +131,11 @@ class ResolvedGraph:
     tensors: dict[Value, Tensor]
     values: dict[Tensor, Value]
 
+    def sized(self) -> ResolvedGraph:
+        """The same graph, for a file that knows the size of batches."""
+        nodes = tuple(dataclasses.replace(each, sized=True) for each in self.nodes)
+        return dataclasses.replace(self, nodes=nodes)
+
     def with_numbers(self, change: Callable[[Any], Any]) -> ResolvedGraph:
         """The same graph with other tensors for those among its ranges, weights and constants.
 

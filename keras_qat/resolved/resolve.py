@@ -58,18 +58,16 @@ def resolve(
         >>> print(keras_qat.resolve(qat))
     """
     check_process(model)
-    graph = graph or graph_lib.read(model)
+    found = _Resolver(graph or graph_lib.read(model), range_of(input_range), in_graph).resolved()
     target = getattr(model, "target", None)
-    is_sized = target is not None and target.batch_size is not None
-    return _Resolver(graph, range_of(input_range), in_graph, is_sized).resolved()
+    return found if target is None or target.batch_size is None else found.sized()
 
 
 class _Resolver:
     """Goes through the calls in order and makes nodes of them."""
 
-    def __init__(self, graph: Graph, input_range: Any, in_graph: bool, is_sized: bool) -> None:
+    def __init__(self, graph: Graph, input_range: Any, in_graph: bool) -> None:
         self.graph, self.input_range, self.in_graph = graph, input_range, in_graph
-        self.is_sized = is_sized
         self.readers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
         for call in [*graph.calls, *graph.aside]:
             for value in dict.fromkeys(_read(call)):
@@ -93,7 +91,7 @@ class _Resolver:
             self.graph.name,
             inputs,
             dict(zip(self.graph.output_names, outputs, strict=True)),
-            tuple(dataclasses.replace(node, sized=self.is_sized) for node in self.nodes),
+            tuple(self.nodes),
             self.tensors,
             self.values,
         )
