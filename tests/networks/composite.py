@@ -223,7 +223,10 @@ FAMILIES: dict[str, Family] = {
     "cells": Family([(None, 4)], CELLS, int8=False, sizes=[(7, 4)], slow=True),
     "conv_lstm": Family(
         [(3, 6, 6, 2)],
-        {"conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3))},
+        {
+            "conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3)),
+            "conv_lstm_in_float": chain(partial(layers.ConvLSTM2D, 3, 3, activation="softsign")),
+        },
         int8=False,
         slow=True,
     ),
