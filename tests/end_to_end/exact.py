@@ -1,16 +1,19 @@
-"""That a file, predictions and simulation of a model are the same codes."""
+"""That a file, predictions and simulation of a model are the same codes, also once it trained."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
+from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 
-__all__ = ["assert_exact_everywhere"]
+__all__ = ["assert_exact_everywhere", "assert_trains_and_is_kept"]
 
 
 def assert_exact_everywhere(
@@ -39,3 +42,32 @@ def assert_exact_everywhere(
     for simulated, output in zip(found.outputs.values(), outputs, strict=True):
         np.testing.assert_allclose(simulated.values, output, atol=1e-6)
     return report
+
+
+def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
+    """Asserts that all weights train, and that saved forms of the model compute what it does.
+
+    Args:
+        qat: a model without ranges.
+        x: its inputs: an array, or a list of them.
+        directory: where to save it.
+    """
+    before = [each.numpy() for each in qat.trainable_variables]
+    qat.compile(keras.optimizers.SGD(0.1), "mse")
+    qat.fit(x, tf.nest.map_structure(np.ones_like, qat.predict(x, verbose=0)), 8, verbose=0)
+    moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
+    assert all(moved)
+    qat.save(directory / "qat.keras")
+    again = keras.models.load_model(directory / "qat.keras")
+    expected = tf.nest.flatten(qat.predict(x, verbose=0))
+    for found, y in zip(tf.nest.flatten(again.predict(x, verbose=0)), expected, strict=True):
+        np.testing.assert_array_equal(found, y)
+    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
+    assert_exact_everywhere(again, x, "xnnpack")
+    keras_qat.export_saved_model(qat, directory / "saved")
+    serve = tf.saved_model.load(str(directory / "saved")).signatures["serving_default"]
+    given = dict(zip(qat.input_names, tf.nest.flatten(x), strict=True))
+    served = serve(**{key: tf.constant(each) for key, each in given.items()})
+    for name, y in zip(qat.output_names, expected, strict=True):
+        # It rounds as training did. A code that is another one is in all steps behind it; 27 dB.
+        assert np.square(served[name] - y).sum() < 0.01 * np.square(y).sum()

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.unrolled import MOST_STEPS
-from tests.end_to_end.exact import assert_exact_everywhere
+from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
 from tests.helpers import images, observe, scramble, train
 from tests.networks.small import functional
 
@@ -137,22 +136,8 @@ def test_without_quantization_it_is_the_float_layer(build):
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [of_images, of_sequences])
 def test_models_train_are_saved_and_exported_to_saved_models(build, tmp_path):
-    x = images(32, SHAPES[build])
     qat = keras_qat.quantize_model(functional(SHAPES[build], build=build))
-    before = [each.numpy() for each in qat.trainable_variables]
-    train(qat, x, rate=0.1)
-    moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
-    assert all(moved)
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
-    expected = qat.predict(x, verbose=0)
-    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
-    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
-    keras_qat.export_saved_model(qat, tmp_path / "saved")
-    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (found,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
-    assert np.square(found - expected).sum() < 0.01 * np.square(expected).sum()
-    assert_exact_everywhere(qat, x, "xnnpack")
+    assert_trains_and_is_kept(qat, images(32, SHAPES[build]), tmp_path)
 
 
 @pytest.mark.slow

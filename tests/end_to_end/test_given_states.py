@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
-from tests.end_to_end.exact import assert_exact_everywhere
+from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
 from tests.helpers import scramble
 
 layers = keras.layers
@@ -191,26 +191,7 @@ def test_without_quantization_it_is_the_float_layer(name):
 @pytest.mark.parametrize("name", ["gru", "relu", "both_ways", "translator"])
 def test_models_train_are_saved_and_exported_to_saved_models(name, tmp_path):
     model = BUILDS[name]()
-    qat, x = keras_qat.quantize_model(model), data(model)
-    before = [each.numpy() for each in qat.trainable_variables]
-    qat.compile(keras.optimizers.SGD(0.1), "mse")
-    qat.fit(x, [np.ones(each.shape) for each in model.predict(x, verbose=0)], 8, verbose=0)
-    moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
-    assert all(moved)
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
-    expected = qat.predict(x, verbose=0)
-    for found, y in zip(again.predict(x, verbose=0), expected, strict=True):
-        np.testing.assert_array_equal(found, y)
-    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
-    assert_exact_everywhere(again, x, "xnnpack")
-    keras_qat.export_saved_model(qat, tmp_path / "saved")
-    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    given = dict(zip(qat.input_names, tf.nest.flatten(x), strict=True))
-    served = serve(**{key: tf.constant(each) for key, each in given.items()})
-    for name, y in zip(qat.output_names, expected, strict=True):
-        # It rounds as training did. A code that is another one is in all steps behind it; 27 dB.
-        assert np.square(served[name] - y).sum() < 0.01 * np.square(y).sum()
+    assert_trains_and_is_kept(keras_qat.quantize_model(model), data(model), tmp_path)
 
 
 def operators(qat: Any) -> list[str]:
