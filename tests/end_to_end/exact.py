@@ -1,4 +1,4 @@
-"""That a file, predictions and simulation of a model are the same codes, also once it trained."""
+"""That a model computes what it should: in float, in its file and simulation, once it trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 
-__all__ = ["assert_exact_everywhere", "assert_trains_and_is_kept"]
+__all__ = [
+    "assert_exact_everywhere",
+    "assert_is_float_without_quantization",
+    "assert_trains_and_is_kept",
+]
 
 
 def assert_exact_everywhere(
@@ -42,6 +46,16 @@ def assert_exact_everywhere(
     for simulated, output in zip(found.outputs.values(), outputs, strict=True):
         np.testing.assert_allclose(simulated.values, output, atol=1e-6)
     return report
+
+
+def assert_is_float_without_quantization(model: Any, x: Any) -> None:
+    """Asserts it of a float model's quantization-aware one, switched off and stripped."""
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    expected = tf.nest.flatten(model.predict(x, verbose=0))
+    for each in (qat, keras_qat.strip_quantization(qat)):
+        for found, y in zip(tf.nest.flatten(each.predict(x, verbose=0)), expected, strict=True):
+            np.testing.assert_allclose(found, y, atol=1e-5)
 
 
 def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:

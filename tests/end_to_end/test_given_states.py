@@ -12,7 +12,11 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
-from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
+from tests.end_to_end.exact import (
+    assert_exact_everywhere,
+    assert_is_float_without_quantization,
+    assert_trains_and_is_kept,
+)
 from tests.helpers import scramble
 
 layers = keras.layers
@@ -178,13 +182,7 @@ def test_saved_models_load(name, tmp_path):
 @pytest.mark.parametrize("name", BUILDS)
 def test_without_quantization_it_is_the_float_layer(name):
     model = scramble(BUILDS[name]())
-    x = data(model)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.set_quantization(qat, False)
-    for found in (qat, keras_qat.strip_quantization(qat)):
-        both = (each.predict(x, verbose=0) for each in (found, model))
-        for y, expected in zip(*both, strict=True):
-            np.testing.assert_allclose(y, expected, atol=1e-5)
+    assert_is_float_without_quantization(model, data(model))
 
 
 @pytest.mark.slow

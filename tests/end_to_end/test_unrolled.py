@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.unrolled import MOST_STEPS
-from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
+from tests.end_to_end.exact import (
+    assert_exact_everywhere,
+    assert_is_float_without_quantization,
+    assert_trains_and_is_kept,
+)
 from tests.helpers import images, observe, scramble, train
 from tests.networks.small import functional
 
@@ -122,13 +125,8 @@ def test_half_precision():
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [small, mixed])
 def test_without_quantization_it_is_the_float_layer(build):
-    model, x = scramble(functional(SHAPE, build=build)), images(24, SHAPE)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.set_quantization(qat, False)
-    expected = model.predict(x, verbose=0)
-    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=1e-5)
-    found = keras_qat.strip_quantization(qat).predict(x, verbose=0)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    model = scramble(functional(SHAPE, build=build))
+    assert_is_float_without_quantization(model, images(24, SHAPE))
 
 
 @pytest.mark.slow
