@@ -236,8 +236,8 @@ def on_grid(values: np.ndarray, tensor: Tensor) -> np.ndarray:
 def as_trained(graph: ResolvedGraph) -> set[Tensor]:
     """Tensors of integer kernels that read nothing but what training had quantized, too.
 
-    Those are inputs, the outputs of quantizers, and what only moves their values; the weights are
-    those of training.
+    Those are inputs, the outputs of quantizers, and what only moves their values, not beside those
+    of a constant, which training has in float; the weights are those of training.
     """
     exact, found = set(graph.inputs.values()), set()
     for node in graph.nodes:
@@ -247,7 +247,7 @@ def as_trained(graph: ResolvedGraph) -> set[Tensor]:
         is_exact = exact.issuperset(tensors) and not (node.weights and node.weights.rounding)
         for output in node.outputs:
             moves = node.op.output == SharedRange() and all(
-                each.params == output.params for each in tensors
+                isinstance(each, Tensor) and each.params == output.params for each in node.inputs
             )
             if is_exact:
                 found.add(output)
