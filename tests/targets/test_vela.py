@@ -105,6 +105,12 @@ RECURRENT = {
     "kept_states": lambda: _layers.LSTM(6, stateful=True),
     "kept_state": lambda: _layers.GRU(6, stateful=True),
     "bidirectional": lambda: _layers.Bidirectional(_layers.GRU(5, return_sequences=True)),
+    "conv_lstm_1d": lambda: keras.Sequential(
+        [_layers.Reshape((5, 4, 1)), _layers.ConvLSTM1D(3, 2), _layers.Flatten()]
+    ),
+    "conv_lstm_2d": lambda: keras.Sequential(
+        [_layers.Reshape((5, 2, 2, 1)), _layers.ConvLSTM2D(3, 2, padding="same"), _layers.Flatten()]
+    ),
 }
 
 
