@@ -1,7 +1,7 @@
 """Sigmoid and hyperbolic tangent of 16 bits, as TFLite's kernel of LSTM computes its gates.
 
 They are approximations in fixed-point numbers of 16 bits: an exponential by a Taylor series and
-factors, then a reciprocal by Newton's method. TFLite Micro has others: see `ops.activations`.
+factors, then a reciprocal by Newton's method. TFLite Micro has others: see `sigmoids`.
 
 Source: gemmlowp's `fixedpoint.h`, for `int16_t`.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from keras_qat.arithmetic.fixed_point import (
     upper_bits,
 )
 from keras_qat.arithmetic.qparams import QuantParams, single
+from keras_qat.arithmetic.sigmoids import sigmoid_of_int16, tanh_of_int16
 from keras_qat.branching import cond, traced_once
 from keras_qat.inner_layers import HardSwish
 from keras_qat.keras2.backend import keras
@@ -38,7 +38,7 @@ from keras_qat.ops.quantize import requantized
 from keras_qat.staging import of_numbers
 from keras_qat.tflite.emission import Emission
 
-__all__ = ["ACTIVATIONS", "sigmoid_of_int16", "tanh_of_int16"]
+__all__ = ["ACTIVATIONS"]
 
 _layers, _activations = keras.layers, keras.activations
 
@@ -152,61 +152,6 @@ def _scaled_sigmoid(q: Any, before: Any, after: Any) -> Any:
     return _scaled_tanh(q, before / 2, after / 2) + after / 2
 
 
-def sigmoid_of_int16(q: Any, x: QuantParams) -> Any:
-    """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
-    place, size = _place_in_table(q, x)
-    ahead = _between(size, 9)
-    return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
-
-
-def tanh_of_int16(q: Any, x: QuantParams) -> Any:
-    """2 sigmoid(2x) - 1 with the same table."""
-    place, size = _place_in_table(q, x)
-    ahead = _between(size, 8)
-    return shift_back(tf.where(place >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
-
-
-def _place_in_table(q: Any, x: QuantParams) -> tuple[Any, Any]:
-    """A number in steps of 1/12288, and its magnitude: times a multiplier of 14 to 15 bits."""
-    factor, bits = _factor_to_table(x.scale)
-    half = shift_back(shift(tf.ones_like(bits), bits), 1)
-    place = shift_back(tf.cast(q, tf.int64) * factor + half, bits)
-    return place, tf.abs(place)
-
-
-@of_numbers
-@traced_once
-def _factor_to_table(scale: Any) -> tuple[Any, Any]:
-    factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
-    for _ in range(31):
-        small = factor <= 32767.0 / 2.0
-        factor, bits = tf.where(small, 2 * factor, factor), bits + tf.cast(small, tf.int64)
-    return tf.cast(factor, tf.int64), bits
-
-
-def _between(size: Any, bits: int) -> Any:
-    """Linear interpolation in the table of the sigmoid, with `bits` more bits."""
-    table = tf.constant(_sigmoid_table(), tf.int64)
-    last = 2**16 - 1 if bits == 8 else 2**16 - 2
-    index = shift_back(size, bits)
-    low, high = (tf.gather(table, tf.clip_by_value(index + each, 0, 255)) for each in (0, 1))
-    found = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
-    return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), found)
-
-
-@functools.cache
-def _sigmoid_table() -> np.ndarray:
-    """sigmoid(k / 24) in 65536ths, higher by half of what a line falls short of the next curve.
-
-    That is a sixteenth of the curvature. The last value stands for all above.
-    """
-    sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
-    curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2
-    values = np.floor(65536 * (sigmoid + curvature / 16) + 0.5).astype(np.int64)
-    values[-1] = 65535
-    return values
-
-
 FARTHEST = 4.0
 """The largest scale of 16 bits: from 5.3 on, products overflow in TFLite's kernels."""
 
@@ -244,7 +189,7 @@ def _bounded(
             return tf.clip_by_value(requantized(a.family, q, x, nearer), -highest - 1, highest)
 
         q = cond(_is_far(x.scale), brought, lambda: tf.identity(q))
-        return tf.cast(of_int16(q, nearer), q.dtype)
+        return tf.cast(of_int16(a.family, q, nearer), q.dtype)
 
     def emit(e: Emission) -> None:
         source, params = e.inputs[0], e.node.inputs[0].params

@@ -30,9 +30,9 @@ from keras_qat.arithmetic.fixed_point import (
 )
 from keras_qat.arithmetic.gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.qparams import QuantParams, ratio
+from keras_qat.arithmetic.sigmoids import sigmoid_of_int16, tanh_of_int16
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.graph import Call
-from keras_qat.ops.activations import sigmoid_of_int16, tanh_of_int16
 from keras_qat.ops.kept import keep, kept
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.tflite.emission import Emission
@@ -171,7 +171,11 @@ def _tables(a: Arguments) -> list[Any]:
         return [tf.constant(each.astype(np.int16)) for each in arrays]
     q = tf.range(-(2**15), 2**15, dtype=tf.int64)
     gate, cell = GATE.as_tensors(), CELL.as_tensors()
-    found = sigmoid_of_int16(q, gate), tanh_of_int16(q, gate), tanh_of_int16(q, cell)
+    found = (
+        sigmoid_of_int16(a.family, q, gate),
+        tanh_of_int16(a.family, q, gate),
+        tanh_of_int16(a.family, q, cell),
+    )
     return [tf.cast(each, tf.int16) for each in found]
 
 

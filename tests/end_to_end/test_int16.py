@@ -11,10 +11,12 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat import recipes, specs
+from keras_qat.arithmetic import families
 from keras_qat.interpreter import TFLiteModel
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.read import FileGraph
 from tests.comparison import KERNELS, Exported, Product, assert_identical, export
+from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import images, observe, scramble, train
 from tests.networks import convolutional, single_layers
 from tests.networks.small import functional, layers, residual_net
@@ -343,3 +345,19 @@ def test_layers_without_exact_multipliers(kernels):
     keras_qat.freeze_batch_norm(qat)
     qat(x, training=True)
     assert_identical(qat, x, kernels)
+
+
+@pytest.mark.parametrize("off", [0.0, 3e-4, -3e-4])
+@pytest.mark.parametrize("exponent", [-12, -11])
+@pytest.mark.parametrize("function", ["sigmoid", "tanh"])
+def test_activations_of_inputs_that_end_next_to_a_power_of_two(function, exponent, off):
+    """Kernels of sigmoid and tanh tell such scales from others: they gave other codes."""
+    model = functional((64,), build=layers.Activation(function))
+    scale = 2.0**exponent * (1 + off)
+    x = np.linspace(-scale * 32767, scale * 32767, 64 * 64).astype(np.float32).reshape(64, 64)
+    qat = keras_qat.quantize_model(model, "int16x8")
+    keras_qat.calibrate(qat, x)
+    (found, _) = keras_qat.quantizers(qat)
+    assert abs((found.maximum - found.minimum) / 65535 / scale - 1) < 1e-6
+    for kernels in families.FAMILIES:
+        assert_exact_everywhere(qat, x, kernels)

@@ -58,7 +58,7 @@ def with_round_scales(node, numbers):
             return tensor
         if tensor not in made:
             power = 2.0 ** np.round(np.log2(tensor.params.scale))
-            factors = [1, 1, 1.5] if tensor.params.bits == 8 else [1.25, 1.5]
+            factors = [1, 1, 1.5] if tensor.params.bits == 8 else [1, 1.25, 1.5]
             scale = np.float32(power * numbers.choice(factors))
             params = dataclasses.replace(tensor.params, scale=scale)
             made[tensor] = dataclasses.replace(tensor, params=params)

@@ -1,0 +1,43 @@
+"""Scales of 16 bits that are powers of two, or next to one: TFLite has other kernels of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.ops.registry import op_named
+from tests.ops.harness import BATCH, assert_same, node_of
+
+pytestmark = pytest.mark.parametrize("family", FAMILIES)
+
+
+def assert_exact_with(name, scale, family):
+    """Asserts it of a function, all values of its input being of that scale."""
+    node, _ = node_of(op_named(name), 16, 0)
+    (x,), output, shape = node.inputs, node.output, (None, 2**16 // BATCH + 1)
+    params = dataclasses.replace(x.params, scale=np.float32(scale))
+    x = dataclasses.replace(x, shape=shape, params=params)
+    outputs = (dataclasses.replace(output, shape=shape),)
+    node = dataclasses.replace(node, inputs=(x,), outputs=outputs)
+    every = np.arange(BATCH * shape[1]).astype(np.int16)  # Over the end, and from the other one on.
+    assert_same(node, {x.name: every.reshape(BATCH, -1)}, family, f"scale {scale!r}")
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-4, -1e-4, 6e-4, -6e-4, 1e-3, -1e-3])
+@pytest.mark.parametrize("exponent", [-16, -13, -12, -11, -10, -3])
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+def test_near_a_power_of_two(name, exponent, off, family):
+    assert_exact_with(name, 2.0**exponent * (1 + off), family)
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+@pytest.mark.parametrize("exponent", [-12, -11])
+def test_where_what_counts_as_a_power_ends(exponent, side, family):
+    """At 0.001 of its logarithm in float32, of which some neighbours have the same."""
+    end = np.float32(2.0 ** (exponent + 0.001 * side))
+    for steps in range(-24, 25, 4):
+        scale = (end.view(np.int32) + np.int32(steps)).view(np.float32)
+        assert_exact_with("tanh", scale, family)
