@@ -41,7 +41,9 @@ class Int8Placement:
         self.consumers = graph.consumers()
         self.outputs = set(values_in(graph.outputs))
         self.groups = [
-            group for group in patterns.groups(graph) if settings.quantizes(group.kernel)
+            group
+            for group in patterns.groups(graph)
+            if settings.quantizes(group.kernel) and self.has_kernel(op_of(group.kernel))
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.symmetric = _symmetric(graph)
@@ -93,10 +95,14 @@ class Int8Placement:
             for name, each in (op.inner(attributes) if op else {}).items()
         }
 
+    def has_kernel(self, op: Op | None) -> bool:
+        """Whether kernels that shall compute the model take an operator with its activations."""
+        return op is not None and op.has_kernel_for(self.bits, self.settings.family)
+
     def op(self, call: Call) -> Op | None:
         """The operator of an integer computation, or None for one in float."""
         op = op_of(call)
-        if op is None or not op.has_kernel_for(self.bits, self.settings.family):
+        if op is None or not self.has_kernel(op):
             return None
         in_group = call in self.group_of
         if op.is_weighted:

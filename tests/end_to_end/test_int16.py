@@ -361,3 +361,30 @@ def test_activations_of_inputs_that_end_next_to_a_power_of_two(function, exponen
     assert abs((found.maximum - found.minimum) / 65535 / scale - 1) < 1e-6
     for kernels in families.FAMILIES:
         assert_exact_everywhere(qat, x, kernels)
+
+
+RECURRENT = {
+    "lstm": ((5, 4), lambda: layers.LSTM(3)),
+    "bidirectional": ((5, 4), lambda: layers.Bidirectional(layers.LSTM(3))),
+    "time_distributed": ((3, 5, 4), lambda: layers.TimeDistributed(layers.LSTM(3))),
+    "gru": ((5, 4), lambda: layers.GRU(3)),
+    "simple_rnn": ((5, 4), lambda: layers.SimpleRNN(3)),
+    "conv_lstm": ((3, 6, 4), lambda: layers.ConvLSTM1D(3, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
+    """They trained with numbers of 8 bits inside; LSTM was written for TFLite Micro's kernel."""
+    shape, build = RECURRENT[kind]
+    model, x = functional(shape, build=lambda x: build()(x)), images(64, shape)
+    assert len(keras_qat.plan(model, "int16x8").float_layers) == 1 + (kind == "bidirectional")
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
+    contents = keras_qat.export_tflite(qat)
+    for kernels in KERNELS:
+        assert keras_qat.verify(qat, contents, x, kernels=kernels).identical >= 0.99
+    output = keras_qat.quantizers(qat)[-1]
+    step = (output.maximum - output.minimum) / 65535
+    keras_qat.freeze_ranges(qat)
+    trained = qat(x, training=True)
+    np.testing.assert_allclose(trained, qat.predict(x, verbose=0), atol=3 * step)
