@@ -11,7 +11,8 @@ from typing import Any, Literal
 from keras_qat.exportable import check_exportable, some
 from keras_qat.files import check_writable, replacing
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.layers.states import kept_batch
+from keras_qat.layers.left_in_float import why_left_in_float
+from keras_qat.layers.states import kept_batch, states_of
 from keras_qat.resolved.batch import with_batch
 from keras_qat.resolved.graph import ResolvedGraph
 from keras_qat.resolved.int4 import packs_int4, with_int4
@@ -84,7 +85,8 @@ def export_tflite(
     Raises:
         ValueError: if the model is not quantized, a quantizer has no usable range, a type,
             `input_range`, `rescaling` or `batch_size` is none or not one of the target, or
-            TFLite has no operator for a layer in float; the message names it.
+            TFLite has no operator for a layer in float, or one keeps its states; the message names
+            it.
         OSError: if `path` cannot be written; checked before the work begins.
 
     Example:
@@ -161,7 +163,14 @@ def export_tflite(
 
 
 def _check_states(graph: ResolvedGraph) -> None:
-    """Raises a `ValueError` if a layer that keeps its states is called several times."""
+    """Raises a `ValueError` if a layer that keeps states is in float or called several times."""
+    for node in graph.nodes:
+        if node.op is None and states_of(node.call.layer):
+            reason = why_left_in_float(node.call.layer) or node.reason
+            raise ValueError(
+                f"Layer '{node.call.layer.name}' keeps its states (stateful=True) and computes in "
+                f"float, where files keep none: {reason}."
+            )
     layers = [node.call.layer.name for node in graph.nodes if node.attributes.get("keeps")]
     for name, count in Counter(layers).items():
         if count > 1:

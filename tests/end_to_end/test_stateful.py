@@ -197,6 +197,21 @@ def test_calls_that_share_states_are_refused():
         keras_qat.export_tflite(qat)
 
 
+@pytest.mark.parametrize(
+    ("layer", "recipe", "reason"),
+    [
+        (layers.LSTM(3, activation="relu", stateful=True), "int8", "others than tanh and sigmoid"),
+        (layers.LSTM(3, stateful=True), "int16x8", "no int16 kernel for LSTM, but with kernels="),
+        (layers.GRU(3, stateful=True), "int16x8", "no int16 kernel for GRU"),
+    ],
+)
+def test_states_of_layers_in_float_are_refused(layer, recipe, reason):
+    qat = keras_qat.quantize_model(_with(layer, 2), recipe)
+    keras_qat.calibrate(qat, sounds(), batch_size=2)
+    with pytest.raises(ValueError, match=rf"keeps its states .* in float.*{reason}"):
+        keras_qat.export_tflite(qat)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU])
 @pytest.mark.parametrize("kernels", KERNELS)
