@@ -115,8 +115,9 @@ class TFLiteModel:
             yield
         except RuntimeError as error:
             raise ValueError(
-                f"The {self.kernels} kernels refuse this TFLite file. If it was damaged or "
-                f"changed, export it again. The interpreter says: {str(error).strip()}"
+                f"The {self.kernels} kernels refuse this TFLite file. targets.problems(file, "
+                f"'xnnpack') names operators that LiteRT has no kernel for. If the file was "
+                f"damaged or changed, export it again. The interpreter says: {str(error).strip()}"
             ) from error
 
     @property

@@ -170,8 +170,11 @@ def merged(x: Any) -> Any:
 
 @pytest.mark.parametrize("build", [stacked, pytest.param(merged, marks=pytest.mark.slow)])
 def test_wide_files_give_what_the_model_predicts(build):
-    report = assert_exact_everywhere(wide(build), images(), "tflm", per_layer=True)
+    qat = wide(build)
+    report = assert_exact_everywhere(qat, images(), "tflm", per_layer=True)
     assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
+    with pytest.raises(ValueError, match=r"refuse this TFLite file. targets.problems"):
+        TFLiteModel(keras_qat.export_tflite(qat))
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from tests.networks import every_layer
 from tests.ops.examples import EXAMPLES
+from tests.random_graphs.fitting import fitted
+from tests.random_graphs.recurrent import recurrent
 
 __all__ = ["STEPS", "Sketch", "Step", "built", "random_inputs"]
 
@@ -63,16 +65,6 @@ class Sketch:
 
 # What a step makes of tensors, with random numbers for its options.
 Make = Callable[[list[Any], np.random.Generator], Any]
-
-
-def fitted(x: Any, shape: tuple[int, ...]) -> Any:
-    """A tensor of that shape, made of another one."""
-    if tuple(x.shape[1:]) == tuple(shape):
-        return x
-    if None in x.shape[1:]:
-        x = tf.reduce_mean(x, list(range(1, len(x.shape) - 1)))
-    flat = layers.Flatten()(x) if len(x.shape) > 1 else layers.Reshape((1,))(x)
-    return layers.Reshape(shape)(layers.Dense(int(np.prod(shape)))(flat))
 
 
 def _positive(x: Any) -> Any:
@@ -151,15 +143,6 @@ def _attended(tensors: list[Any], numbers: np.random.Generator) -> Any:
     x = fitted(tensors[0], (4, 6))
     x = layers.Add()([x, layers.MultiHeadAttention(2, 3)(x, x)])
     return layers.LayerNormalization()(x) if numbers.random() < 0.5 else layers.Dense(6)(x)
-
-
-def _recurrent(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    kind = (layers.LSTM, layers.GRU, layers.SimpleRNN)[numbers.integers(3)]
-    x, returns = fitted(tensors[0], (4, 3)), bool(numbers.integers(2))
-    if kind is layers.LSTM or numbers.random() < 0.5:
-        return kind(3, return_sequences=returns)(x)
-    state = fitted(tensors[-1], (3,))
-    return kind(3, return_sequences=returns, return_state=True)(x, initial_state=state)[-1]
 
 
 def _shared(tensors: list[Any], numbers: np.random.Generator) -> Any:
@@ -259,7 +242,7 @@ STEPS: dict[str, Make] = {
     "inverted": _inverted,
     "squeezed": _squeezed,
     "attended": _attended,
-    "recurrent": _recurrent,
+    "recurrent": recurrent,
     "shared": _shared,
     "nested": _nested,
     "merged": _merged,

@@ -40,11 +40,13 @@ PLACES = some.sampled_from(
 """Targets, mostly the one whose files run here."""
 
 
-def sketches(shapes: tuple[tuple[int | None, ...], ...]) -> some.SearchStrategy[Sketch]:
-    """Models with inputs of these shapes."""
+def sketches(
+    shapes: tuple[tuple[int | None, ...], ...], kinds: tuple[str, ...] = tuple(sorted(STEPS))
+) -> some.SearchStrategy[Sketch]:
+    """Models with inputs of these shapes, of these steps."""
     step = some.builds(
         Step,
-        some.sampled_from(sorted(STEPS)),
+        some.sampled_from(kinds),
         some.integers(0, 2**20),
         some.tuples(*[some.integers(0, 3)] * 3),
     )
@@ -58,7 +60,12 @@ def sketches(shapes: tuple[tuple[int | None, ...], ...]) -> some.SearchStrategy[
 
 
 SKETCHES = sketches(SHAPES)
-KNOWN_SIZES = sketches(tuple(each for each in SHAPES if None not in each))
+KNOWN_SHAPES = tuple(each for each in SHAPES if None not in each)
+KNOWN_SIZES = sketches(KNOWN_SHAPES)
+RECURRENT = sketches(
+    KNOWN_SHAPES,
+    (*["recurrent"] * 6, "merged", "activated", "dense", "as_it_is", "masked", "relu", "affine"),
+)
 
 
 def try_out(sketch: Sketch, recipe: recipes.Recipe, folder: object) -> None:
@@ -146,6 +153,21 @@ def test_many_more_on_targets(seeds):
     @given(PLACES, KNOWN_SIZES, FOR_TARGETS)
     def test(name, sketch, recipe):
         try_on(name, sketch, recipe)
+
+    test()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [None, "tflm"])
+def test_recurrent_layers(folder, seeds, name):
+    @trials(max(1, seeds // 4), derandomize=True)
+    @given(RECURRENT, RECIPES if name is None else FOR_TARGETS)
+    def test(sketch, recipe):
+        if name is None:
+            try_out(sketch, recipe, folder)
+        else:
+            pytest.importorskip("tflite_micro")
+            try_on(name, sketch, recipe)
 
     test()
 

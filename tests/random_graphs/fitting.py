@@ -1,0 +1,24 @@
+"""Tensors brought to the shapes that a step of a random model takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+
+__all__ = ["fitted"]
+
+layers = keras.layers
+
+
+def fitted(x: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor of that shape, made of another one."""
+    if tuple(x.shape[1:]) == tuple(shape):
+        return x
+    if None in x.shape[1:]:
+        x = tf.reduce_mean(x, list(range(1, len(x.shape) - 1)))
+    flat = layers.Flatten()(x) if len(x.shape) > 1 else layers.Reshape((1,))(x)
+    return layers.Reshape(shape)(layers.Dense(int(np.prod(shape)))(flat))
