@@ -79,15 +79,14 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
         return type(layer) is type(call.layer)
 
     graph = lowered(read, model.recipe, is_there)
-    kernels = {group.kernel: group for group in placed(graph, model.recipe).groups}
+    norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
     for call in graph.calls + graph.aside:
         trained: Any = there.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
         if isinstance(trained, QuantizeWrapper):
-            group = kernels[call]
-            pairs = [(group.kernel, trained.layer), (group.batch_norm, trained.batch_norm)]
+            pairs = [(call, trained.layer), (norms.get(call), trained.batch_norm)]
         elif isinstance(trained, QuantizeWeights):
             pairs = [(call, trained.layer)]
         for part, source in pairs:

@@ -168,7 +168,14 @@ def merged(x: Any) -> Any:
     return layers.Concatenate()([shared(layers.ReLU()(x)), shared(x)])
 
 
-@pytest.mark.parametrize("build", [stacked, pytest.param(merged, marks=pytest.mark.slow)])
+def of_steps(x: Any) -> Any:
+    """Several sequences for each example."""
+    return layers.TimeDistributed(layers.LSTM(3))(layers.Reshape((5, 2, 2))(x))
+
+
+@pytest.mark.parametrize(
+    "build", [stacked, *(pytest.param(each, marks=pytest.mark.slow) for each in (merged, of_steps))]
+)
 def test_wide_files_give_what_the_model_predicts(build):
     qat = wide(build)
     report = assert_exact_everywhere(qat, images(), "tflm", per_layer=True)
@@ -180,7 +187,7 @@ def test_wide_files_give_what_the_model_predicts(build):
 @pytest.mark.slow
 def test_wide_states_are_kept():
     def build(x):
-        x = layers.LSTM(4, return_sequences=True, stateful=True)(x)
+        x = layers.Bidirectional(layers.LSTM(2, return_sequences=True, stateful=True))(x)
         return layers.LSTM(3, stateful=True)(x)
 
     qat, x = wide(build, 1), images()[:8]
