@@ -23,7 +23,7 @@ from demo_data import DATA, Data
 
 import keras_qat
 from benchmarks.parity_models import MODELS
-from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.arithmetic.families import FAMILIES, Family
 from keras_qat.keras2.backend import keras
 
 NETWORKS = {"demo": lambda shape: demo.build(shape, 10), **MODELS}
@@ -46,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     data = DATA[arguments.data]()
     results: dict[str, Any] = {}
-    differing: dict[str, list[str]] = {}
+    differing: dict[Family, list[str]] = {}
     print(HEADER)
     for name in arguments.names or NETWORKS:
         qat = trained(name, data, arguments.epochs, arguments.recipe)
