@@ -115,9 +115,10 @@ class TFLiteModel:
             yield
         except RuntimeError as error:
             raise ValueError(
-                f"The {self.kernels} kernels refuse this TFLite file. targets.problems(file, "
-                f"'xnnpack') names operators that LiteRT has no kernel for. If the file was "
-                f"damaged or changed, export it again. The interpreter says: {str(error).strip()}"
+                f"The {self.kernels} kernels refuse this TFLite file. "
+                f"keras_qat.targets.problems(file, 'xnnpack') names operators that LiteRT has no "
+                f"kernel for. If the file was damaged or changed, export it again. "
+                f"The interpreter says: {str(error).strip()}"
             ) from error
 
     @property

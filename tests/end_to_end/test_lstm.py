@@ -180,7 +180,7 @@ def test_wide_files_give_what_the_model_predicts(build):
     qat = wide(build)
     report = assert_exact_everywhere(qat, images(), "tflm", per_layer=True)
     assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
-    with pytest.raises(ValueError, match=r"refuse this TFLite file. targets.problems"):
+    with pytest.raises(ValueError, match=r"refuse this TFLite file. keras_qat.targets.problems"):
         TFLiteModel(keras_qat.export_tflite(qat))
 
 
