@@ -29,8 +29,9 @@ import keras_qat
 from benchmarks import half_precision, networks
 from benchmarks.half_precision import fit
 from keras_qat import recipes
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.config.recipes import Ranges
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 
 IMAGES, UNLABELLED, OUTLIER = 64, 256, 1000.0
 METHODS = ("minmax", "percentile", "mse", "entropy")
@@ -172,7 +173,7 @@ def of_table() -> Rows:
         case.fit(trained, share, *callbacks)
         return of_qat(qat, case.data)
 
-    def low(weights: int, activations: int, ranges: recipes.Ranges) -> Rows:
+    def low(weights: int, activations: int, ranges: Ranges) -> Rows:
         recipe = recipes.low_bits(weights, activations, ranges=ranges)
         return {f"{weights}/{activations} {ranges}": partial(train, recipe)}
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 import keras_qat
 from benchmarks.runtime_worker import apart
-from keras_qat.keras2.backend import keras
-from keras_qat.micro import MicroModel
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.micro_interpreter import MicroModel
 
 layers = keras.layers
 
@@ -201,7 +201,7 @@ def main() -> None:
         codes = keras_qat.verify(qat, ours, x).identical
         print(f"| {name} | {codes:.2%} | {' | '.join(cells)} |", flush=True)
         if given.operators:
-            from keras_qat.tflite.read import FileGraph
+            from keras_qat.tflite.reader import FileGraph
 
             for each in (ours, theirs):
                 print([operation.kernel for operation in FileGraph(each).operations])

@@ -26,10 +26,11 @@ from PIL import Image
 
 import keras_qat
 from benchmarks.accuracy import by_tflite
-from keras_qat import fake_quant, recipes
-from keras_qat.interpreter import TFLiteModel, to_values
-from keras_qat.keras2.backend import keras
-from keras_qat.ranges.weights import rounded
+from keras_qat import recipes
+from keras_qat.arithmetic import fake_quant
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel, to_values
+from keras_qat.training.ranges.weight_limits import rounded
 
 SIZE, CALIBRATION, TEST = 224, 64, 240
 BLOCKS = (

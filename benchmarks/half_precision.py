@@ -20,9 +20,9 @@ import tensorflow as tf
 from demo_data import DATA, Data
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
-from keras_qat.rewrite import QuantizedModel
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.tflite.interpreter import TFLiteModel
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 EPOCHS, QAT_EPOCHS, BATCH = 4, 2, 64

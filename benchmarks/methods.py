@@ -20,7 +20,8 @@ import keras_qat
 from benchmarks import accuracy
 from benchmarks.accuracy import Case, Rows, calibrated, of_float, of_qat, unlabelled
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.schedule import schedule
 
 RATES = (1e-3, 1e-4, 1e-5)
 PRUNED = 0.75
@@ -34,7 +35,7 @@ def of_schedules() -> Rows:
     def train(rate: float, frozen: bool, case: Case) -> float:
         qat = calibrated(case.model, unlabelled(case), "minmax", recipes.int8())
         if frozen:
-            keras_qat.schedule.schedule(qat, freeze_from=0)
+            schedule(qat, freeze_from=0)
         return of_qat(case.fit(qat, rate / case.budget.rate), case.data)
 
     rows: Rows = {

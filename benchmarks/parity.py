@@ -23,8 +23,8 @@ from demo_data import DATA, Data
 
 import keras_qat
 from benchmarks.parity_models import MODELS
-from keras_qat.arithmetic.families import FAMILIES, Family
-from keras_qat.keras2.backend import keras
+from keras_qat.arithmetic.kernel_families import FAMILIES, Family
+from keras_qat.frontend.keras2.backend import keras
 
 NETWORKS = {"demo": lambda shape: demo.build(shape, 10), **MODELS}
 BATCH = 32

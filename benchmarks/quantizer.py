@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat import fake_quant
+from keras_qat.arithmetic import fake_quant
 
 SIZES = ("16x48x48x96", "16x24x24x144", "16x12x12x192", "16x6x6x576", "16x3x3x960")
 CEILINGS = {"linear": None, "relu": math.inf, "relu6": 6.0}

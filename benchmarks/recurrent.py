@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 
 layers = keras.layers
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat.arithmetic.families import Family
-from keras_qat.ops.rows import ROWS
-from keras_qat.resolved.resolve import resolve
-from keras_qat.tflite.read import FileGraph
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.ops.all_ops import ROWS
+from keras_qat.tflite.reader import FileGraph
 from tests.helpers import observe
 from tests.networks import composite, convolutional
 from tests.ops.examples import EXAMPLES

@@ -6,33 +6,36 @@ as a `Plan`. `quantizers` lists each `Quantizer`, `summary` gives a `Summary`, `
 """
 
 from keras_qat import callbacks, layers, recipes, specs, targets
-from keras_qat.calibrate import calibrate
-from keras_qat.distill import Distiller
+from keras_qat.analysis.drawing import Picture, plot_model, plot_quantizers
+from keras_qat.analysis.plan import plan
+from keras_qat.analysis.search_bits import search_bits
+from keras_qat.analysis.sensitivity import sensitivity
+from keras_qat.analysis.summary import Summary, summary
+from keras_qat.analysis.verify import Report, verify
+from keras_qat.config.recipes import Recipe
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
-from keras_qat.keras2.backend import keras
-from keras_qat.keras3 import from_keras_3, to_keras_3
-from keras_qat.pictures import Picture, plot_model, plot_quantizers
-from keras_qat.plan import Plan
-from keras_qat.post_training import (
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras3 import from_keras_3
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.integer_graph.simulate import Simulation, simulate
+from keras_qat.ops.register import register_op, register_rule
+from keras_qat.placement.plan import Plan
+from keras_qat.rewrite import QuantizedModel
+from keras_qat.rewriting.quantize import quantize_model
+from keras_qat.rewriting.strip import strip_quantization
+from keras_qat.rewriting.to_keras3 import to_keras_3
+from keras_qat.tflite.model import TFLiteModel
+from keras_qat.training.calibration.calibrate import calibrate
+from keras_qat.training.distillation import Distiller
+from keras_qat.training.post_training import (
     bias_correction,
     equalize,
     learn_rounding,
     reestimate_batch_norm,
 )
-from keras_qat.quantize import Quantizer, plan, quantize_model, quantizers
-from keras_qat.recipes import Recipe
-from keras_qat.resolved.graph import ResolvedGraph
-from keras_qat.resolved.resolve import resolve
-from keras_qat.rewrite import QuantizedModel
-from keras_qat.rules import register_op, register_rule
-from keras_qat.runner import TFLiteModel
-from keras_qat.schedule import freeze_batch_norm, freeze_ranges, set_quantization
-from keras_qat.search_bits import search_bits
-from keras_qat.sensitivity import sensitivity
-from keras_qat.simulate import Simulation, simulate
-from keras_qat.strip import strip_quantization
-from keras_qat.summary import Summary, summary
-from keras_qat.verify import Report, verify
+from keras_qat.training.quantizers import Quantizer, quantizers
+from keras_qat.training.schedule import freeze_batch_norm, freeze_ranges, set_quantization
 from keras_qat.version import __version__
 
 __all__ = [

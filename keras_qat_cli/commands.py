@@ -142,7 +142,7 @@ def calibrate(
 
     def counted() -> Iterator[Any]:
         nonlocal count
-        from keras_qat.progress import shown
+        from keras_qat.io.progress import shown
 
         found = data_files.load(data, qat, options)
         for batch in shown(found, "Calibration", settings.verbose, found.total):
@@ -395,7 +395,7 @@ def _load(settings: Settings, path: Path) -> Any:
 
 
 def _load_quantized(settings: Settings, path: Path) -> Any:
-    from keras_qat.schedule import is_quantized
+    from keras_qat.training.schedule import is_quantized
 
     model = _load(settings, path)
     if not is_quantized(model):

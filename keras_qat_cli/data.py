@@ -74,7 +74,7 @@ def load(source: str, model: Any, options: Options) -> Batches:
 
 
 def _limited(model: Any, found: Any, options: Options) -> Iterator[list[np.ndarray]]:
-    from keras_qat.data import batches
+    from keras_qat.io.data import batches
 
     left = options.limit
     for batch in batches(model, found, options.batch_size):

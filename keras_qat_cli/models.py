@@ -70,7 +70,7 @@ def _is_of_keras_3(path: Path) -> bool:
 def quantized(model: Any, recipe: str | None, scope: tuple[str, ...], target: str | None) -> Any:
     """A quantization-aware model: what was loaded, or made from it."""
     import keras_qat
-    from keras_qat.schedule import is_quantized
+    from keras_qat.training.schedule import is_quantized
 
     if not is_quantized(model):
         return keras_qat.quantize_model(model, recipe, scope=list(scope) or None, target=target)

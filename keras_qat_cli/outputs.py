@@ -36,7 +36,7 @@ def check_model(path: Path, source: Path) -> None:
         path: where to write it.
         source: what it is made from.
     """
-    from keras_qat.files import check_writable
+    from keras_qat.io.atomic_files import check_writable
 
     if _is_file(path) and path.suffix not in FILES:
         raise ValueError(
@@ -57,7 +57,7 @@ def check_codes(path: Path | None) -> None:
 
 def check_page(path: Path | None) -> None:
     """Raises an error if a file cannot be written there, where one is wanted."""
-    from keras_qat.files import check_writable
+    from keras_qat.io.atomic_files import check_writable
 
     if path is not None:
         check_writable(path)

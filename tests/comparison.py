@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.helpers import observe
 
 KERNELS = ("xnnpack", "reference")

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.phases import MOST_RANGES, phase_finder
-from keras_qat.layers.scheduled import assuming
-from keras_qat.schedule import schedule, scheduled_layers
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.layers.scheduled_layer import assuming
+from keras_qat.training.phase_graphs import MOST_RANGES, phase_finder
+from keras_qat.training.schedule import schedule, scheduled_layers
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import functional, layers, tiny_net
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers
 from tests.processes import fork, run_all

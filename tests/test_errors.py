@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes, specs
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, residual_net, tiny_net
 

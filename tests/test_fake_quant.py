@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat import fake_quant
-from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.quant_params import QuantParams
 from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy

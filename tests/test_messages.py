@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.keras2.backend import keras, traced
+from keras_qat.frontend.keras2.backend import keras, traced
 from tests.helpers import images, observe, train
 from tests.networks.small import functional, layers, residual_net, tiny_net
 

@@ -1,43 +1,81 @@
-"""The layout of the house: what may know what."""
+"""The layout of the house: which room may import which, and what is known in one room only."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "keras_qat"
+ORDER = (
+    *("version", "arithmetic", "frontend", "io", "tflite", "ops", "config"),
+    *("lowering", "placement", "training", "integer_graph", "export", "rewriting", "analysis"),
+)
+"""The rooms: a module imports from its own and from those before it."""
+
+INDEPENDENT = [("rewriting", "export"), ("frontend", "arithmetic")]
+"""Rooms that do not import from each other either."""
+
 OTHERS_PRIVATE = re.compile(
     r"\b(?!self\b|cls\b)(\w+)\._(?!_|replace\b)(flatten|keras|trainable|non_trainable|call_spec|"
     r"nested|inbound|conform|is_graph|nodes|dtype|tracking|steps_per|attention|could_use)\w*"
 )
 """A private attribute of Keras' on something else than the class itself."""
 
-
-def modules(*folders: str) -> list[Path]:
-    roots = [PACKAGE / folder for folder in folders] if folders else [PACKAGE]
-    return sorted(path for root in roots for path in root.rglob("*.py"))
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_what_is_private_to_keras_is_known_in_one_room(path):
-    if path.parent.name in ("keras2", "keras3"):
+def room(module: Path) -> str:
+    """The folder of a module; "" for the root, which imports from all and which none imports."""
+    parts = module.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0] if len(parts) > 1 or parts[0] in ORDER else ""
+
+
+def imported_rooms(module: Path) -> Iterator[str]:
+    """The rooms that a module imports from, also within functions and for annotations only."""
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            path = [node.module or ""]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            paths = names if node.module == "keras_qat" else path
+        elif isinstance(node, ast.Import):
+            paths = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in paths:
+            package, *inside = name.split(".")
+            if package == "keras_qat":
+                yield inside[0] if inside and inside[0] in ORDER else ""
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(module):
+    own = room(module)
+    if not own:
         return
-    found = [match.group(0) for match in OTHERS_PRIVATE.finditer(path.read_text())]
-    assert not found
+    for other in imported_rooms(module):
+        assert other, f"{module} imports from the package itself"
+        assert ORDER.index(other) <= ORDER.index(own), f"{own} stands below {other}"
+        assert (own, other) not in INDEPENDENT
 
 
-@pytest.mark.parametrize("path", modules("arithmetic", "ops"), ids=lambda path: path.name)
-def test_operators_know_nothing_of_models(path):
-    """Rows and arithmetic stand below placement, layers and verbs."""
-    above = ("layers", "placement", "lower", "quantize", "rewrite", "contrib", "verify", "export")
-    for name in re.findall(r"^\s*from keras_qat\.(\w+)", path.read_text(), flags=re.M):
-        assert name not in above, f"{path.name} imports keras_qat.{name}"
+def test_every_room_has_its_place():
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(ORDER) - {"version"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_is_private_to_keras_is_known_in_one_room(module):
+    if room(module) == "frontend":
+        return
+    assert not [match.group(0) for match in OTHERS_PRIVATE.finditer(module.read_text("utf-8"))]
 
 
 def test_contrib_is_known_by_its_name_in_the_recipes_only():
-    for path in modules():
-        if path.parent.name != "contrib" and path.name != "recipes.py":
-            compared = re.findall(r"[!=]= \"contrib\"", path.read_text())
-            assert not compared, path
+    for module in MODULES:
+        if not module.name.startswith("contrib_") and module.name != "recipes.py":
+            assert not re.findall(r"[!=]= \"contrib\"", module.read_text("utf-8")), module

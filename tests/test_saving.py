@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import functional, layers, tiny_net
 
@@ -40,7 +40,7 @@ import sys
 assert ("keras_qat" in sys.modules) == ("keras_qat" in {imports!r})
 model = keras.models.load_model({path!r})
 import keras_qat
-assert type(model) is sys.modules["keras_qat.rewrite"].QuantizedModel
+assert type(model) is sys.modules["keras_qat.rewriting.quantized_model"].QuantizedModel
 {ranges}
 outputs, before = model.predict(arrays["x"], verbose=0), ranges(model)
 frozen = [layer.trainable for layer in model.layers]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.ranges.weights import least_squares_limits, rounded
-from keras_qat.search_bits import cheapest
-from keras_qat.sensitivity import LayerSensitivity, noise
+from keras_qat.analysis.search_bits import cheapest
+from keras_qat.analysis.sensitivity import LayerSensitivity, noise
+from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 

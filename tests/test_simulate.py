@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
-from keras_qat.tflite.read import FileGraph
-from keras_qat.verify.tensors import pair
+from keras_qat.analysis.verify.match_tensors import pair
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Product, assert_identical
 from tests.helpers import images, observe, rng, scramble, train
 from tests.networks.small import functional, layers, residual_net

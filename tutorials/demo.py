@@ -20,8 +20,8 @@ from demo_data import DATA, Data
 from demo_results import Results
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras  # The package tf_keras; tf.keras before TensorFlow 2.16.
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 
 BATCH = 32
 EPOCHS = {"digits": (12, 6), "fashion-mnist": (4, 3)}

@@ -18,8 +18,8 @@ import numpy as np
 from demo_data import Data, digits, fashion_mnist
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras  # The package tf_keras; tf.keras before TensorFlow 2.16.
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 
 BATCH = 64
 BITS = (8, 4)

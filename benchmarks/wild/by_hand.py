@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.wild.tables_and_texts import TABLES_AND_TEXTS
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 
 __all__ = ["BY_HAND"]
 

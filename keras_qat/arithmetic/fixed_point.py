@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.staging import of_numbers
+from keras_qat.arithmetic.partial_evaluation import of_numbers
 
 __all__ = [
     "divide",

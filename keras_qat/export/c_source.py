@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.data import arrays_of
+from keras_qat.config.targets import TFLM
+from keras_qat.export.target_problems import problems
 from keras_qat.export.tflite import EndType, export_tflite
-from keras_qat.files import check_writable, replacing
-from keras_qat.runner import tensor_infos
-from keras_qat.simulate import simulate
-from keras_qat.targets import TFLM, problems
+from keras_qat.integer_graph.simulate import simulate
+from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.io.data import arrays_of
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
-from keras_qat.tflite.read import FileGraph, Tensor
+from keras_qat.tflite.model import tensor_infos
+from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.version import __version__
 
 __all__ = ["export_c"]

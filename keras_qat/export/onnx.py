@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from keras_qat.export.saved_model import inference_module
-from keras_qat.exportable import check_exportable
-from keras_qat.files import check_writable, replacing
-from keras_qat.keras2.backend import one_at_a_time, swapped
-from keras_qat.keras2.graph import layers_in
-from keras_qat.resolved.weights import Weights
-from keras_qat.untrained import warn_if_untrained
+from keras_qat.frontend.graph import layers_in
+from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
+from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.ops.weights import Weights
+from keras_qat.training.readiness import check_exportable
+from keras_qat.training.untrained_warnings import warn_if_untrained
 from keras_qat.version import __version__
 
 __all__ = ["export_onnx"]

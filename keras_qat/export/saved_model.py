@@ -12,24 +12,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.exportable import check_exportable
-from keras_qat.files import check_writable, replacing
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import one_at_a_time, swapped
-from keras_qat.keras2.precision import computing_in_float32
-from keras_qat.layers import QuantizeWrapper
-from keras_qat.layers.recurrent import lstm_quantized
-from keras_qat.layers.scheduled import Phase
-from keras_qat.layers.states import kept_batch
-from keras_qat.layers.unrolled import steps_quantized
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
+from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.integer_graph.float_nodes import compute_in_float
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
-from keras_qat.ops.steps import params_named
-from keras_qat.resolved.graph import Constant, Node, ResolvedGraph, Tensor
-from keras_qat.resolved.in_float import compute_in_float
-from keras_qat.resolved.resolve import resolve
-from keras_qat.resolved.weights import Weights
-from keras_qat.untrained import warn_if_untrained
+from keras_qat.ops.recurrent.step_ops import params_named
+from keras_qat.ops.weights import Weights
+from keras_qat.training.layers import QuantizeWrapper
+from keras_qat.training.layers.recurrent.lstm import lstm_quantized
+from keras_qat.training.layers.recurrent.states import kept_batch
+from keras_qat.training.layers.recurrent.unrolled import steps_quantized
+from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.readiness import check_exportable
+from keras_qat.training.untrained_warnings import warn_if_untrained
 
 __all__ = ["export_saved_model", "inference_module"]
 

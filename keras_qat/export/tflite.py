@@ -8,23 +8,29 @@ from collections import Counter
 from numbers import Integral
 from typing import Any, Literal
 
-from keras_qat.exportable import check_exportable, some
-from keras_qat.files import check_writable, replacing
-from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.layers.left_in_float import why_left_in_float
-from keras_qat.layers.states import kept_batch, states_of
-from keras_qat.resolved.batch import with_batch
-from keras_qat.resolved.graph import ResolvedGraph
-from keras_qat.resolved.int4 import packs_int4, with_int4
-from keras_qat.resolved.pixels import RAW, begins_with_rescaling, rescalings, with_pixels
-from keras_qat.resolved.resolve import resolve
-from keras_qat.schedule import recipe_of
-from keras_qat.targets.problems import described, problems
-from keras_qat.targets.target import Target, get, target_of
+from keras_qat.config.targets.problem import described
+from keras_qat.config.targets.target import Target, get, target_of
+from keras_qat.export.target_problems import problems
+from keras_qat.export.tflite_writer import write_graph
+from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
+from keras_qat.integer_graph.passes.pixel_inputs import (
+    RAW,
+    begins_with_rescaling,
+    rescalings,
+    with_pixels,
+)
+from keras_qat.integer_graph.passes.static_batch import with_batch
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.metadata import fingerprint
-from keras_qat.tflite.write import write_graph
-from keras_qat.untrained import warn_if_untrained
+from keras_qat.training.layers.float_marks import why_left_in_float
+from keras_qat.training.layers.recurrent.states import kept_batch, states_of
+from keras_qat.training.readiness import check_exportable, some
+from keras_qat.training.schedule import recipe_of
+from keras_qat.training.untrained_warnings import warn_if_untrained
 from keras_qat.version import __version__
 
 __all__ = ["export_tflite"]

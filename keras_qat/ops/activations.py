@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
@@ -20,12 +21,13 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
     upper_bits,
 )
-from keras_qat.arithmetic.qparams import QuantParams, single
-from keras_qat.arithmetic.sigmoids import sigmoid_of_int16, tanh_of_int16
-from keras_qat.branching import cond, traced_once
-from keras_qat.inner_layers import HardSwish
-from keras_qat.keras2.backend import keras
-from keras_qat.operations import operands
+from keras_qat.arithmetic.int16_sigmoid import sigmoid_of_int16, tanh_of_int16
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.frontend.helper_layers import HardSwish
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import (
     Kernel,
     by_table,
@@ -34,9 +36,7 @@ from keras_qat.ops.lookup import (
     of_reals,
 )
 from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, SharedRange
-from keras_qat.ops.quantize import requantized
-from keras_qat.staging import of_numbers
-from keras_qat.tflite.emission import Emission
+from keras_qat.ops.requantize import requantized
 
 __all__ = ["ACTIVATIONS"]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.ops.images import ONE_PIXEL, add_on_images
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import weight_constants, weighted
-from keras_qat.tflite.emission import Emission
+from keras_qat.ops.weighted_sums import weight_constants, weighted
 
 __all__ = ["AFFINE"]
 

@@ -10,22 +10,22 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.ops.images import add_on_images, from_image, image_of, image_output, pair
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.image_shapes import add_on_images, from_image, image_of, image_output, pair
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import (
+from keras_qat.ops.weighted_sums import (
     RECENT,
     Rounding,
     products_with_weights,
     weight_constants,
     weighted,
 )
-from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.objects import TYPES
+from keras_qat.tflite.schema import TYPES
 
 if TYPE_CHECKING:
-    from keras_qat.resolved.graph import Node
+    from keras_qat.ops.node import Node
 
 __all__ = [
     "CONV",

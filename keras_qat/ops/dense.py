@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
-from keras_qat.ops.images import ONE_PIXEL, add_on_images
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.sums import RECENT, products_with_weights, weight_constants, weighted
-from keras_qat.resolved.weights import terms
-from keras_qat.tflite.emission import Emission
+from keras_qat.ops.weighted_sums import RECENT, products_with_weights, weight_constants, weighted
+from keras_qat.ops.weights import terms
 
 if TYPE_CHECKING:
-    from keras_qat.resolved.graph import Node
+    from keras_qat.ops.node import Node
 
 __all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR", "product"]
 

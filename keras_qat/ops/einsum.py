@@ -6,7 +6,7 @@ import dataclasses
 import string
 from collections.abc import Callable, Sequence
 
-from keras_qat.tflite.emission import Emission
+from keras_qat.ops.emission import Emission
 
 __all__ = ["Axes", "add_product", "places", "without_ellipsis"]
 

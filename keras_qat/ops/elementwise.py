@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import Family
+from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
-from keras_qat.arithmetic.qparams import QuantParams, ratio, single
-from keras_qat.branching import cond, traced_once
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import inputs_and_constants
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import inputs_and_constants
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import by_table, in_float32, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
-from keras_qat.ops.quantize import requantized
-from keras_qat.staging import of_numbers
-from keras_qat.tflite.emission import Emission
+from keras_qat.ops.requantize import requantized
 
 __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
 

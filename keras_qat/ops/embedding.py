@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
-from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.objects import TYPES
+from keras_qat.tflite.schema import TYPES
 
 __all__ = ["EMBEDDING"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
-from keras_qat.branching import traced_once
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Compute, Op, OwnRange
-from keras_qat.staging import of_numbers
-from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.objects import TYPES
+from keras_qat.tflite.schema import TYPES
 
 __all__ = ["LOOKUPS", "Kernel", "by_table", "entries_of", "in_float32", "lookup_row", "of_reals"]
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
-from keras_qat.arithmetic.qparams import single
-from keras_qat.branching import cond
-from keras_qat.inner_layers import Contract
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import operands
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import Contract
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.staging import of_numbers
-from keras_qat.tflite.emission import Emission
 
 if TYPE_CHECKING:
-    from keras_qat.resolved.graph import Node
+    from keras_qat.ops.node import Node
 
 __all__ = ["CONTRACT", "MATMUL"]
 

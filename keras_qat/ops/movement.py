@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.inner_layers import Regularize, TrainingOnly
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value
-from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.helper_layers import Regularize, TrainingOnly
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
-from keras_qat.tflite.emission import Emission
 
 __all__ = [
     "IDENTITY",

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams, round_half_away, single
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.elementwise import ADD, MULTIPLY, SUBTRACT
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.pooling import MEAN
-from keras_qat.ops.quantize import REQUANTIZE
-from keras_qat.ops.sums import RECENT
-from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.objects import TYPES
+from keras_qat.ops.requantize import REQUANTIZE
+from keras_qat.ops.weighted_sums import RECENT
+from keras_qat.tflite.schema import TYPES
 
 __all__ = ["GROUP_NORM", "LAYER_NORM"]
 

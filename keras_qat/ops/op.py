@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_qat.arithmetic.families import Family
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.keras2.graph import Call, map_values, takes_training
-from keras_qat.keras2.precision import computing_in_float32
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.graph import Call, map_values, takes_training
+from keras_qat.frontend.keras2.precision import computing_in_float32
 
 if TYPE_CHECKING:
-    from keras_qat.resolved.graph import Node
-    from keras_qat.tflite.emission import Emission
+    from keras_qat.ops.emission import Emission
+    from keras_qat.ops.node import Node
 
 __all__ = [
     "OWN",
@@ -94,7 +94,7 @@ class Arguments:
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: those that the result shall have.
         call: the call, for operators that compute as its own layer does, only on other numbers.
-        weights: of a weighted operator, see `keras_qat.resolved.weights.Weights`; else None.
+        weights: of a weighted operator, see `keras_qat.ops.weights.Weights`; else None.
         merges_relu: whether results below zero count as zero.
         sized: whether the file knows the size of batches, whatever the call does.
     """

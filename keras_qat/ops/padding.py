@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import number, operands
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import number, operands
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Op
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["MIRROR_PAD", "PAD", "pairs"]
 

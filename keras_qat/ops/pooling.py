@@ -9,17 +9,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.qparams import QuantParams, single
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import operands
-from keras_qat.ops.images import add_on_images, pair
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.image_shapes import add_on_images, pair
 from keras_qat.ops.movement import axes_of, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange, SharedRange
-from keras_qat.ops.sums import EXACT
-from keras_qat.staging import of_numbers
-from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.objects import TYPES
+from keras_qat.ops.weighted_sums import EXACT
+from keras_qat.tflite.schema import TYPES
 
 __all__ = [
     "ARGMAX",

@@ -9,10 +9,10 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.keras2.graph import Call, Value, class_path, values_in
-from keras_qat.operations import is_operation
+from keras_qat.frontend.graph import Call, Value, class_path, values_in
+from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
-from keras_qat.ops.rows import ROWS
 
 __all__ = [
     "Match",

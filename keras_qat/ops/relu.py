@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
-from keras_qat.arithmetic.qparams import QuantParams, ratio, round_half_away, single
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import is_operation, number, operands
+from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import is_operation, number, operands
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import by_table, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["LEAKY_RELU", "PRELU", "RELU"]
 

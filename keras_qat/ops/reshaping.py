@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from keras_qat.inner_layers import FoldSteps, UnfoldSteps
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import operands
-from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import FoldSteps, UnfoldSteps
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import first, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Emit, OwnRange
-from keras_qat.tflite.emission import Emission
-from keras_qat.tflite.objects import TYPES
+from keras_qat.tflite.schema import TYPES
 
 __all__ = ["DEPTH_TO_SPACE", "MEAN_OF_ONE", "RESHAPE", "SHAPE", "SPACE_TO_DEPTH", "TRANSPOSE"]
 

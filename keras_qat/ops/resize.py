@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import first, move, take_parts
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["RESIZE_BILINEAR", "RESIZE_NEAREST"]
 

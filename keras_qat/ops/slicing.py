@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.inner_layers import LastStep
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value, values_in
-from keras_qat.operations import operands
+from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.frontend.helper_layers import LastStep
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import (
     MAX_SLICED,
     Part,
@@ -24,7 +25,6 @@ from keras_qat.ops.movement import (
 )
 from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.padding import pairs
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["CONCATENATE", "GATHER", "SLICE", "SPLIT", "STACK", "UNSTACK"]
 

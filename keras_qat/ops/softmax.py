@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import Family
+from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
@@ -24,16 +24,16 @@ from keras_qat.arithmetic.fixed_point import (
     shift,
     shift_back,
 )
-from keras_qat.arithmetic.qparams import QuantParams, single
-from keras_qat.branching import cond
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import is_operation, number, operands
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import is_operation, number, operands
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.quantize import requantized
-from keras_qat.staging import of_numbers
-from keras_qat.tflite.emission import Emission
+from keras_qat.ops.requantize import requantized
 
 __all__ = ["SOFTMAX", "UNIT_NORM"]
 

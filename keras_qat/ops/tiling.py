@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.inner_layers import ReverseSteps, Roll
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call
-from keras_qat.operations import operands
-from keras_qat.ops.by_converter import emit_by_converter
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import ReverseSteps, Roll
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import MAX_SLICED, axes_of, integers, move, rank_of, take_parts
 from keras_qat.ops.op import Attributes, Emit
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
 

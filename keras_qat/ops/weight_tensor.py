@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams, round_half_away
-from keras_qat.inner_layers import WeightTensor
-from keras_qat.keras2.graph import Call
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.tflite.emission import Emission
 
 __all__ = ["WEIGHT_TENSOR"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.arithmetic.families import Family
-from keras_qat.contrib.placement import ContribPlacement
-from keras_qat.keras2.graph import Call, Graph, values_in
-from keras_qat.keras2.precision import float32_policy
-from keras_qat.lower import lower
-from keras_qat.placement.int8 import Int8Placement
-from keras_qat.placement.settings import Settings, may_open
-from keras_qat.plan import Plan
-from keras_qat.recipes import Recipe
-from keras_qat.scope import Scope, check_scope
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.config.recipes import Recipe
+from keras_qat.frontend.graph import Call, Graph, values_in
+from keras_qat.frontend.keras2.precision import float32_policy
+from keras_qat.lowering import lower
+from keras_qat.placement.contrib_rules import ContribPlacement
+from keras_qat.placement.int8_rules import Int8Placement
+from keras_qat.placement.layer_selection import Scope, check_scope
+from keras_qat.placement.layer_settings import Settings, may_open
+from keras_qat.placement.plan import Plan
 
 __all__ = ["RULES", "lowered", "place", "placed"]
 

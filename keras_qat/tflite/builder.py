@@ -9,10 +9,10 @@ import flatbuffers
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.metadata import compressed
-from keras_qat.tflite.objects import TYPES, new
-from keras_qat.tflite.versions import min_runtime_version, version_of
+from keras_qat.tflite.op_versions import min_runtime_version, version_of
+from keras_qat.tflite.schema import TYPES, new
 
 __all__ = ["Builder"]
 

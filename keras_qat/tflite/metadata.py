@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.tflite.objects import contents_of
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.tflite.schema import contents_of
 
 __all__ = ["compressed", "fingerprint", "read_metadata", "rescaled_inputs"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.arithmetic.qparams import QuantParams
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.objects import TYPE_NAMES, TYPES, code_of, new
+from keras_qat.tflite.schema import TYPE_NAMES, TYPES, code_of, new
 
 __all__ = ["splice_model"]
 

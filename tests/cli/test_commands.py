@@ -14,7 +14,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat_cli.commands import cli
 from tests.helpers import images, scramble
 from tests.networks.small import functional, layers, tiny_net
@@ -84,7 +84,9 @@ def test_targets(files):
     run("calibrate", files / "float.keras", files / "x.npy", "-o", qat, *target)
     assert "target: tflm" in run("summary", qat)
     run("export", qat, file)
-    assert keras_qat.interpreter.TFLiteModel(file.read_bytes()).inputs["image"]["shape"][0] == 1
+    assert (
+        keras_qat.tflite.interpreter.TFLiteModel(file.read_bytes()).inputs["image"]["shape"][0] == 1
+    )
     told = run("simulate", qat, files / "x.npy", "--json")
     assert json.loads(told)["kernels"] == "tflm"
     told = run("summary", qat, "--target", "edgetpu", code=2)

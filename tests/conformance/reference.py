@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
-from keras_qat.schedule import scheduled_layers
+from keras_qat.training.schedule import scheduled_layers
 
 FOLDER = Path(os.environ.get("KERAS_QAT_REFERENCE", Path(__file__).parent / "data"))
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.keras2 import graph
-from keras_qat.keras2.backend import keras
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend import graph
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 
 from .reference import FOLDER, Case, case_files

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat import fake_quant
-from keras_qat.keras2.backend import keras
-from keras_qat.ranges import observers
+from keras_qat.arithmetic import fake_quant
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.specs import QuantSpec
+from keras_qat.training.ranges import observers
 
 from .reference import FOLDER, case_files
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.schedule import scheduled_layers
+from keras_qat.training.schedule import scheduled_layers
 from tests.helpers import images, train, values
 from tests.networks.contrib import conv, image, layers, relu, two_scopes
 from tests.networks.small import residual_net, tiny_net

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.schedule import scheduled_layers
+from keras_qat.training.schedule import scheduled_layers
 from tests.helpers import images, train, values
 from tests.networks.contrib import ACTIVATIONS, KERNELS, SHAPE, single
 from tests.networks.small import tiny_net

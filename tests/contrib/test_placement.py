@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import patterns
-from keras_qat.keras2 import graph
-from keras_qat.keras2.backend import keras
-from keras_qat.lower import lower
+from keras_qat.frontend import graph
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering import lower
+from keras_qat.placement import fusion_groups
 from tests.helpers import images
 from tests.networks.contrib import conv, identity, image, layers, relu
 
@@ -203,7 +203,7 @@ def test_called_inside_a_name_scope():
 def test_kernel_batch_norm_activation_is_one_group():
     x = image()
     y = relu(layers.BatchNormalization(name="bn")(conv(x, "layer")))
-    (group,) = patterns.groups(lower(graph.read(keras.Model(x, y))))
+    (group,) = fusion_groups.groups(lower(graph.read(keras.Model(x, y))))
     assert [call.name for call in group.calls] == ["layer", "bn", "relu"]
     assert [value.name for value in group.kernel.inputs] == ["image"]
 
@@ -212,10 +212,10 @@ def test_either_activation_ends_a_group():
     for max_value in (None, 6.0):
         x = image()
         y = relu(conv(x, "layer"), "end", max_value)
-        (group,) = patterns.groups(graph.read(keras.Model(x, y)))
+        (group,) = fusion_groups.groups(graph.read(keras.Model(x, y)))
         assert group.output.name == "end"
     y = layers.Activation("tanh", name="tanh")(conv(x, "layer"))
-    (group,) = patterns.groups(graph.read(keras.Model(x, y)))
+    (group,) = fusion_groups.groups(graph.read(keras.Model(x, y)))
     assert group.output.name == "layer"
 
 
@@ -225,7 +225,7 @@ def test_pattern_on_one_of_several_outputs():
     y = relu(conv(second, "layer"))
     assert quantized_tensors(x, y) == {"layer/kernel": "kernel", "relu": "act_quant"}
     model = keras.Model(x, y)
-    (group,) = patterns.groups(lower(graph.read(model)))
+    (group,) = fusion_groups.groups(lower(graph.read(model)))
     assert group.kernel.inputs[0].name.endswith(":1")
     quantized = keras_qat.quantize_model(model, "contrib")
     keras_qat.set_quantization(quantized, False)

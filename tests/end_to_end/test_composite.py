@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.networks.composite import FAMILIES
 
 NAMES = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from keras_qat.ops.unrolled import MOST_STEPS
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.recurrent.unrolled import MOST_STEPS
 from tests.end_to_end.exact import (
     assert_exact_everywhere,
     assert_is_float_without_quantization,

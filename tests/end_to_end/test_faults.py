@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
-from keras_qat.resolved.resolve import resolve
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.resolve import resolve
 from tests.comparison import KERNELS, assert_identical
 from tests.helpers import images, observe
 from tests.networks.small import layers

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.arithmetic.families import FAMILIES
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
-from keras_qat.resolved.resolve import resolve
+from keras_qat.arithmetic.kernel_families import FAMILIES
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.comparison import KERNELS
 from tests.helpers import observe, rng, scramble
 from tests.networks.small import functional, layers

@@ -11,10 +11,10 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat import recipes, specs
-from keras_qat.arithmetic import families
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
-from keras_qat.tflite.read import FileGraph
+from keras_qat.arithmetic import kernel_families
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Exported, Product, assert_identical, export
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import images, observe, scramble, train
@@ -359,7 +359,7 @@ def test_activations_of_inputs_that_end_next_to_a_power_of_two(function, exponen
     keras_qat.calibrate(qat, x)
     (found, _) = keras_qat.quantizers(qat)
     assert abs((found.maximum - found.minimum) / 65535 / scale - 1) < 1e-6
-    for kernels in families.FAMILIES:
+    for kernels in kernel_families.FAMILIES:
         assert_exact_everywhere(qat, x, kernels)
 
 

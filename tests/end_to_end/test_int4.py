@@ -7,11 +7,11 @@ import pytest
 from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.ops.sums import RECENT
-from keras_qat.resolved.int4 import packs_int4, with_int4
-from keras_qat.resolved.resolve import resolve
-from keras_qat.tflite.objects import code_of, unpack
+from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.ops.weighted_sums import RECENT
+from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.schema import code_of, unpack
 from tests.helpers import images, observe, scramble, train
 from tests.networks import composite
 from tests.networks.convolutional import FAMILIES

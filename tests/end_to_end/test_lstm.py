@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import observe
 from tests.networks.small import functional

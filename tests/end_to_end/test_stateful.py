@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from keras_qat.layers.states import states_of
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.layers.recurrent.states import states_of
 
 layers = keras.layers
 

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
-from keras_qat.tflite.read import FileGraph
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
 from tests.helpers import rng
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.keras2 import graph
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend import graph
+from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images
 from tests.networks.small import functional, layers, residual_net, tiny_net
 

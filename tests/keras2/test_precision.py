@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from keras_qat.quantize import activation_quantizers
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.quantizers import activation_quantizers
 from tests import helpers
 from tests.comparison import assert_identical
 from tests.helpers import rng, train

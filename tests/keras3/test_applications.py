@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras as keras_2
+from keras_qat.frontend.keras2.backend import keras as keras_2
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.helpers import observe, rng
 from tests.keras3.comparison import assert_equal_outputs
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_qat.keras2.backend import keras as keras_2
+from keras_qat.frontend.keras2.backend import keras as keras_2
 from tests.keras3.comparison import assert_converts
 
 keras = pytest.importorskip("keras", minversion="3.0")

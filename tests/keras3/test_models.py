@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras as keras_2
+from keras_qat.frontend.keras2.backend import keras as keras_2
 from tests.helpers import images
 from tests.keras3.comparison import assert_converts, assert_equal_outputs, inputs_of, scrambled
 

@@ -9,10 +9,12 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import fake_quant
-from keras_qat.contrib import correction
-from keras_qat.keras2.backend import keras
-from keras_qat.layers import QuantizeWrapper, again, quantize
+from keras_qat.arithmetic import fake_quant
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.layers import QuantizeWrapper
+from keras_qat.training import recompute
+from keras_qat.training.batch_norm import contrib_correction
+from keras_qat.training.layers import quantize
 from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy
@@ -270,9 +272,9 @@ def test_moments_of_expansions_equal_those_of_their_outputs(strides, monkeypatch
         gradients = tape.gradient(loss, [images_in, *qat.trainable_variables])
         return outputs, gradients, qat.get_weights()
 
-    assert correction.takes_covariance(qat.layers[-1].layer, images)
+    assert contrib_correction.takes_covariance(qat.layers[-1].layer, images)
     quick = step()
-    monkeypatch.setattr(correction, "takes_covariance", lambda layer, inputs: False)
+    monkeypatch.setattr(contrib_correction, "takes_covariance", lambda layer, inputs: False)
     plain = step()
     for one, other in zip(tf.nest.flatten(quick), tf.nest.flatten(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
@@ -319,5 +321,5 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
         assert found
         return qat.get_weights()
 
-    for one, other in zip(trained(again.source_of), trained(lambda x: None), strict=True):
+    for one, other in zip(trained(recompute.source_of), trained(lambda x: None), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import fake_quant
+from keras_qat.arithmetic import fake_quant
 from keras_qat.layers import Quantize, QuantizeWrapper
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2 import graph
-from keras_qat.keras2.backend import keras
-from keras_qat.lower import lower
+from keras_qat.frontend import graph
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering import lower
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from keras_qat.ops.sums import RECENT
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images
 from tests.networks.custom import (
     CLOSED,

@@ -9,26 +9,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import Family
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.interpreter import Kernels
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Call, Value
-from keras_qat.layers.unrolled import biases
-from keras_qat.micro import opened
-from keras_qat.operations import inputs_and_constants
-from keras_qat.ops.lstm import LSTM
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.export.tflite_writer import tensor_index, write_node
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import inputs_and_constants
+from keras_qat.integer_graph.constants import constant_of
+from keras_qat.integer_graph.execute import compute_node
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.static_batch import with_batch
+from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
+from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.ops.registry import match
-from keras_qat.resolved.batch import with_batch
-from keras_qat.resolved.constants import constant_of
-from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
-from keras_qat.resolved.run import compute_node
-from keras_qat.resolved.weights import Weights
+from keras_qat.ops.weights import Weights
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.write import tensor_index, write_node
+from keras_qat.tflite.interpreter import Kernels
+from keras_qat.tflite.micro_interpreter import opened
+from keras_qat.training.layers.recurrent.unrolled import biases
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import BATCH
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops import elementwise, relu
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.lookup import LOOKUPS, lookup_row
+from keras_qat.ops.node import Constant
 from keras_qat.ops.op import Arguments, FixedRange, SharedRange
 from keras_qat.ops.registry import Match, match, op_named
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
-from keras_qat.resolved.graph import Constant
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.comparison import KERNELS
 from tests.ops import harness
 from tests.ops.examples import EXAMPLES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.ops.registry import ROWS
 from tests.comparison import KERNELS
 from tests.ops.examples import EXAMPLES

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keras_qat.integer_graph.fold_weights import LARGEST_MULTIPLIER
+from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
-from keras_qat.resolved.fold import LARGEST_MULTIPLIER
-from keras_qat.resolved.graph import Node, Tensor
 from tests.comparison import KERNELS
 from tests.ops.harness import assert_same, node_of, random_inputs
 

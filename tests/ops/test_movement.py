@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.inner_layers import Contract, Roll
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras, register
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.export.tflite_writer import tensor_index, write_node
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.helper_layers import Contract, Roll
+from keras_qat.frontend.keras2.backend import keras, register
+from keras_qat.integer_graph.execute import compute_node
+from keras_qat.ops.all_ops import ROWS
+from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import SharedRange
+from keras_qat.ops.register import register_op
 from keras_qat.ops.registry import match
-from keras_qat.ops.rows import ROWS
-from keras_qat.resolved.graph import Node, Tensor
-from keras_qat.resolved.run import compute_node
-from keras_qat.rules import register_op
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.write import tensor_index, write_node
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.comparison import KERNELS
 from tests.ops.harness import (
     assert_same,

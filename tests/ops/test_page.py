@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keras_qat.ops.page import page
+from keras_qat.ops.docs_page import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from keras_qat.arithmetic.families import FAMILIES
+from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.ops.registry import op_named
 from tests.ops.harness import BATCH, assert_same, node_of
 

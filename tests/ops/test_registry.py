@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 
 
 class Pick(keras.layers.Layer):

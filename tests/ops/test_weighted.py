@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.families import FAMILIES
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras
+from keras_qat.arithmetic.kernel_families import FAMILIES
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.export.tflite_writer import tensor_index, write_node
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.execute import compute_node
+from keras_qat.integer_graph.passes.pack_int4 import packed
 from keras_qat.ops import affine, conv, dense
+from keras_qat.ops.node import Tensor
 from keras_qat.ops.registry import match
-from keras_qat.ops.sums import RECENT
-from keras_qat.resolved.graph import Tensor
-from keras_qat.resolved.int4 import packed
-from keras_qat.resolved.run import compute_node
+from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.write import tensor_index, write_node
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.comparison import KERNELS
 from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_same, in_integers, make_node, random_inputs

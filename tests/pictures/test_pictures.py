@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.pictures.layout import laid_out
-from keras_qat.pictures.model import ISLAND, OWN, SHARED
-from keras_qat.pictures.svg import fitted, width_of
-from keras_qat.ranges.histograms import Histogram, counts_of, folded
-from keras_qat.statistics import statistics
+from keras_qat.analysis.drawing.layout import laid_out
+from keras_qat.analysis.drawing.model_graph import ISLAND, OWN, SHARED
+from keras_qat.analysis.drawing.svg import fitted, width_of
+from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
+from keras_qat.training.quantizer_statistics import statistics
 from tests.helpers import images
 from tests.networks.small import functional, layers
 

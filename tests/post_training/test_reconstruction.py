@@ -7,8 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.post_training.sweep import sweep
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.training.post_training.sweep import sweep
 from tests.helpers import images
 from tests.networks import composite, convolutional
 from tests.networks.small import functional, layers, residual_net, tiny_net

@@ -11,17 +11,18 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import Kernels
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import Value
+from keras_qat.analysis.verify.match_tensors import pair
+from keras_qat.frontend.graph import Value
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.layers import Quantize
-from keras_qat.micro import opened
+from keras_qat.ops.node import Constant, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.recipes import Recipe
-from keras_qat.resolved.graph import Constant, ResolvedGraph, Tensor
 from keras_qat.targets import TFLM, Target, problems
-from keras_qat.tflite.read import FileGraph
-from keras_qat.verify.tensors import pair
+from keras_qat.tflite.interpreter import Kernels
+from keras_qat.tflite.micro_interpreter import opened
+from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
 
 __all__ = ["Refused", "live", "live_on"]

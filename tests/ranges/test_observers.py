@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from keras_qat import fake_quant
+from keras_qat.arithmetic import fake_quant
 from keras_qat.layers import Quantize
 from keras_qat.specs import QuantSpec
 from tests.helpers import rng

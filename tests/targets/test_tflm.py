@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from keras_qat.micro import MicroModel
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
-from keras_qat.tflite.read import FileGraph
+from keras_qat.tflite.micro_interpreter import MicroModel
+from keras_qat.tflite.reader import FileGraph
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING

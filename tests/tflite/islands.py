@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.qparams import QuantParams
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2 import graph as graph_lib
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.graph import values_in
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.export.tflite_writer import write_graph
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import values_in
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.execute import quantized_input, run
+from keras_qat.integer_graph.float_nodes import compute_in_float
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.names import as_scope, scope_of
 from keras_qat.ops.elementwise import ADD
-from keras_qat.ops.quantize import QUANTIZE
-from keras_qat.resolved.graph import Node, ResolvedGraph, Tensor
-from keras_qat.resolved.in_float import compute_in_float
-from keras_qat.resolved.names import as_scope, scope_of
-from keras_qat.resolved.run import quantized_input, run
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.requantize import QUANTIZE
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.write import write_graph
+from keras_qat.tflite.interpreter import TFLiteModel
 
 layers = keras.layers
 PARAMS = QuantParams.of_range(-2.0, 2.0, 8)

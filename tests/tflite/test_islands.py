@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import set_mask
+from keras_qat.frontend.keras2.backend import set_mask
+from keras_qat.tflite.interpreter import TFLiteModel
 from tests.tflite.islands import (
     PARAMS,
     SEQUENCE,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.interpreter import TFLiteModel
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.objects import unpack
+from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.schema import unpack
 from keras_qat.tflite.splice import splice_model
 
 
@@ -91,7 +91,7 @@ def test_custom_operators_keep_their_options():
 
 
 def test_quantized_values_keep_their_parameters():
-    from keras_qat.arithmetic.qparams import QuantParams
+    from keras_qat.arithmetic.quant_params import QuantParams
 
     contents = converted(lambda x: tf.transpose(x)[::-1], tf.TensorSpec((2, 4), tf.int8))
     builder, params = Builder(), QuantParams(np.float32(0.5), 3)

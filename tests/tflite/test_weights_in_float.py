@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.interpreter import TFLiteModel
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.specs import QuantSpec
-from keras_qat.tflite.objects import unpack
+from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.schema import unpack
 from tests.tflite.islands import (
     check,
     layers,

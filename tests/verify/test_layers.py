@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.interpreter import KERNELS, TFLiteModel
-from keras_qat.keras2.backend import keras
-from keras_qat.tflite.read import FileGraph
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.interpreter import KERNELS, TFLiteModel
+from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers, tiny_net
 

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 import keras_qat
-from keras_qat.verify import Agreement, TensorReport
-from keras_qat.verify.page import nines
+from keras_qat.analysis.verify import Agreement, TensorReport
+from keras_qat.analysis.verify.html import nines
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.interpreter import TFLiteModel, to_values
+from keras_qat.tflite.interpreter import TFLiteModel, to_values
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.inner_layers import HardSwish, MaskScores
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.helper_layers import HardSwish, MaskScores
+from keras_qat.frontend.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options
 
 _layers = keras.layers

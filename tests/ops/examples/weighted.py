@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_qat.inner_layers import WeightTensor
-from keras_qat.keras2.backend import keras
+from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.frontend.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
 
 _layers = keras.layers

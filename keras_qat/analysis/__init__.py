@@ -1,0 +1,1 @@
+"""What a model is and does: plan, summary, verification, sensitivity, drawings."""

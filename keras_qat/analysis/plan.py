@@ -1,0 +1,53 @@
+"""The verb `plan`: what quantization would do, and what a target lacks of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_qat.config.recipes import Recipe
+from keras_qat.config.targets import Target
+from keras_qat.config.targets.target import settings
+from keras_qat.export.target_problems import problems
+from keras_qat.frontend.keras2.precision import float32_policy
+from keras_qat.frontend.keras2.read_float import read_float
+from keras_qat.frontend.keras3 import as_keras_2
+from keras_qat.placement import place
+from keras_qat.placement.layer_selection import Scope
+from keras_qat.placement.plan import Plan
+from keras_qat.rewriting.rewrite import rewrite
+from keras_qat.training.schedule import is_quantized
+
+__all__ = ["plan"]
+
+
+def plan(
+    model: Any,
+    recipe: str | Recipe | None = None,
+    *,
+    scope: Scope | None = None,
+    target: str | Target | None = None,
+    inputs: Any = None,
+) -> Plan:
+    """Says what `quantize_model` would do to each tensor and why, before anything is trained.
+
+    With a `target` it also names each operator that would not run there, why, and what helps.
+
+    Args and errors: as for `quantize_model`.
+
+    Example:
+        >>> print(keras_qat.plan(model, target="ethos_u55"))
+    """
+    if is_quantized(model):
+        raise ValueError(
+            f"'{model.name}' is quantized already. Plan the float model, or look at "
+            f"keras_qat.summary(model)."
+        )
+    recipe, family, place_of_use = settings(recipe, None, target)
+    model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
+    found = place(graph, recipe, scope, family)
+    if place_of_use is None:
+        return found
+    with float32_policy():
+        lacking = problems(rewrite(found, model), place_of_use)
+    return dataclasses.replace(found, target=place_of_use, problems=lacking)

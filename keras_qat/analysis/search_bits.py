@@ -1,0 +1,160 @@
+"""How many bits the weights of each layer get, for a budget of bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from keras_qat.analysis.sensitivity import (
+    LayerSensitivity,
+    Measure,
+    Sensitivity,
+    noise,
+    sensitivity,
+)
+from keras_qat.config.recipes import NAMED, Recipe
+from keras_qat.config.recipes import get as get_recipe
+
+__all__ = ["FoundBits", "cheapest", "search_bits"]
+
+_UNITS = 8192
+"""How finely bytes are counted: a budget in so many parts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundBits:
+    """What `search_bits` found. Prints as code to paste.
+
+    Args:
+        bits: layer -> bits of its weights.
+        recipe: the recipe with these bits, for `quantize_model`.
+        bytes: of all quantized weights, in so many bits each.
+        cost: what is expected of it: the sum of the layers' costs.
+        sensitivity: what it is based on.
+    """
+
+    bits: dict[str, int]
+    recipe: Recipe
+    bytes: int
+    cost: float
+    sensitivity: Sensitivity
+
+    @property
+    def overrides(self) -> dict[str, int]:
+        """The layers whose bits are others than the recipe's."""
+        usual = self.recipe.weights.bits
+        return {name: bits for name, bits in self.bits.items() if bits != usual}
+
+    def __str__(self) -> str:
+        given = dataclasses.replace(self.recipe, overrides=())
+        if given.name in NAMED and NAMED[given.name]() == given:
+            first = f"recipe = keras_qat.recipes.{given.name}()"
+        else:
+            first = "# recipe: the one that was given"
+        lines = [f"# {self.bytes} bytes of weights", first]
+        lines += [
+            f"recipe = recipe.override({name!r}, weight_bits={bits})"
+            for name, bits in self.overrides.items()
+        ]
+        return "\n".join(lines)
+
+
+def search_bits(
+    model: Any,
+    data: Any,
+    budget: float,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    *,
+    bits: Iterable[int] = (4, 8),
+    recipe: str | Recipe = "int8",
+    measure: Measure = noise,
+    known: Sensitivity | None = None,
+    verbose: int = 0,
+) -> FoundBits:
+    """Chooses the bits of each layer's weights so that they fit a budget and cost the least.
+
+    The cost of a choice is the sum of what each layer costs by itself (`sensitivity`). Files hold
+    weights of 4 bits in half a byte each (`export_tflite(pack_int4=True)`), all others in a byte:
+    other bits than 4 and 8 pay where files are compressed, or on hardware that has them.
+
+    Args:
+        model: a float model, as for `quantize_model`. It is not changed.
+        data, steps, batch_size: as in `sensitivity`.
+        budget: bytes of the weights; up to 1 a share of those that they have in 8 bits.
+        bits: what may be chosen, of 2 to 8.
+        recipe: what the bits are put into.
+        measure: what a choice costs, as in `sensitivity`.
+        known: what `sensitivity` has found for these bits, to search again with another budget.
+        verbose: 1 shows progress.
+
+    Returns:
+        The bits and the recipe.
+
+    Raises:
+        ValueError: as `sensitivity`, and if the fewest bits take more than the budget.
+
+    Example:
+        >>> found = keras_qat.search_bits(model, x_train[:128], 0.6)
+        >>> print(found)
+        >>> qat = keras_qat.quantize_model(model, found.recipe)
+    """
+    recipe, choices = get_recipe(recipe), sorted(set(bits))
+    if known is None:
+        options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
+        known = sensitivity(model, data, bits=choices, recipe=recipe, measure=measure, **options)  # type: ignore[arg-type]
+    total = sum(each.weights for each in known.layers)
+    allowed = budget * total if budget <= 1 else budget
+    chosen = cheapest(known.layers, allowed, choices)
+    for name, each in chosen.items():
+        if each != recipe.weights.bits:
+            recipe = recipe.override(name, weight_bits=each)
+    layers = known.layers
+    return FoundBits(
+        chosen,
+        recipe,
+        int(np.ceil(sum(each.weights * chosen[each.name] for each in layers) / 8)),
+        float(sum(each.costs[chosen[each.name]] for each in layers)),
+        known,
+    )
+
+
+def cheapest(
+    layers: Iterable[LayerSensitivity], budget: float, choices: list[int]
+) -> dict[str, int]:
+    """Bits for each layer, by name, with the smallest sum of costs that fit a budget of bytes.
+
+    By dynamic programming: the least cost of the layers so far, for each number of bytes.
+
+    Raises:
+        ValueError: if even the fewest bits take more.
+    """
+    layers = list(layers)
+    fewest = sum(each.weights for each in layers) * min(choices) / 8
+    if fewest > budget:
+        raise ValueError(
+            f"The budget is {budget:.0f} bytes, but the weights take {fewest:.0f} with "
+            f"{min(choices)} bits each. Allow more bytes or fewer bits."
+        )
+    # What is above the fewest bits is counted, rounded up, so that the budget holds.
+    unit = max((budget - fewest) / _UNITS, 1e-9)
+    costs = np.zeros(_UNITS + 1)
+    taken = []
+    for layer in layers:
+        extra = [layer.weights * (bits - min(choices)) / 8 for bits in choices]
+        steps = [int(min(np.ceil(each / unit - 1e-9), _UNITS + 1)) for each in extra]
+        tried = np.full((len(choices), _UNITS + 1), np.inf)
+        for place, (bits, step) in enumerate(zip(choices, steps, strict=True)):
+            if step <= _UNITS:
+                tried[place, step:] = costs[: _UNITS + 1 - step] + layer.costs[bits]
+        taken.append((tried.argmin(0), steps))
+        costs = tried.min(0)
+    left, found = _UNITS, []
+    for places, steps in reversed(taken):
+        place = int(places[left])
+        found.append(choices[place])
+        left -= steps[place]
+    return {layer.name: bits for layer, bits in zip(layers, reversed(found), strict=True)}

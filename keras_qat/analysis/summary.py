@@ -1,0 +1,353 @@
+"""What a quantization-aware model is on a device: bits, ranges, memory and work of each layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.config.targets.target import target_of
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.ops.node import Constant, Node, Tensor
+from keras_qat.training.layers import QuantizeWeights
+from keras_qat.training.quantizers import activation_quantizers
+from keras_qat.training.schedule import check_quantized
+
+__all__ = ["LayerSummary", "Summary", "summarized", "summary"]
+
+FLOAT = 4
+"""Bytes of a number in float."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSummary:
+    """One operator at work; sizes are those of one example, None where they are open.
+
+    Args:
+        name: the layer in the float model.
+        operator: the operator's name, or "float".
+        reason: why it computes in float, else "".
+        shape: of its output.
+        bits: of its output's codes, None in float.
+        minimum, maximum: the real values of the lowest and the highest code; None in float, and
+            before calibration or training have set the range.
+        scale: real value of one step (LSB), None likewise.
+        zero_point: the code of 0, None likewise.
+        weight_bits: what the weights were trained with, None for none.
+        per_channel: whether each output channel has its own scale, None without weights.
+        weight_bytes: of weights and biases in the file, two 4-bit weights in two bytes. 0 where an
+            earlier call has them.
+        float_weight_bytes: of the same numbers in float32.
+        activation_bytes: of the output.
+        multiply_accumulates: products of its convolution or product of matrices; 0 for other
+            operators, None in float.
+        granularity: what of the weights has a scale of its own: "per channel", "per gate" or
+            "per tensor"; None without weights.
+    """
+
+    name: str
+    operator: str
+    reason: str
+    shape: tuple[int | None, ...]
+    bits: int | None
+    minimum: float | None
+    maximum: float | None
+    scale: float | None
+    zero_point: int | None
+    weight_bits: int | None
+    per_channel: bool | None
+    weight_bytes: int
+    float_weight_bytes: int
+    activation_bytes: int | None
+    multiply_accumulates: int | None
+    granularity: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What `summary` found. Prints as a table.
+
+    Args:
+        model: the model's name.
+        layers: in the order of computation.
+        peak_activation_bytes: the most that tensors take at any one moment, when each is kept from
+            its operator to its last reader, for one example. What an interpreter allocates comes
+            near, and holds its kernels' scratch memory besides. None where sizes are open.
+        peak_layer: the layer that computes at that moment.
+        float_peak_activation_bytes: the same of the float model.
+        target: name of the target that the model was quantized for, None without one.
+    """
+
+    model: str
+    layers: tuple[LayerSummary, ...]
+    peak_activation_bytes: int | None
+    peak_layer: str | None
+    float_peak_activation_bytes: int | None
+    target: str | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights in the file."""
+        return sum(each.weight_bytes for each in self.layers)
+
+    @property
+    def float_weight_bytes(self) -> int:
+        """Of all weights in float32, BatchNormalization folded where it is."""
+        return sum(each.float_weight_bytes for each in self.layers)
+
+    @property
+    def multiply_accumulates(self) -> int:
+        """Of all layers in integers whose sizes are known."""
+        return sum(each.multiply_accumulates or 0 for each in self.layers)
+
+    @property
+    def in_float(self) -> dict[str, str]:
+        """Layers that compute in float -> why."""
+        return {each.name: each.reason for each in self.layers if each.operator == "float"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as JSON data, its totals included."""
+        totals = ("weight_bytes", "float_weight_bytes", "multiply_accumulates", "in_float")
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in totals}
+
+    def to_json(self) -> str:
+        """The summary as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        table = [COLUMNS, *(tuple(_cells(each)) for each in self.layers)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(_aligned, line, widths, range(99))).rstrip() for line in table]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines.append(
+            f"weights: {_size(self.weight_bytes)}, in float {_size(self.float_weight_bytes)}; "
+            f"{_count(self.multiply_accumulates)} multiply-accumulates for an example"
+        )
+        if self.peak_activation_bytes is None:
+            lines.append("activations: some sizes are known at run time only")
+        else:
+            lines.append(
+                f"activations: at most {_size(self.peak_activation_bytes)} at a time, in "
+                f"'{self.peak_layer}'; in float {_size(self.float_peak_activation_bytes)}"
+            )
+        if self.target is not None:
+            lines.append(f"target: {self.target}")
+        if self.in_float:
+            lines.append(f"{len(self.in_float)} of {len(self.layers)} compute in float:")
+            lines += [f"  {name}: {reason}" for name, reason in self.in_float.items()]
+        return "\n".join(lines)
+
+
+def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Summary:
+    """Sums up what a quantization-aware model is in its file: bits, ranges, memory, work.
+
+    Args:
+        model: what `quantize_model` returned, trained, calibrated or neither (then ranges are not
+            set). `keras_qat.plan` speaks of a float model.
+        input_range: as of `export_tflite`.
+
+    Returns:
+        The summary; print it, or read its `layers`.
+
+    Raises:
+        ValueError: if the model is not quantization-aware; as `resolve`.
+
+    Example:
+        >>> print(keras_qat.summary(qat))
+    """
+    check_quantized(
+        model, ": call keras_qat.quantize_model(model) first, or keras_qat.plan(model)."
+    )
+    graph = resolve(model, input_range=input_range)
+    layers = summarized(model, graph)
+    peak, at = _peak(graph, _bytes)
+    float_peak, _ = _peak(graph, _float_bytes)
+    place = target_of(model)
+    name = None if place is None else place.name
+    return Summary(graph.name, layers, peak, at, float_peak, name)
+
+
+def summarized(model: Any, graph: ResolvedGraph) -> tuple[LayerSummary, ...]:
+    """One for each node of a model's graph, in its order."""
+    unset = _unset(model, graph)
+    seen: set[int] = set()
+    return tuple(_layer(node, unset, seen) for node in graph.nodes)
+
+
+def _unset(model: Any, graph: ResolvedGraph) -> set[int]:
+    """Quantization parameters of quantizers that have no range yet, by identity."""
+    names = {
+        name
+        for each in activation_quantizers(model)
+        if not each.calibrated
+        for name in each.quantizes
+    }
+    return {id(each.params) for each in graph.tensors.values() if each.label in names}
+
+
+def _layer(node: Node, unset: set[int], seen: set[int]) -> LayerSummary:
+    output, weights = node.output, node.weights
+    bits = output.params.bits if output.params else None
+    params = None if id(output.params) in unset else output.params
+    is_known = _is_known(node)
+    owner = id(node.layer or node.call.layer)
+    sizes = (0, 0) if owner in seen else _weight_bytes(node)
+    seen.add(owner)
+    limits: tuple[float | None, float | None] = (None, None)
+    if params is not None:
+        low, high = params.dequantize(np.array([params.lowest, params.highest]))
+        limits = float(low), float(high)
+    return LayerSummary(
+        output.label or node.name,
+        node.op.name if node.op else "float",
+        node.reason,
+        output.shape,
+        bits,
+        *limits,
+        None if params is None else float(params.scale),
+        None if params is None else int(params.zero_point),
+        weights.bits if weights else None,
+        weights.granularity == "per channel" if weights else None,
+        *sizes,
+        _bytes(output) if is_known else None,
+        node.op.products(node) if node.op and is_known else None,
+        weights.granularity if weights else None,
+    )
+
+
+def _is_known(node: Node) -> bool:
+    """Whether all sizes but the batch's are numbers."""
+    tensors = [each for each in (*node.inputs, *node.outputs) if isinstance(each, Tensor)]
+    return not any(None in each.shape[1:] for each in tensors)
+
+
+def _weight_bytes(node: Node) -> tuple[int, int]:
+    """Bytes of what a node holds, in the file and in float."""
+    constants = [each for each in node.inputs if isinstance(each, Constant)]
+    count = sum(np.size(each.q) for each in constants)
+    held = sum(np.asarray(each.q).nbytes for each in constants)
+    if node.weights is not None:
+        bias = 0 if node.weights.bias is None else np.size(node.weights.bias)
+        wide = node.output.params is not None and node.output.params.bits == 16
+        count += node.weights.count + bias
+        held += node.weights.count + (8 if wide else 4) * bias
+    elif node.op is None:
+        layer = node.call.layer
+        quantized = _quantized_numbers(layer)
+        numbers = sum(map(_elements, _variables(layer)))
+        count += numbers
+        held += FLOAT * (numbers - quantized) + quantized
+    return held, FLOAT * count
+
+
+def _variables(layer: Any) -> Iterable[Any]:
+    """A layer's own, without those of quantizers."""
+    inner = getattr(layer, "sublayers", None) or [getattr(layer, "layer", layer)]
+    return [each for part in inner for each in part.weights]
+
+
+def _quantized_numbers(layer: Any) -> int:
+    """Of a layer in float whose weights are quantized all the same."""
+    if not isinstance(layer, QuantizeWeights):
+        return 0
+    return sum(_elements(layer.weight(path)) for path in layer.weight_quantizers)
+
+
+def _elements(variable: Any) -> int:
+    return int(np.prod(variable.shape))
+
+
+def _bytes(tensor: Tensor) -> int:
+    if tensor.params is not None:
+        return tensor.elements * tensor.params.dtype.itemsize
+    return tensor.elements * (FLOAT if tensor.is_float else tf.as_dtype(tensor.dtype).size)
+
+
+def _float_bytes(tensor: Tensor) -> int:
+    return tensor.elements * FLOAT if tensor.is_float else _bytes(tensor)
+
+
+def _peak(graph: ResolvedGraph, size: Callable[[Tensor], int]) -> tuple[int | None, str | None]:
+    """The most bytes that tensors take at one moment, and the layer that computes then."""
+    if not all(map(_is_known, graph.nodes)):
+        return None, None
+    last: dict[Tensor, int] = dict.fromkeys(graph.inputs.values(), -1)
+    root: dict[Tensor, Tensor] = {}
+    """Tensor -> the one whose memory it is, where an operator computes nothing."""
+
+    def memory(tensor: Tensor) -> Tensor:
+        return root.get(tensor, tensor)
+
+    for place, node in enumerate(graph.nodes):
+        read = [memory(each) for each in node.inputs if isinstance(each, Tensor)]
+        if node.op is not None and node.op.alias:
+            root[node.output] = read[0]
+        last |= dict.fromkeys([*read, *map(memory, node.outputs)], place)
+    last |= dict.fromkeys(map(memory, graph.outputs.values()), len(graph.nodes))
+    live = {memory(each) for each in graph.inputs.values()}
+    found: tuple[int, str | None] = (sum(map(size, live)), None)
+    for place, node in enumerate(graph.nodes):
+        live |= set(map(memory, node.outputs))
+        taken = sum(map(size, live)) + _copies(node, size)
+        if taken > found[0]:
+            found = taken, node.output.label or node.name
+        live = {each for each in live if last[each] > place}
+    return found
+
+
+def _copies(node: Node, size: Callable[[Tensor], int]) -> int:
+    """Bytes of the float copies that an operator in float reads."""
+    read = dict.fromkeys(each for each in node.inputs if isinstance(each, Tensor))
+    return (
+        0
+        if node.op
+        else sum(_float_bytes(each) for each in read if size(each) != _float_bytes(each))
+    )
+
+
+COLUMNS = (
+    *("layer", "operator", "output", "bits", "range", "step", "zero"),
+    *("weights", "bytes", "activation", "MACs"),
+)
+RIGHT = (3, 5, 6, 8, 9, 10)
+"""Columns of numbers."""
+
+
+def _cells(layer: LayerSummary) -> Iterator[str]:
+    yield layer.name
+    yield layer.operator
+    yield "x".join("?" if size is None else str(size) for size in layer.shape[1:]) or "1"
+    yield "-" if layer.bits is None else str(layer.bits)
+    if layer.scale is None:
+        yield from ("-" if layer.bits is None else "not set", "-", "-")
+    else:
+        yield f"[{layer.minimum:.4g}, {layer.maximum:.4g}]"
+        yield f"{layer.scale:.4g}"
+        yield str(layer.zero_point)
+    yield "-" if layer.weight_bits is None else f"{layer.weight_bits} bits {layer.granularity}"
+    yield _size(layer.weight_bytes) if layer.weight_bytes else "-"
+    yield "?" if layer.activation_bytes is None else _size(layer.activation_bytes)
+    macs = layer.multiply_accumulates
+    yield "-" if macs == 0 or layer.operator == "float" else "?" if macs is None else _count(macs)
+
+
+def _aligned(cell: str, width: int, column: int) -> str:
+    return cell.rjust(width) if column in RIGHT else cell.ljust(width)
+
+
+def _size(count: int | None) -> str:
+    """Bytes as people read them."""
+    return "?" if count is None else f"{count} B" if count < 10_000 else f"{_count(count)}B"
+
+
+def _count(count: int) -> str:
+    """A number with three digits and a unit."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

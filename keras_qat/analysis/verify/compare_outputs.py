@@ -1,0 +1,99 @@
+"""The outputs of a file against those of the model: the end-to-end comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.analysis.verify.report import OutputReport
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.io.data import packed
+from keras_qat.tflite.interpreter import to_values
+from keras_qat.tflite.micro_interpreter import Runner
+
+__all__ = ["check_match", "compare_outputs"]
+
+
+def compare_outputs(
+    model: Any,
+    file: Runner,
+    inputs: dict[str, np.ndarray],
+    given: dict[str, np.ndarray],
+    batch_size: int,
+    verbose: int = 0,
+) -> list[OutputReport]:
+    """Runs both on all examples, the file on what it is `given`; one report for each output."""
+    codes = file.run(given, batch_size, verbose)
+    expected = _predicted(model, packed(model, list(inputs.values())), batch_size, verbose)
+    tensors = resolve(model).outputs
+    return [
+        _compare(name, values, codes[name], file.outputs[name], tensors[name].params)
+        for name, values in zip(model.output_names, expected, strict=True)
+    ]
+
+
+def _predicted(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
+    """What `predict` gives. On one worker of several that would wait for the others."""
+    if not isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        if verbose:
+            print("The model")
+        return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
+    count = len(tf.nest.flatten(x)[0])
+    batches = [
+        model(tf.nest.map_structure(lambda each: each[slice_], x), training=False)  # noqa: B023
+        for slice_ in (slice(at, at + batch_size) for at in range(0, count, batch_size))
+    ]
+    flat = [tf.nest.flatten(each) for each in batches]
+    return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
+
+
+def check_match(file: Runner, model: Any) -> None:
+    """Raises a `ValueError` if the file's inputs or outputs are not those of the model."""
+    ends = {
+        "inputs": (file.inputs, model.input_names, model.inputs),
+        "outputs": (file.outputs, model.output_names, model.outputs),
+    }
+    for end, (details, names, tensors) in ends.items():
+        there = {
+            name: tuple(int(size) for size in each["shape_signature"][1:])
+            for name, each in details.items()
+        }
+        here = {
+            name: tuple(-1 if size is None else size for size in tensor.shape[1:])
+            for name, tensor in zip(names, tensors, strict=True)
+        }
+        same = there.keys() == here.keys() and all(
+            len(there[name]) == len(here[name])
+            and all(a == b or -1 in (a, b) for a, b in zip(there[name], here[name], strict=True))
+            for name in here
+        )
+        if not same:
+            raise ValueError(
+                f"The TFLite file belongs to another model: its {end} are {there}, the model's "
+                f"are {here}. Verify the model that the file was exported from."
+            )
+
+
+def _compare(
+    name: str, expected: np.ndarray, codes: np.ndarray, detail: Any, params: QuantParams | None
+) -> OutputReport:
+    step = None if params is None else float(params.scale)
+    if step is None and np.dtype(detail["dtype"]).kind in "iu":
+        step = float(detail["quantization"][0]) or 1.0
+    differences = np.abs(to_values(codes, detail).astype(np.float64) - expected)
+    if step is None:
+        differences /= float(np.ptp(expected)) / 255 or 1.0
+        identical = float(np.mean(differences < 1e-3))
+    else:
+        # Both sides lie on whole steps: the differences are whole numbers, up to float rounding.
+        differences = np.round(differences / step)
+        identical = float(np.mean(differences == 0))
+    agreement = None
+    if expected.ndim > 1 and expected.shape[-1] > 1:
+        agreement = float(np.mean(np.argmax(codes, -1) == np.argmax(expected, -1)))
+    return OutputReport(
+        identical, float(differences.max()), float(differences.mean()), name, agreement
+    )

@@ -1,0 +1,170 @@
+"""Which tensor of a TFLite file is which tensor of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container
+
+import numpy as np
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.graph import Value, values_in
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.node import Tensor as ModelTensor
+from keras_qat.tflite.reader import FileGraph, Tensor
+from keras_qat.tflite.tensor_names import SCOPE, in_scope
+from keras_qat.training.layers import Quantize, QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.readiness import some
+
+__all__ = ["Pair", "float_operations", "pair"]
+
+NEAR = 8
+"""Scales that are not further apart than this, in units of the last place of float32, are equal: a
+file may come from a program that computes the same scale in another order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A tensor that both sides have.
+
+    Args:
+        name: the layer of the user's float model that computes it (and the number of its call);
+            that with the weights, if others are merged into it.
+        layers: all layers between it and the tensors before it that both sides have.
+        value: the tensor of the quantization-aware model.
+        ours: that of the resolved graph.
+        tensor: that of the file.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    value: Value
+    ours: ModelTensor
+    tensor: Tensor
+
+    @property
+    def params(self) -> QuantParams | None:
+        """What the model's quantized values stand for; None if only the file quantizes it."""
+        return self.ours.params
+
+    @property
+    def scale_ulps(self) -> int | None:
+        """How far the scales are apart, in units of the last place of float32."""
+        if self.params is None:
+            return None
+        ends = np.array([self.params.scale, self.tensor.scale], np.float32).view(np.int32)
+        return abs(int(ends[0]) - int(ends[1]))
+
+    @property
+    def has_same_range(self) -> bool:
+        """Whether quantized values mean the same on both sides."""
+        ulps = self.scale_ulps
+        if self.params is None or ulps is None:
+            return True
+        offset = 128 if self.tensor.dtype == np.uint8 else 0
+        return ulps <= NEAR and self.params.zero_point + offset == self.tensor.zero_point
+
+
+def pair(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair], tuple[str, ...]]:
+    """Finds the tensors of a quantization-aware model in its file, by their names.
+
+    Returns:
+        The tensors that both have, in order of computation, and the layers whose quantized result
+        is no tensor of the file.
+
+    Raises:
+        ValueError: if the file does not name its layers, or has layers that the model has not.
+    """
+    _check_scopes(resolved, file)
+    by_name = {each.name: each for each in file.tensors}
+    ends = {
+        tensor: there[name]
+        for ours, there in ((resolved.inputs, file.inputs), (resolved.outputs, file.outputs))
+        for name, tensor in ours.items()
+        if name in there
+    }
+    found: dict[Value, tuple[ModelTensor, Tensor]] = {}
+    merged: list[Value] = []
+    for tensor, value in resolved.values.items():
+        there = by_name.get(f"{SCOPE}/{tensor.name}", ends.get(tensor))
+        if there is not None and there.is_quantized:
+            found[value] = tensor, there
+        elif tensor.params is not None:
+            merged.append(value)
+    pairs = [
+        Pair(_layer_name(value), _layers_between(value, found), value, *both)
+        for value, both in found.items()
+    ]
+    return pairs, tuple(dict.fromkeys(map(_layer_name, merged)))
+
+
+def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
+    """What a file computes in float: name of each tensor's layer -> the operations there."""
+    scopes = _scopes(resolved)
+    found: dict[str, list[str]] = {}
+    for operation in file.operations:
+        made = [file.tensors[index] for index in operation.outputs]
+        floats = [each for each in made if each.dtype.kind == "f"]
+        if floats and operation.kernel != "DEQUANTIZE":
+            scope = in_scope(floats[0].name, scopes)
+            name = scope.removeprefix(PREFIX) if scope else floats[0].name
+            found.setdefault(name, []).append(operation.kernel)
+    return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in found.items()}
+
+
+def _scopes(resolved: ResolvedGraph) -> set[str]:
+    made = [tensor for node in resolved.nodes for tensor in node.outputs]
+    tensors = {each.name for each in [*resolved.inputs.values(), *made]}
+    return tensors | {node.name for node in resolved.nodes}
+
+
+def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
+    ends = {each.index for each in [*file.inputs.values(), *file.outputs.values()]}
+    made = [
+        file.tensors[index].name
+        for operation in file.operations
+        for index in operation.outputs
+        if index not in ends
+    ]
+    ours = [name for name in made if name.startswith(f"{SCOPE}/")]
+    if not ours and made:
+        raise ValueError(
+            "The TFLite file does not say which layer is which: it was not written by this "
+            "version of keras_qat.export_tflite. Export it again, or leave out per_layer=True."
+        )
+    scopes = _scopes(resolved)
+    unknown = [name for name in ours if in_scope(name, scopes) is None]
+    if unknown:
+        names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
+        raise ValueError(
+            f"The TFLite file belongs to another model: it computes {some(names)}, which are no "
+            f"layers of this one. Verify the model that the file was exported from."
+        )
+
+
+def _layers_between(value: Value, found: Container[Value]) -> tuple[str, ...]:
+    """The user's layers that compute a value from others that are found."""
+    names: list[str] = []
+    wanted = [value]
+    while wanted:
+        current = wanted.pop(0)
+        if current.producer is None or (current is not value and current in found):
+            continue
+        layer = current.producer.layer
+        if isinstance(layer, QuantizeWrapper):
+            path = layer.name.removeprefix(PREFIX).removesuffix(layer.layer.name)
+            names += [path + each.name for each in reversed(layer.sublayers)]
+        elif not isinstance(layer, Quantize):
+            names.append(_layer_name(current))
+        is_quantizer = isinstance(layer, Quantize)
+        wanted += values_in(current.producer.args) if is_quantizer else current.producer.inputs
+    return tuple(dict.fromkeys(reversed(names)))
+
+
+def _layer_name(value: Value) -> str:
+    """The name in the float model of the layer behind whose quantizer a value is."""
+    producer = value.producer
+    if producer is not None and isinstance(producer.layer, Quantize):
+        return _layer_name(producer.args[0])
+    return value.name.removeprefix(PREFIX)

@@ -1,0 +1,52 @@
+"""The report of `verify` as a picture. Needs matplotlib, the extra `keras-qat[plot]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_qat.analysis.verify.html import NINES, nines
+from keras_qat.analysis.verify.report import SAME, Report
+
+__all__ = ["draw"]
+
+
+def draw(report: Report) -> Any:
+    """A figure with bars per layer: codes that are the same, codes at the ends, and noise."""
+    tensors = report.tensors
+    if not tensors:
+        raise ValueError("There are no layers to draw: call verify with per_layer=True.")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib: pip install 'keras-qat[plot]'.") from error
+    rows = np.arange(len(tensors))
+    figure = Figure(figsize=(12, 1.9 + 0.28 * len(tensors)), layout="constrained")
+    same, ends, noise = figure.subplots(1, 3, sharey=True, width_ratios=[5, 2, 3])
+    run = [each.run.identical for each in tensors]
+    fed = [1.0 if each.fed is None else each.fed.identical for each in tensors]
+    same.barh(
+        rows + 0.2, [NINES * nines(each) for each in run], 0.38, color="0.78", label="free run"
+    )
+    colors = ["tab:green" if each.agrees else "tab:red" for each in tensors]
+    label = "fed the model's codes (red: below 99.9 %, or 2 LSB off)"
+    same.barh(rows - 0.2, [NINES * nines(each) for each in fed], 0.38, color=colors, label=label)
+    same.axvline(NINES * nines(SAME), color="0.4", linewidth=0.8, linestyle="--")
+    same.set_xlim(0, NINES)
+    ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "100 %"]
+    same.set_xticks(range(NINES + 1), ticks, fontsize="small")
+    same.set_xlabel("identical codes")
+    same.set_yticks(rows, [each.name for each in tensors])
+    same.set_ylim(len(tensors) - 0.5, -0.5)
+    same.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize="small", frameon=False)
+    ends.barh(rows, [100 * each.at_ends for each in tensors], 0.6, color="tab:orange")
+    ends.set_xlim(0, max(1.0, *(105 * each.at_ends for each in tensors)))
+    ends.set_xlabel("codes at the ends, %")
+    noise.barh(rows, [each.sqnr or 0.0 for each in tensors], 0.6, color="tab:blue")
+    noise.set_xlabel("signal to quantization noise, dB")
+    figure.suptitle(
+        f"TFLite ({report.kernels} kernels) against the model, {report.examples} examples: "
+        f"{'all as trained' if not report.findings() else 'see the findings'}"
+    )
+    return figure

@@ -1,0 +1,301 @@
+"""What `verify` found: data, and a table of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from keras_qat.io.atomic_files import written
+
+__all__ = ["Agreement", "OutputReport", "Report", "TensorReport"]
+
+SAME = 0.999
+"""Share of identical codes that a layer reaches whose arithmetic is that of the simulation: what
+is left are values next to the middle between two codes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How the codes of one tensor compare.
+
+    Args:
+        identical: share of equal codes, 0 to 1.
+        max_difference: the largest difference, in steps (LSB) of the tensor.
+        mean_difference: the mean absolute difference, in LSB.
+    """
+
+    identical: float
+    max_difference: float
+    mean_difference: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputReport(Agreement):
+    """How one output of the file compares with the model's: an `Agreement`, and more.
+
+    Args:
+        name: the output's name in the model.
+        argmax_agreement: share of examples with the same largest entry along the last axis;
+            None if that has one entry.
+    """
+
+    name: str
+    argmax_agreement: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorReport:
+    """How one tensor of the file compares with the model's.
+
+    Args:
+        name: the layer of the float model that computes it (and the number of the call, from the
+            second on); that with the kernel, if others are merged into it.
+        layers: all layers that compute it from the tensors before it in the report.
+        kernels: the file's operations that do so; none for an input.
+        fed: with these operations fed the simulation's own codes, so that no earlier difference
+            counts; None for an input.
+        run: in a free run of the file.
+        simulated: share of the free run's codes that `keras_qat.simulate` gives for these kernels,
+            in the first examples. With all of them it is rounding that makes the difference to
+            the model, and no error. None with the optimized kernels, and for what is in float.
+        scale: real value of one step in the model; None if only the file quantizes the tensor.
+        zero_point: the code of 0 in the model, counted as int8 or int16.
+        file_scale, file_zero_point: those of the file.
+        scale_ulps: distance of the scales in units of the last place of float32.
+        same_range: whether the zero points are equal and the scales but for rounding.
+        at_lowest, at_highest: share of the file's codes at either end of the range. The lowest is
+            that of zero behind a ReLU, and no sign of clipping.
+        sqnr: signal to quantization noise of the file's free run, in dB, against the model in
+            float with its weights unquantized. None for a tensor of zeros.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    kernels: tuple[str, ...]
+    fed: Agreement | None
+    run: Agreement
+    simulated: float | None
+    scale: float | None
+    zero_point: int | None
+    file_scale: float
+    file_zero_point: int
+    scale_ulps: int | None
+    same_range: bool
+    at_lowest: float
+    at_highest: float
+    sqnr: float | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the operations compute what was trained: 99.9 % the same, never 2 LSB off."""
+        if self.fed is None:
+            return self.run.identical == 1
+        return self.fed.identical >= SAME and self.fed.max_difference <= 1
+
+    @property
+    def at_ends(self) -> float:
+        """Share of the codes that may be clipped: not those of zero behind a ReLU."""
+        return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `verify` found. Prints as a table.
+
+    Args:
+        examples: how many examples were run.
+        kernels: which kernels computed the file.
+        outputs: one report for each output.
+        tensors: one report for each tensor that both sides have, in order of computation; empty
+            without `per_layer`.
+        merged: layers whose quantized result is no tensor of the file: one operation computes them
+            together with the next, or the same tensor is another layer's. If there are many, the
+            file is of another model.
+        float_operations: layer -> what the file computes there in float.
+        notes: why model and file may differ whatever the arithmetic is, a sentence each.
+        arena_size: with TFLite Micro, the bytes of its arena that it keeps on this computer (more
+            for a moment when it starts, less on chips of 32 bits). None with other kernels.
+        runtime: whose interpreter ran the file, with its version.
+    """
+
+    examples: int
+    kernels: str
+    outputs: tuple[OutputReport, ...]
+    tensors: tuple[TensorReport, ...] = ()
+    merged: tuple[str, ...] = ()
+    float_operations: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    arena_size: int | None = None
+    runtime: str = ""
+
+    @property
+    def identical(self) -> float:
+        """The lowest share of identical codes of all outputs, 0 to 1."""
+        return min(each.identical for each in self.outputs)
+
+    @property
+    def max_difference(self) -> float:
+        """The largest difference of all outputs, in LSB."""
+        return max(each.max_difference for each in self.outputs)
+
+    @property
+    def differing(self) -> tuple[TensorReport, ...]:
+        """The tensors whose own operations do not compute what was trained."""
+        return tuple(each for each in self.tensors if not each.agrees)
+
+    @property
+    def unexplained(self) -> tuple[TensorReport, ...]:
+        """Of these, those that the kernels' way of rounding does not explain."""
+        return tuple(each for each in self.differing if each.simulated != 1)
+
+    @property
+    def other_ranges(self) -> tuple[TensorReport, ...]:
+        """The tensors that have another range in the file than in the model."""
+        return tuple(each for each in self.tensors if not each.same_range)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON data."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draws the layers as bars: identical codes, codes at the ends, quantization noise.
+
+        Args:
+            path: where to write the picture (.png, .svg, .pdf), or None.
+
+        Returns:
+            The `matplotlib` figure.
+
+        Raises:
+            ValueError: if the report was made without `per_layer=True`.
+            ImportError: without matplotlib, which the extra `keras-qat[plot]` installs.
+        """
+        from keras_qat.analysis.verify.plot import draw
+
+        figure = draw(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as one HTML page, which needs no other file and no network.
+
+        Tables are sorted by a click on the head of a column. With `per_layer=True` it has charts
+        of the layers, too.
+
+        Args:
+            path: where to write the page, or None.
+
+        Returns:
+            The page.
+
+        Raises:
+            OSError: if nothing can be written there.
+
+        Example:
+            >>> keras_qat.verify(qat, "model.tflite", x, per_layer=True).to_html("report.html")
+        """
+        from keras_qat.analysis.verify.html import report_page
+
+        return written(report_page(self), path)
+
+    def findings(self) -> list[str]:
+        """What is not as it should be, a sentence each."""
+        rounding = [each for each in self.differing if each not in self.unexplained]
+        sentences = {
+            "Other ranges in the file than in the model": [each.name for each in self.other_ranges],
+            "Computed in float": [f"{name} ({k})" for name, k in self.float_operations.items()],
+            "Rounded by these kernels in their own way, code for code as keras_qat.simulate": [
+                f"{each.name} ({kernel_names(each)})" for each in rounding
+            ],
+            "Fed the same codes, these differ in more than 0.1 % or by more than 1 LSB": [
+                f"{each.name} ({kernel_names(each)})" for each in self.unexplained
+            ],
+        }
+        found = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
+        return [*self.notes, *found]
+
+    def table(self, width: int = 80) -> str:
+        """The report as text of at least 80 columns: more are given to the layers' names."""
+        arena = "" if self.arena_size is None else f", arena {self.arena_size} bytes"
+        lines = [
+            f"TFLite ({self.kernels} kernels{arena}) against the model on {self.examples} examples",
+            f"{'output':<20} {'codes identical':>16} {'largest diff.':>14} {'mean diff.':>12} "
+            f"{'same argmax':>12}",
+        ]
+        for each in self.outputs:
+            argmax = "-" if each.argmax_agreement is None else f"{each.argmax_agreement:.2%}"
+            lines.append(
+                f"{_fit(each.name, 20):<20} {each.identical:>16.3%} "
+                f"{each.max_difference:>10.3g} LSB {each.mean_difference:>8.2g} LSB {argmax:>12}"
+            )
+        if self.tensors:
+            lines += ["", *self._tensor_lines(max(width, 80) - 58)]
+            lines.append("")
+            if self.merged:
+                lines += _wrapped(f"Merged into others in the file: {_some(self.merged)}.", width)
+            for sentence in self.findings() or ["Every layer computes what was trained."]:
+                lines += _wrapped(sentence, width)
+        else:
+            lines += [line for note in self.notes for line in _wrapped(note, width)]
+        if self.runtime and self.identical < 1:
+            lines.append(f"Run by {self.runtime}.")
+        return "\n".join(lines)
+
+    def _tensor_lines(self, width: int) -> Iterable[str]:
+        yield f"{'':<{width + 17}}  {'fed':>12} {'free run':>13} {'at':>5} {'SQNR':>5}"
+        yield (
+            f"{'layer':<{width}} {'kernel':<17} {'same':>8} {'LSB':>4} {'same':>8} {'LSB':>4} "
+            f"{'ends':>5} {'dB':>5}"
+        )
+        for each in self.tensors:
+            fed = "" if each.fed is None else share(each.fed.identical)
+            off = "" if each.fed is None else f"{each.fed.max_difference:.0f}"
+            sqnr = "-" if each.sqnr is None else f"{each.sqnr:.1f}"
+            yield (
+                f"{_fit(each.name, width):<{width}} {_fit(kernel_names(each), 17):<17} "
+                f"{fed:>8} {off:>4} {share(each.run.identical):>8} "
+                f"{each.run.max_difference:>4.0f} {each.at_ends:>5.1%} {sqnr:>5}"
+            )
+
+    def __str__(self) -> str:
+        return self.table(shutil.get_terminal_size((80, 24)).columns)
+
+
+def _wrapped(sentence: str, width: int) -> list[str]:
+    return textwrap.wrap(sentence, max(width, 80), subsequent_indent="  ")
+
+
+MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
+"""Operations that tables leave out where others compute."""
+
+
+def kernel_names(each: TensorReport) -> str:
+    computing = [name for name in each.kernels if name not in MOVING]
+    return "+".join(dict.fromkeys(computing or each.kernels)) or "input"
+
+
+def share(part: float) -> str:
+    """A share in percent, rounded down, so that only what is all the same says 100."""
+    return f"{int(part * 100_000) / 1000:.3f}%"
+
+
+def _fit(name: str, width: int) -> str:
+    """A name, its middle left out where it is too long."""
+    if len(name) <= width:
+        return name
+    return f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,137 @@
+"""Sigmoid and hyperbolic tangent of 16 bits, as TFLite's operators LOGISTIC and TANH compute them.
+
+Both follow lines through one table of the sigmoid. Steps next to 2^-12, of tanh also next to 2^-11,
+count as those: for the portable kernels along the same lines, for the optimized one it computes the
+approximations of `gates`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import cond, traced_once
+from keras_qat.arithmetic.fixed_point import (
+    near_power_of_two,
+    power_of_two,
+    saturate,
+    shift,
+    shift_back,
+)
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import QuantParams
+
+__all__ = ["sigmoid_of_int16", "tanh_of_int16"]
+
+INTEGER_BITS = 3
+"""In front of the point, of what `gates` is given: steps of 2^-12."""
+
+
+def sigmoid_of_int16(family: Family, q: Any, x: QuantParams) -> Any:
+    """sigmoid(x) in 32768ths, int64.
+
+    Args:
+        family: whose kernel.
+        q: quantized values.
+        x: what they stand for, with the zero point 0.
+    """
+    return _of_int16(family, q, x, _sigmoid_along_lines, sigmoid_table, wider=0)
+
+
+def tanh_of_int16(family: Family, q: Any, x: QuantParams) -> Any:
+    """tanh(x) = 2 sigmoid(2x) - 1, likewise."""
+    return _of_int16(family, q, x, _tanh_along_lines, tanh_table, wider=1)
+
+
+def _of_int16(
+    family: Family,
+    q: Any,
+    x: QuantParams,
+    along_lines: Callable[[Any, Any], Any],
+    table: Callable[[int], np.ndarray],
+    wider: int,
+) -> Any:
+    """One of both, whose kernels tell steps of 2^-12 and `wider` more powers of two from others."""
+    q = tf.cast(q, tf.int64)
+    is_power, left, scale = _as_power(x.scale, wider)
+
+    def by_gates() -> Any:
+        places = saturate(shift(q, left), 15) + 2**15
+        found = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), places)
+        return tf.cast(found, tf.int64)
+
+    if family != "xnnpack":
+        return along_lines(q, scale)
+    return cond(is_power, by_gates, lambda: along_lines(q, scale))
+
+
+@of_numbers
+@traced_once
+def _as_power(scale: Any, wider: int) -> tuple[Any, Any, Any]:
+    """Whether a scale counts as a power of two, how far above 2^-12, and the scale that counts."""
+    is_near, exponent = near_power_of_two(scale)
+    left = exponent + 15 - INTEGER_BITS
+    is_power = is_near & (left >= 0) & (left <= wider)
+    left = tf.clip_by_value(left, 0, wider)
+    return is_power, left, tf.where(is_power, power_of_two(exponent), scale)
+
+
+def _sigmoid_along_lines(q: Any, scale: Any) -> Any:
+    """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
+    place, size = _place_in_table(q, scale)
+    ahead = _between(size, 9)
+    return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
+
+
+def _tanh_along_lines(q: Any, scale: Any) -> Any:
+    """2 sigmoid(2x) - 1 with the same table."""
+    place, size = _place_in_table(q, scale)
+    ahead = _between(size, 8)
+    return shift_back(tf.where(place >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
+
+
+def _place_in_table(q: Any, scale: Any) -> tuple[Any, Any]:
+    """A number in steps of 1/12288, and its magnitude: times a multiplier of 14 to 15 bits."""
+    factor, bits = _factor_to_table(scale)
+    half = shift_back(shift(tf.ones_like(bits), bits), 1)
+    place = shift_back(q * factor + half, bits)
+    return place, tf.abs(place)
+
+
+@of_numbers
+@traced_once
+def _factor_to_table(scale: Any) -> tuple[Any, Any]:
+    factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
+    for _ in range(31):
+        small = factor <= 32767.0 / 2.0
+        factor, bits = tf.where(small, 2 * factor, factor), bits + tf.cast(small, tf.int64)
+    return tf.cast(factor, tf.int64), bits
+
+
+def _between(size: Any, bits: int) -> Any:
+    """Linear interpolation in the table of the sigmoid, with `bits` more bits."""
+    table = tf.constant(_points(), tf.int64)
+    last = 2**16 - 1 if bits == 8 else 2**16 - 2
+    index = shift_back(size, bits)
+    low, high = (tf.gather(table, tf.clip_by_value(index + each, 0, 255)) for each in (0, 1))
+    found = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
+    return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), found)
+
+
+@functools.cache
+def _points() -> np.ndarray:
+    """sigmoid(k / 24) in 65536ths, higher by half of what a line falls short of the next curve.
+
+    That is a sixteenth of the curvature. The last value stands for all above.
+    """
+    sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
+    curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2
+    values = np.floor(65536 * (sigmoid + curvature / 16) + 0.5).astype(np.int64)
+    values[-1] = 65535
+    return values

@@ -1,0 +1,131 @@
+"""Quantization parameters: what the quantized values of a tensor stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+
+__all__ = ["QuantParams", "ratio", "round_half_away", "single"]
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantParams:
+    """The real values that a quantized tensor can hold: `scale * (q - zero_point)`.
+
+    Numbers where a file is written or a simulation runs; float64 scalar tensors in a graph that
+    reads the ranges of a model each time it runs.
+
+    Args:
+        scale: real value of one LSB: a float32 number, as files hold it.
+        zero_point: the quantized value of 0.
+        bits: 2 to 8, held in int8, or 16, held in int16. With fewer than 8 bits the lowest
+            2^bits values of int8 are used.
+    """
+
+    scale: Any
+    zero_point: Any
+    bits: int = 8
+
+    @classmethod
+    def of_range(cls, minimum: Any, maximum: Any, bits: int = 8) -> QuantParams:
+        """Those of a range that holds zero, nudged so that zero is a quantized value.
+
+        TFLite's own: from the nudged ends in float32, divided in double precision. An empty range
+        gets the scale 1. With 16 bits, ranges are symmetric and the zero point is 0.
+
+        Args:
+            minimum, maximum: numbers or scalar tensors. Tensors that are known while a graph is
+                traced count as numbers.
+            bits: 2 to 8, or 16.
+        """
+        known = [
+            None if _is_eager(each) else tf.get_static_value(each) for each in (minimum, maximum)
+        ]
+        if any(each is None for each in known):
+            scale, zero_point = _of_range(minimum, maximum, bits)
+            return cls(scale, zero_point, bits)
+        with tf.init_scope():  # A known range, once and for all.
+            scale, zero_point = _of_range(*(tf.constant(each, tf.float32) for each in known), bits)
+            return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the quantized values: int8 or int16."""
+        return np.dtype(np.int16 if self.bits == 16 else np.int8)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest quantized value."""
+        return int(np.iinfo(self.dtype).min)
+
+    @property
+    def highest(self) -> int:
+        """The highest quantized value that is used."""
+        return self.lowest + 2**self.bits - 1
+
+    def as_tensors(self) -> QuantParams:
+        """The same, scale and zero point being float64 scalar tensors."""
+        scale, zero_point = (
+            tf.convert_to_tensor(each)
+            if tf.is_tensor(each)
+            else tf.constant(float(each), tf.float64)
+            for each in (self.scale, self.zero_point)
+        )
+        return dataclasses.replace(self, scale=scale, zero_point=zero_point)
+
+    def dequantize(self, quantized: np.ndarray) -> np.ndarray:
+        """The real values of quantized ones, in float32."""
+        return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
+
+    def quantize(self, values: np.ndarray) -> np.ndarray:
+        """The quantized values next to real ones, half up and clipped: what callers feed a file."""
+        precise: Any = np.float64 if self.bits == 16 else np.float32
+        scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
+        return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name} x {float(self.scale):.6g}, zero point {int(self.zero_point)}"
+
+
+def _is_eager(each: Any) -> bool:
+    return isinstance(each, tf.__internal__.EagerTensor)
+
+
+@of_numbers
+@traced_once
+def _of_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
+    levels = 2.0**bits - 1
+    low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
+    scale = (high - low) / levels
+    scale = tf.where(scale > 0, scale, tf.ones_like(scale))
+    if bits == 16:
+        return single(scale), tf.zeros([], tf.float64)
+    below = tf.clip_by_value(tf.round(-low / scale), 0.0, levels)
+    if bits == 8:
+        scale = (single((levels - below) * scale) - single(-below * scale)) / levels
+    else:  # The file's range has 256 levels, of which the lower ones are used.
+        scale = (single((255.0 - below) * scale) - single(-below * scale)) / 255.0
+    return single(scale), below - 128.0
+
+
+def single(number: Any) -> Any:
+    """A float64 number, rounded to float32: that of a computation in float32."""
+    return tf.cast(tf.cast(number, tf.float32), tf.float64)
+
+
+def ratio(family: str, *factors: Any, by: Any) -> Any:
+    """The product of scales, divided: in float32, by TFLite Micro's kernels in double precision."""
+    step = (lambda x: x) if family == "tflm" else single
+    return step(functools.reduce(lambda x, y: step(x * y), factors) / by)
+
+
+def round_half_away(x: Any) -> Any:
+    """To whole numbers, half away from zero."""
+    return tf.sign(x) * tf.floor(tf.abs(x) + 0.5)

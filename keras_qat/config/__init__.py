@@ -1,0 +1,1 @@
+"""What users choose, as data: recipes, specs, targets."""

@@ -1,0 +1,39 @@
+"""Where files run: what each place has kernels for, as data.
+
+A target is one `Target`, in a file of its own. `register` makes it known by its name.
+"""
+
+from keras_qat.config.targets.edgetpu import EDGETPU
+from keras_qat.config.targets.esp_nn import ESP_NN
+from keras_qat.config.targets.ethos_u import ETHOS_U55, ETHOS_U65, ETHOS_U85
+from keras_qat.config.targets.litert import XNNPACK
+from keras_qat.config.targets.problem import Problem
+from keras_qat.config.targets.stm32_npu import STM32_NPU
+from keras_qat.config.targets.target import Kernel, Target, get, known, register
+from keras_qat.config.targets.tflm import CMSIS_NN, TFLM
+from keras_qat.tflite.site import Site
+
+__all__ = [
+    "CMSIS_NN",
+    "EDGETPU",
+    "ESP_NN",
+    "ETHOS_U55",
+    "ETHOS_U65",
+    "ETHOS_U85",
+    "STM32_NPU",
+    "TFLM",
+    "XNNPACK",
+    "Kernel",
+    "Problem",
+    "Site",
+    "Target",
+    "get",
+    "known",
+    "register",
+]
+
+for _target in (
+    *(XNNPACK, TFLM, CMSIS_NN, ETHOS_U55, ETHOS_U65, ETHOS_U85),
+    *(EDGETPU, STM32_NPU, ESP_NN),
+):
+    register(_target)

@@ -1,0 +1,47 @@
+"""Coral's Edge TPU, by what its compiler's documentation asks for."""
+
+from __future__ import annotations
+
+from keras_qat.config.targets.target import Kernel, Target
+from keras_qat.tflite.site import Site
+
+__all__ = ["EDGETPU"]
+
+_TYPES = ("int8", "uint8", "int32")
+
+
+def _at_most_three_axes(site: Site) -> str | None:
+    computed = [each for each in site.tensors if site.graph.constant(each.index) is None]
+    counts = [sum(size != 1 for size in each.shape) for each in computed]
+    return None if max(counts) <= 3 else f"takes up to 3 axes other than 1 in, not {max(counts)}"
+
+
+def _constant_padding(site: Site) -> str | None:
+    return None if site.constant(1) is not None else "takes with constant sizes only"
+
+
+EDGETPU = Target(
+    name="edgetpu",
+    title="the Edge TPU",
+    kernels="reference",
+    batch_size=1,
+    bits=(8,),
+    elsewhere="the CPU, with all that comes behind them",
+    checks=(_at_most_three_axes,),
+    operators={
+        **dict.fromkeys(
+            (
+                *("ADD", "AVERAGE_POOL_2D", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D"),
+                *("EXPAND_DIMS", "FULLY_CONNECTED", "L2_NORMALIZATION", "LOGISTIC", "MAXIMUM"),
+                *("MAX_POOL_2D", "MEAN", "MINIMUM", "MUL", "PACK", "PRELU", "QUANTIZE"),
+                *("REDUCE_MAX", "REDUCE_MIN", "RELU", "RELU6", "RESHAPE", "RESIZE_BILINEAR"),
+                *("RESIZE_NEAREST_NEIGHBOR", "RSQRT", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH"),
+                *("SPLIT", "SQUEEZE", "STRIDED_SLICE", "SUB", "SUM", "SQUARED_DIFFERENCE", "TANH"),
+                *("TRANSPOSE", "TRANSPOSE_CONV", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
+            ),
+            Kernel(_TYPES),
+        ),
+        "PAD": Kernel(_TYPES, checks=(_constant_padding,)),
+    },
+    source="read: the compiler's page of operations; its rounding is not published: none is proven",
+)

@@ -1,0 +1,292 @@
+"""Arm's Ethos-U: what Vela puts on the NPU. It leaves all else to the CPU.
+
+Vela checks each operator by rules of its own, which `vela --supported-ops-report` lists. What is
+below is compared with what it does, operator by operator, in tests/targets/test_vela.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from keras_qat.config.targets.target import Check, Kernel, Target
+from keras_qat.tflite.site import Site
+
+__all__ = ["ETHOS_U55", "ETHOS_U65", "ETHOS_U85"]
+
+MAPS = ("int8", "uint8", "int16")
+INTEGERS = (*MAPS, "int32", "int64")
+"""Of tensors, with sizes, axes, places or biases."""
+
+WIDEST = 1 << 16
+
+
+def _limit(words: str, highest: int, *names: str) -> Check:
+    """That some options are no larger than that."""
+
+    def check(site: Site) -> str | None:
+        largest = max(site.option(name) for name in names)
+        return f"takes {words} up to {highest} of, not {largest}" if largest > highest else None
+
+    return check
+
+
+STRIDES = _limit("strides", 3, "strideW", "strideH")
+
+
+def _wide_strides(site: Site) -> str | None:
+    """Strides beyond 3 where nothing is added at the edges, and not dilated."""
+    dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
+    return None if dilation == 1 and not _is_padded(site) else STRIDES(site)
+
+
+def _is_padded(site: Site) -> bool:
+    """Whether anything is added at the edges of an image."""
+    if site.option("padding") == VALID:
+        return False
+    if site.operation.kernel.endswith("POOL_2D"):
+        window: tuple[int, ...] = (site.option("filterHeight"), site.option("filterWidth"))
+    else:
+        window = _shape(site, 1)[1:3]
+    steps = site.option("strideH"), site.option("strideW")
+    ends = zip(_shape(site)[1:3], site.outputs[0].shape[1:3], window, steps, strict=True)
+    return any((after - 1) * step + size > before for before, after, size, step in ends)
+
+
+VALID = 1
+"""TFLite's number of that padding."""
+
+
+def _has_axes(site: Site) -> str | None:
+    is_scalar = any(each.shape == () for each in site.outputs)
+    return "takes with results of at least one axis only" if is_scalar else None
+
+
+def _maps(site: Site) -> str | None:
+    """Quantized tensors of at most 16 bits."""
+    first = next((each for each in site.inputs if each is not None), None)
+    found = [each.dtype.name for each in (first, *site.outputs) if each is not None]
+    others = [each for each in found if each not in MAPS]
+    return f"has no kernel for with {others[0]}" if others else None
+
+
+def _constants(site: Site) -> str | None:
+    places = range(1, len(site.inputs))
+    known = all(site.inputs[place] is None or site.constant(place) is not None for place in places)
+    return None if known else "takes with sizes and places that are known only"
+
+
+def _pool(site: Site) -> str | None:
+    height, width = site.option("filterHeight"), site.option("filterWidth")
+    if _is_padded(site) and site.operation.kernel == "AVERAGE_POOL_2D":
+        largest = max(height, width)
+        return f"takes windows up to 8 of with padding, not {largest}" if largest > 8 else None
+    fits = height <= 256 and height * width <= WIDEST
+    return None if fits else f"takes windows up to 256 high of, not {height}"
+
+
+def _mean(site: Site) -> str | None:
+    shape, axes = _shape(site), site.constant(1)
+    if axes is None:
+        return "takes with axes that are known only"
+    reduced = {int(axis) % len(shape) for axis in np.ravel(axes)}
+    if len(shape) > 4:
+        return f"takes up to 4 axes in, not {len(shape)}"
+    if len(shape) > 3 and shape[0] != 1:
+        return "takes with a batch of 1 only"
+    sizes = [shape[axis] for axis in reduced]
+    if max(sizes) >= 4096 or math.prod(sizes) > (WIDEST if _bits(site) == 16 else 1 << 24):
+        return f"takes fewer numbers at a time of, not {math.prod(sizes)}"
+    *_, height, width, depth = (1, 1, *shape)
+    if len(shape) - 1 in reduced and 1 not in (height, width, depth):
+        return "takes along the last axis only where height, width or depth is 1"
+    return None
+
+
+def _shape(site: Site, place: int = 0) -> tuple[int, ...]:
+    tensor = site.inputs[place]
+    assert tensor is not None
+    return tensor.shape
+
+
+def _bits(site: Site) -> int:
+    return site.outputs[0].dtype.itemsize * 8
+
+
+def _factors(site: Site) -> tuple[float, float] | None:
+    """By what a resize makes height and width larger; None where it copies."""
+    before, after = _shape(site)[1:3], site.outputs[0].shape[1:3]
+    centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
+    if before == (1, 1) or (before == after and not centred):
+        return None
+    ends = 1 if site.option("alignCorners") else 0
+    high, wide = (
+        (new - ends) / (old - ends) if old > ends else math.inf
+        for old, new in zip(before, after, strict=True)
+    )
+    if high != wide and 1 in after:
+        return (wide, wide) if after[0] == before[0] == 1 else (high, high)
+    return high, wide
+
+
+def _resize(site: Site) -> str | None:
+    factors = _factors(site)
+    if factors is None:
+        return None
+    is_centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
+    allowed = [2] if is_centred else [2, 4, 8]
+    if factors[0] == factors[1] and factors[0] in allowed:
+        return None
+    times = " or ".join(f"{each}x" for each in allowed)
+    return f"takes by {times} only, not {factors[0]:.3g}x{factors[1]:.3g}"
+
+
+def _resize_85(site: Site) -> str | None:
+    factors = _factors(site)
+    if site.option("alignCorners") and site.option("halfPixelCenters"):
+        return "takes with aligned corners or half pixel centres, not with both"
+    if factors is None or site.operation.kernel == "RESIZE_NEAREST_NEIGHBOR":
+        return None
+    powers = all(each >= 1 and math.log2(each).is_integer() for each in factors)
+    return None if powers else "takes by powers of 2 only"
+
+
+def _transposed(site: Site) -> str | None:
+    strides = site.option("strideW"), site.option("strideH")
+    _, height, width, _ = _shape(site, 2)
+    _, rows, columns, _ = _shape(site, 1)
+    wide = strides == (2, 1) and height == rows == 1
+    high = strides == (1, 2) and width == columns == 1
+    if strides not in ((1, 1), (2, 2)) and not (wide or high):
+        return f"takes strides of 1 or 2 along both axes of, not {strides[1]}x{strides[0]}"
+    return _transposed_sizes(site)
+
+
+def _transposed_sizes(site: Site) -> str | None:
+    sizes = site.outputs[0].shape[1:3]
+    kernel, steps = _shape(site, 1)[1:3], (site.option("strideH"), site.option("strideW"))
+    more = [0, 0]
+    if site.option("padding") == VALID:
+        more = [max(size - step, 0) for size, step in zip(kernel, steps, strict=True)]
+    before = _shape(site, 2)[1:3]
+    full = tuple(n * step + m for n, step, m in zip(before, steps, more, strict=True))
+    return None if full == sizes else f"takes with outputs of {full[0]}x{full[1]} only"
+
+
+def _forwards(site: Site) -> str | None:
+    steps = site.constant(3)
+    is_forward = steps is not None and bool(np.all(steps > 0))
+    return None if is_forward else "takes with steps forwards only"
+
+
+def _argmax(site: Site) -> str | None:
+    shape, axis = _shape(site), site.constant(1)
+    if axis is None or int(np.ravel(axis)[0]) % len(shape) != len(shape) - 1:
+        return "takes along the last axis only"
+    return None if shape[-1] <= 127 else f"takes up to 127 channels of, not {shape[-1]}"
+
+
+def _same_scales(site: Site) -> str | None:
+    ends = {(each.scale, each.zero_point) for each in site.tensors}
+    return None if len(ends) == 1 else "takes with the same scale everywhere only"
+
+
+def _eight_bits(site: Site) -> str | None:
+    return None if _bits(site) == 8 else "has no kernel for with int16"
+
+
+def _int8_input(site: Site) -> str | None:
+    first = site.inputs[0]
+    return None if first is not None and first.dtype.name == "int8" else "takes int8 only of"
+
+
+def _batch_axis(site: Site) -> str | None:
+    is_first = site.option("axis") == site.option("batchDims")
+    return None if is_first else "takes along the first axis only"
+
+
+def _softmax(site: Site) -> str | None:
+    rows = math.prod(_shape(site)[1:-1])
+    return None if rows < WIDEST else f"takes up to {WIDEST} rows of, not {rows}"
+
+
+def _kernels(**checks: tuple[Check, ...]) -> dict[str, Kernel]:
+    return {name: Kernel(INTEGERS, checks=each) for name, each in checks.items()}
+
+
+def _alike(names: tuple[str, ...], *checks: Check, more: str = "") -> dict[str, Kernel]:
+    types = (*INTEGERS, more) if more else INTEGERS
+    return dict.fromkeys(names, Kernel(types, checks=checks))
+
+
+BOTH = {
+    **_alike(("ADD", "SUB", "MUL", "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SPLIT", "TRANSPOSE")),
+    **_alike(
+        (
+            *("ABS", "CONCATENATION", "HARD_SWISH", "LEAKY_RELU", "LOGISTIC", "PACK", "PRELU"),
+            *("RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "TANH", "UNPACK", "SPLIT_V", "TILE"),
+            *("QUANTIZE", "SQUARED_DIFFERENCE", "EXP", "LOG", "REDUCE_MAX", "REDUCE_MIN"),
+        ),
+        _maps,
+    ),
+    **_alike(("PAD", "PADV2", "MIRROR_PAD", "SLICE"), _maps, _constants),
+    **_alike(("ELU", "GELU"), _maps, _eight_bits),
+    **_alike(("MAXIMUM", "MINIMUM"), _maps, _same_scales),
+    **_kernels(
+        MEAN=(_maps, _mean),
+        SOFTMAX=(_maps, _softmax),
+        STRIDED_SLICE=(_maps, _constants, _forwards),
+        FULLY_CONNECTED=(_maps,),
+        UNIDIRECTIONAL_SEQUENCE_LSTM=(_maps,),
+    ),
+}
+
+ETHOS_U55 = Target(
+    name="ethos_u55",
+    title="Ethos-U55",
+    kernels="tflm",
+    batch_size=1,
+    elsewhere="the CPU",
+    checks=(_has_axes,),
+    operators={
+        **BOTH,
+        **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _maps, _wide_strides, _pool),
+        **_alike(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"), _maps, _resize),
+        **_kernels(
+            CONV_2D=(_maps, _wide_strides),
+            DEPTHWISE_CONV_2D=(_maps, STRIDES),
+            TRANSPOSE_CONV=(_transposed,),
+            BATCH_MATMUL=(_int8_input,),
+            ARG_MAX=(_argmax,),
+        ),
+    },
+    source="run here: ethos-u-vela's compiler, operator by operator; no device, so that rounding "
+    "is what Vela's sources say: that of TFLite Micro but for resizes and for 16 bits",
+)
+
+ETHOS_U65 = dataclasses.replace(ETHOS_U55, name="ethos_u65", title="Ethos-U65")
+
+ETHOS_U85 = dataclasses.replace(
+    ETHOS_U55,
+    name="ethos_u85",
+    title="Ethos-U85",
+    operators={
+        **BOTH,
+        **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
+        **_alike(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"), _resize_85),
+        **_alike(("CONV_2D", "DEPTHWISE_CONV_2D", "BATCH_MATMUL", "ARG_MAX", "CAST", "REVERSE_V2")),
+        **_alike(("GATHER",), _batch_axis),
+        **_alike(("STRIDED_SLICE",), _constants, _forwards, more="bool"),
+        **_alike(
+            (
+                *("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
+                *("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY"),
+                *("RESHAPE", "SELECT_V2"),
+            ),
+            more="bool",
+        ),
+        "TRANSPOSE_CONV": Kernel(INTEGERS, checks=(_transposed_sizes,)),
+    },
+)

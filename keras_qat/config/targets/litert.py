@@ -1,0 +1,25 @@
+"""XNNPACK, and TFLite's own kernels where it has none: phones and desktops."""
+
+from __future__ import annotations
+
+from keras_qat.config.targets.target import Target
+from keras_qat.tflite.site import Site
+
+__all__ = ["XNNPACK"]
+
+
+def _lstm_of_int8(site: Site) -> str | None:
+    is_lstm = site.operation.kernel == "UNIDIRECTIONAL_SEQUENCE_LSTM"
+    is_wide = is_lstm and site.outputs[0].type == "int16"
+    return "has no kernel for with int16" if is_wide else None
+
+
+XNNPACK = Target(
+    name="xnnpack",
+    title="LiteRT",
+    kernels="xnnpack",
+    batch_size=None,
+    operators=None,
+    checks=(_lstm_of_int8,),
+    source="run here: what keras_qat writes, LiteRT runs",
+)

@@ -1,0 +1,216 @@
+"""Nodes in float inside of a file: TFLite's converter writes them, and them alone."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.lite.python.convert_phase import ConverterError
+
+from keras_qat.frontend.graph import Value
+from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.masks import Masks, read_for_masks
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.schema import unpack
+from keras_qat.tflite.splice import splice_model
+from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.weight_packing import pack_weights
+from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX
+
+__all__ = ["reads", "write_island"]
+
+
+def write_island(
+    builder: Builder,
+    graph: ResolvedGraph,
+    nodes: Sequence[Node],
+    ends: Sequence[Tensor],
+    indices: dict[Tensor, int],
+    in_float: dict[Tensor, int],
+) -> None:
+    """Writes nodes in float, connected or not, by one run of the converter.
+
+    Args:
+        builder: the file.
+        graph, nodes: the nodes, in order, and the graph that they are in.
+        ends: what others read of their outputs.
+        indices: tensor -> its index in the file. What enters is there; what leaves is added, the
+            index of another tensor where the converter finds that they hold the same.
+        in_float: quantized tensor -> index of its real values, for all islands; added to.
+
+    Raises:
+        ValueError: if the converter refuses a layer; the message names all such layers of the
+            graph.
+    """
+    entering = _entering(graph, nodes)
+    try:
+        model = unpack(_converted(graph, nodes, entering, ends))
+    except ConverterError as error:
+        raise ValueError(_explained(error, graph)) from error
+    _rename(model, nodes[0])
+    pack_weights(model, [scale for node in nodes for scale in weight_scales(node)])
+    main = model.subgraphs[0]
+    starts, results = (list(map(int, each)) for each in (main.inputs, main.outputs))
+    read = {int(index) for operator in main.operators for index in operator.inputs}
+    places: dict[int, int] = {}
+    """Index in the converter's file -> index in this one."""
+    for start, tensor in zip(starts, entering, strict=True):
+        if start in read or start in results:
+            places[start] = _real_index(builder, indices, in_float, tensor)
+    for result, tensor in zip(results, ends, strict=True):
+        if result not in places:
+            name = f"{SCOPE}/{tensor.name}"
+            places[result] = builder.tensor(name, tensor.shape, tensor.dtype)
+        indices[tensor] = places[result]
+    main.inputs = [each for each in starts if each in places]
+    main.outputs = [each for each in dict.fromkeys(results) if each not in starts]
+    inputs, outputs = ([places[each] for each in end] for end in (main.inputs, main.outputs))
+    splice_model(builder, model, inputs, outputs)
+
+
+def _rename(model: Any, node: Node) -> None:
+    """Takes out of names what counts up in a process: the same model gives the same file."""
+    for number, graph in enumerate(model.subgraphs):
+        name = f"{SCOPE}/{node.name}/{number}"
+        graph.name = name.encode()
+        for place, index in enumerate(graph.inputs if number else ()):
+            graph.tensors[index].name = f"{name}/input_{place}".encode()
+        for tensor in graph.tensors:
+            if model.buffers[tensor.buffer].data is not None:  # A captured variable or tensor.
+                tensor.name = re.sub(rb"/\d+(?=;|$)", b"", tensor.name)
+
+
+def _real_index(
+    builder: Builder, indices: dict[Tensor, int], in_float: dict[Tensor, int], tensor: Tensor
+) -> int:
+    """The index of a tensor's real values: a DEQUANTIZE of a quantized tensor, one for all."""
+    if tensor.params is None:
+        return indices[tensor]
+    if tensor not in in_float:
+        name = f"{SCOPE}/{tensor.name}/dequantized"
+        in_float[tensor] = builder.tensor(name, tensor.shape, "float32")
+        ends = [indices[tensor]], [in_float[tensor]]
+        builder.operator("DEQUANTIZE", *ends)
+    return in_float[tensor]
+
+
+def _entering(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
+    """What nodes read that others make, for their masks too."""
+    made = {tensor for node in nodes for tensor in node.outputs}
+    read = dict.fromkeys(tensor for node in nodes for tensor in reads(graph, node))
+    return [tensor for tensor in read if tensor not in made]
+
+
+def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:
+    """What a node reads, or in float needs for the masks of what it reads."""
+    found = _tensors(node)
+    if node.op is None:
+        needed = map(graph.tensors.get, read_for_masks(node.call))
+        found += [each for each in needed if each is not None]
+    return list(dict.fromkeys(found))
+
+
+def _tensors(node: Node) -> list[Tensor]:
+    return [each for each in node.inputs if isinstance(each, Tensor)]
+
+
+class _Converter(tf.lite.TFLiteConverter):
+    """TFLite's converter, which freezes variables even where there are none."""
+
+    def _freeze_concrete_function(self) -> Any:
+        (function,) = self._funcs
+        if function.captured_inputs:
+            return super()._freeze_concrete_function()
+        return function.graph.as_graph_def(), function.inputs, function.outputs, function
+
+
+def _converted(
+    graph: ResolvedGraph, nodes: Sequence[Node], entering: Sequence[Tensor], ends: Sequence[Tensor]
+) -> bytes:
+    """What the converter makes of nodes: a file with those inputs and outputs, all real numbers."""
+
+    def serve(*inputs: Any) -> list[Any]:
+        numbers = dict(zip(entering, inputs, strict=True))
+        _trace(graph, nodes, numbers)
+        return [_of_type(numbers[each], each.dtype) for each in ends]
+
+    signature = [
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=f"input_{place}")
+        for place, tensor in enumerate(entering)
+    ]
+    function = tf.function(serve, input_signature=signature, autograph=False)
+    concrete = function.get_concrete_function()
+    converter = _Converter.from_concrete_functions([concrete], tf.Module())
+    # By way of a SavedModel, weights are written to the disk and read twice: half of the time.
+    converter.experimental_lower_to_saved_model = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return converter.convert()
+
+
+def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, Any]) -> None:
+    """Computes nodes, by operations named after them; adds what they give to `numbers`."""
+
+    def number_of(value: Value) -> Any:
+        tensor = graph.tensors.get(value)
+        return None if tensor is None else numbers.get(tensor)
+
+    masks = Masks(number_of)
+    for node in nodes:
+        with tf.name_scope(f"{SCOPE}/{node.name}/"):
+            given = [
+                masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
+                for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
+            ]
+            results = tf.nest.flatten(compute_in_float(node, given, for_file=True))
+        numbers.update(zip(node.outputs, results, strict=True))
+
+
+def _of_type(x: Any, dtype: str) -> Any:
+    return tf.cast(x, dtype) if x.dtype != dtype else x
+
+
+def _explained(error: Exception, graph: ResolvedGraph) -> str:
+    """What the converter does not convert, with the layers that have it.
+
+    The converter does not name layers, so each is converted by itself.
+    """
+    causes: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op is None:
+            try:
+                _converted(graph, [node], _entering(graph, [node]), node.outputs)
+            except ConverterError as alone:
+                causes.setdefault(_layer_name(node), _reason(alone))
+    if not causes:
+        return f"TFLite's converter refuses the model: {_reason(error)}."
+    listed = "; ".join(f"{name}: {reason}" for name, reason in causes.items())
+    return (
+        f"TFLite's converter refuses {len(causes)} layers: {listed}. Replace them by what TFLite "
+        f"has, or split the model there and export the parts."
+    )
+
+
+def _layer_name(node: Node) -> str:
+    layer = node.call.layer
+    while isinstance(layer, (QuantizeWeights, QuantizeWrapper)):
+        layer = layer.layer
+    kind = f"tf.{layer.symbol}" if is_operation(layer) else type(layer).__name__
+    return f"'{node.call.origin.removeprefix(PREFIX)}' ({kind})"
+
+
+def _reason(error: Exception) -> str:
+    """The first error in the converter's text that says something, without the path in front."""
+    text = str(error)
+    missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither a custom op nor a flex op", text)))
+    if missing:
+        return f"TFLite has no operation for {', '.join(missing)}"
+    found = re.findall(r"error: (.*)", text)
+    return found[0] if found else text.splitlines()[0]

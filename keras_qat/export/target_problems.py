@@ -1,0 +1,139 @@
+"""What of a model a target does not run, by the file that the model would become."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keras_qat.config.targets.problem import Problem
+from keras_qat.config.targets.target import Check, Target, get
+from keras_qat.export.tflite_writer import write_graph
+from keras_qat.integer_graph.passes.static_batch import with_batch
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.reader import FileGraph
+from keras_qat.tflite.site import Site
+from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.schedule import check_quantized
+
+__all__ = ["problems"]
+
+WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
+
+ACTIVATION = "take an activation that it has, such as ReLU"
+CHANGES = {
+    **dict.fromkeys(("GELU", "HARD_SWISH", "ELU", "PRELU", "EXP", "LOG"), ACTIVATION),
+    "RESIZE_BILINEAR": "resize by 2, or by interpolation='nearest'",
+    "RESIZE_NEAREST_NEIGHBOR": "resize by 2",
+    "GATHER": "index before the model",
+    "WHILE": "unroll the layer, or leave it out of the model",
+}
+"""Operator -> what helps where a target lacks it."""
+
+OPEN = "export with batch_size=1, and say all other sizes in keras.Input"
+IN_FLOAT = "keras_qat.plan says why it computes in float"
+
+
+def problems(
+    model: Any, target: str | Target, *, input_range: tuple[float, float] | None = None
+) -> tuple[Problem, ...]:
+    """What of a model a target does not run: asked before training, or of a file.
+
+    Args:
+        model: what `quantize_model` returned, with or without ranges, or a file's contents.
+        target: where it is to run: a name, such as "ethos_u55", or a `keras_qat.targets.Target`.
+        input_range: as of `export_tflite`.
+
+    Returns:
+        One entry for each operator, in the order of computation; none if all is well.
+
+    Raises:
+        ValueError: as `resolve`, or on an unknown target.
+
+    Example:
+        >>> for each in keras_qat.targets.problems(qat, "tflm"):
+        ...     print(each)
+    """
+    target = get(target)
+    if not isinstance(model, bytes):
+        model = _written(model, target, input_range)
+    graph = FileGraph(model)
+    return tuple(_problems(target, graph))
+
+
+def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
+    for index, operation in enumerate(graph.operations):
+        site = Site(graph, operation)
+        found = _refusal(target, site)
+        if found is not None:
+            reason, change = found
+            reason = f"which {target.title} {reason}"
+            name, place = _name(site), target.elsewhere
+            yield Problem(name, operation.kernel, reason, change, place, index)
+            continue
+        for inner in graph.inner(operation):
+            for each in _problems(target, inner):
+                yield dataclasses.replace(each, index=index)
+
+
+def _name(site: Site) -> str:
+    return site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
+
+
+def _is_open(site: Site) -> bool:
+    """Whether an operator reads an input of the file of which a size is open."""
+    ends = site.graph.inputs.values()
+    return any(each in ends and -1 in each.shape for each in site.tensors)
+
+
+def _written(model: Any, target: Target, input_range: Any) -> bytes:
+    check_quantized(model, ": quantize it first.")
+    graph = resolve(model, input_range=input_range)
+    if target.batch_size is not None:
+        graph = with_batch(graph, target.batch_size)
+    builder = Builder()
+    return builder.finish(*write_graph(graph, builder))
+
+
+def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
+    """Why a target does not run an operator, and what helps."""
+    name = site.operation.kernel
+    if target.operators is None:
+        return _checked(target.checks, site)
+    kernel = target.operators.get(name)
+    is_float = any(each.type.startswith("float") for each in site.tensors)
+    change = IN_FLOAT if is_float else CHANGES.get(name, "")
+    if kernel is None:
+        return "has no kernel for", change
+    first = site.inputs[0] if site.inputs else None
+    others = [
+        each.type
+        for each in site.tensors
+        if each.type not in ((each is first and kernel.reads) or kernel.types)
+    ]
+    if others:
+        return f"has no kernel for with {others[0]}", change
+    if len(site.inputs) > kernel.max_inputs:
+        return f"takes up to {kernel.max_inputs} tensors in, not {len(site.inputs)}", ""
+    axes = max(len(each.shape) for each in site.tensors)
+    if axes > kernel.max_axes:
+        return f"takes up to {kernel.max_axes} axes in, not {axes}", ""
+    if target.batch_size is not None and _is_open(site):
+        return "takes with known sizes only", OPEN
+    refused = _checked((*target.checks, *kernel.checks), site)
+    if refused is not None:
+        return refused
+    if not target.per_channel and name in WEIGHTED:
+        weights = site.inputs[1]
+        if weights is not None and weights.scale == 0:
+            change = "quantize with recipes.int8(per_channel=False)"
+            return "is slow at with a scale for each channel", change
+    return None
+
+
+def _checked(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
+    """What the first check that refuses an operator says."""
+    found = (check(site) for check in checks)
+    return next(((reason, "") for reason in found if reason is not None), None)

@@ -1,0 +1,186 @@
+"""Writing a resolved graph into a TFLite file."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.export.float_islands import reads, write_island
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.node import Constant, Node, Tensor
+from keras_qat.ops.op import FixedRange, SharedRange
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.tensor_names import SCOPE
+
+__all__ = ["tensor_index", "write_graph", "write_node"]
+
+ZERO_OF_UINT8 = 128
+"""What a quantized value of uint8 has more than one of int8 with the same meaning."""
+
+
+def write_graph(
+    graph: ResolvedGraph,
+    builder: Builder,
+    input_dtype: str | None = None,
+    output_dtype: str | None = None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Writes all nodes, and the file's ends.
+
+    Zeros around a convolution's input become its own padding.
+    Nodes in float that follow on each other are one island, which TFLite's converter writes.
+    Quantized ends get the type "uint8", "float32", or with None that of their quantized values.
+
+    Returns:
+        The tensors of inputs and of outputs, by name in the model's order.
+    """
+    graph = with_own_padding(graph)
+    indices: dict[Tensor, int] = {}
+    in_float: dict[Tensor, int] = {}
+    """Quantized tensor -> that of its real values."""
+    inputs = {
+        name: _write_input(builder, indices, name, tensor, input_dtype)
+        for name, tensor in graph.inputs.items()
+    }
+    island: list[Node] = []
+    made: list[Tensor] = []
+    wanted = set(graph.outputs.values())
+    readers: dict[Tensor, list[Node]] = {}
+    for node in graph.nodes:
+        for each in reads(graph, node):
+            readers.setdefault(each, []).append(node)
+
+    def flush() -> None:
+        if island:
+            ends = [
+                each
+                for each in made
+                if each in wanted or any(node not in island for node in readers.get(each, ()))
+            ]
+            write_island(builder, graph, island, ends, indices, in_float)
+            island.clear()
+            made.clear()
+
+    for node in graph.nodes:
+        if node.op is None:
+            island.append(node)
+            made.extend(node.outputs)
+            continue
+        if not set(made).isdisjoint(node.inputs):
+            flush()
+        write_node(builder, node, indices)
+    flush()
+    outputs: dict[str, int] = {}
+    for name, tensor in graph.outputs.items():
+        taken = [*inputs.values(), *outputs.values()]
+        outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, taken)
+    return inputs, outputs
+
+
+def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
+    """Type and quantization parameters of an end of the file."""
+    if dtype == "float32":
+        return dtype, None
+    if dtype == "uint8":
+        return dtype, dataclasses.replace(params, zero_point=params.zero_point + ZERO_OF_UINT8)
+    return params.dtype.name, params
+
+
+def _write_input(
+    builder: Builder, indices: dict[Tensor, int], name: str, tensor: Tensor, dtype: str | None
+) -> int:
+    if tensor.params is None:
+        indices[tensor] = builder.tensor(name, tensor.shape, tensor.dtype)
+        return indices[tensor]
+    kind, params = _end_params(tensor.params, dtype)
+    end = builder.tensor(name, tensor.shape, kind, params)
+    converts, clips = params != tensor.params, tensor.params.bits < 8
+    if not (converts or clips):
+        indices[tensor] = end
+    else:  # Callers know no upper end but int8's.
+        inside = tensor_index(builder, indices, tensor)
+        _bring(builder, f"{SCOPE}/{name}", [end, inside], tensor, converts, clips)
+    return end
+
+
+def _bring(
+    builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
+) -> None:
+    """Adds what brings values into a tensor's range: out of another one, from above its end."""
+    params = tensor.params
+    assert params is not None
+    source, target = ends
+    if converts:
+        end = builder.tensor(f"{name}/unclipped", tensor.shape, "int8", params) if clips else target
+        builder.operator("QUANTIZE", [source], [end])
+        source = end
+    if clips:
+        highest = builder.constant(f"{SCOPE}/highest", np.array(params.highest, np.int8), params)
+        builder.operator("MINIMUM", [source, highest], [target])
+
+
+def _write_output(
+    builder: Builder,
+    indices: dict[Tensor, int],
+    name: str,
+    tensor: Tensor,
+    dtype: str | None,
+    taken: list[int],
+) -> int:
+    """The tensor of an output: one of its own, as interpreters take none that is an end twice."""
+    inside = indices[tensor]
+    if tensor.params is None:
+        kind, params, code = tensor.dtype, None, ""
+    else:
+        kind, params = _end_params(tensor.params, dtype)
+        code = "" if params == tensor.params else "QUANTIZE" if params else "DEQUANTIZE"
+    if not code and inside not in taken:
+        builder.graph.tensors[inside].name = name.encode()
+        return inside
+    end = builder.tensor(name, tensor.shape, kind, params)
+    if code:
+        builder.operator(code, [inside], [end])
+    else:
+        builder.copy(inside, end)
+    return end
+
+
+def tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -> int:
+    """The index of a tensor in the file, added where it is missing."""
+    if tensor not in indices:
+        dtype = tensor.dtype if tensor.params is None else tensor.params.dtype.name
+        name = f"{SCOPE}/{tensor.name}"
+        indices[tensor] = builder.tensor(name, tensor.shape, dtype, tensor.params)
+    return indices[tensor]
+
+
+def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
+    """Writes an operator, and what brings its result to the output's quantization parameters.
+
+    Kernels that fix their output's parameters are followed by a QUANTIZE where others are wanted;
+    those of fewer than 8 bits by a MINIMUM, as kernels know no upper end but int8's.
+    """
+    assert node.op is not None
+    inputs = [
+        builder.constant(f"{SCOPE}/{node.name}/constant", each.q, each.params)
+        if isinstance(each, Constant)
+        else tensor_index(builder, indices, each)
+        for each in node.inputs
+    ]
+    outputs = [tensor_index(builder, indices, each) for each in node.outputs]
+    params = node.output.params
+    if params is None:  # Indices.
+        node.op.emit(Emission(builder, node, inputs, outputs))
+        return
+    native, name = params, f"{SCOPE}/{node.name}"
+    if isinstance(node.op.output, FixedRange):
+        native = node.op.output.params(params.bits)
+    converts, clips = native != params, params.bits < 8 and node.op.output != SharedRange()
+    made = target = outputs[0]
+    if converts or clips:
+        made = builder.tensor(f"{name}/unclipped", node.output.shape, params.dtype.name, native)
+    node.op.emit(Emission(builder, node, inputs, [made, *outputs[1:]]))
+    _bring(builder, name, [made, target], node.output, converts, clips)

@@ -1,0 +1,405 @@
+"""A Keras model as a flat list of layer calls, and back again.
+
+`read` turns a Sequential or functional model into a `Graph`: one `Call` for each time a layer is
+called, with the `Value`s that flow between them. Models inside the model are opened up, shared
+layers appear once per call. `rebuild` makes a model from a graph, call by call.
+
+The only module that touches Keras' nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
+
+__all__ = [
+    "Call",
+    "Graph",
+    "Value",
+    "clone",
+    "config_of",
+    "flat_inputs",
+    "is_batch_norm",
+    "layers_in",
+    "name_outputs",
+    "nested_inputs",
+    "nested_outputs",
+    "read",
+    "rebuild",
+    "rename",
+    "split_aside",
+    "symbolic",
+    "weights_in_order",
+]
+
+_Model = keras.Model
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A tensor of the graph: the output of a call, or an input of the model (no producer).
+
+    `masked` says whether it carries a Keras mask, which some layers behind it compute with.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    producer: Call | None = None
+    masked: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds real numbers, i.e. can be quantized."""
+        return tf.as_dtype(self.dtype).is_floating
+
+    @property
+    def inference_dtype(self) -> str:
+        """Its type at inference: real numbers are in float32, also of models in half precision."""
+        return "float32" if self.is_float else self.dtype
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.shape}>"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """One call of a layer.
+
+    Args:
+        layer: the layer, of the model that was read (or made by `lower`).
+        args: positional arguments, a structure with `Value`s for the tensors.
+        kwargs: keyword arguments, likewise.
+        outputs: structure of `Value`s.
+        name: the layer's name; with the names of the models around it, if it was nested.
+        origin: that of the layer in the user's model, for a part that `lower` made of it.
+        source: that layer.
+        within: the layers that were opened around it, the outermost first.
+    """
+
+    layer: Any
+    args: Any
+    kwargs: dict[str, Any]
+    outputs: Any
+    name: str
+    origin: str = ""
+    source: Any = None
+    within: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.origin = self.origin or self.name
+        self.source = self.layer if self.source is None else self.source
+        for value in values_in(self.outputs):
+            value.producer = self
+
+    def as_part_of(self, call: Call) -> Call:
+        """The call itself, as a part of what another one became."""
+        self.origin, self.source, self.within = call.origin, call.source, call.within
+        return self
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values it reads, in order."""
+        return values_in((self.args, self.kwargs))
+
+    @property
+    def output(self) -> Value:
+        """The value of a call with one output."""
+        return values_in(self.outputs)[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self.layer).__name__} {self.name}>"
+
+
+@dataclasses.dataclass
+class Graph:
+    """A model as calls in the order in which they compute.
+
+    Args:
+        name: the model's name.
+        inputs: structure of `Value`s, that of the model's inputs.
+        outputs: structure of `Value`s.
+        output_names: the model's names of its outputs.
+        calls: the calls.
+        weights: the weights that a layer made by `lower` starts from, where they are not its own.
+        aside: further calls, that no output depends on: of what the model adds to its loss and its
+            metrics. They stay as they are, and are in no file.
+        closed: names of calls of layers that could not be opened -> why.
+    """
+
+    name: str
+    inputs: Any
+    outputs: Any
+    output_names: list[str]
+    calls: list[Call]
+    weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
+    aside: list[Call] = dataclasses.field(default_factory=list)
+    closed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def consumers(self) -> dict[Value, list[Call]]:
+        """For each value the calls that read it, those aside too."""
+        found: dict[Value, list[Call]] = {value: [] for value in self.values()}
+        for call in [*self.calls, *self.aside]:
+            for value in dict.fromkeys(call.inputs):
+                found.setdefault(value, []).append(call)
+        return found
+
+    def values(self) -> list[Value]:
+        """All values: the model's inputs, then the outputs of each call."""
+        return values_in(self.inputs) + [v for call in self.calls for v in values_in(call.outputs)]
+
+    def call_counts(self) -> dict[Any, int]:
+        """For each layer how often it is called."""
+        return Counter(call.layer for call in self.calls)
+
+
+def values_in(structure: Any) -> list[Value]:
+    """The `Value`s in a structure, in order."""
+    return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Value)]
+
+
+def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
+    """The structure with each `Value` replaced by what `function` makes of it."""
+    return tf.nest.map_structure(
+        lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf, structure
+    )
+
+
+def read(model: Any) -> Graph:
+    """Reads a built Sequential or functional model.
+
+    Raises:
+        ValueError: if the model cannot be read, or has tensors without elements, which kernels
+            crash on; the message says what to do.
+    """
+    check_readable(model)
+    tensors: dict[int, Value] = {}
+
+    def new_value(tensor: Any, name: str) -> Value:
+        masked = backend.mask_of(tensor) is not None
+        if tensor.shape.rank is None:
+            raise ValueError(
+                f"Layer '{name}' of '{model.name}' gives a tensor of which not even the number of "
+                f"axes is known. Say its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
+            )
+        return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
+
+    def value_of(leaf: Any) -> Any:
+        return tensors.get(id(leaf), leaf) if hasattr(leaf, "_keras_history") else leaf
+
+    inputs = tf.nest.map_structure(
+        lambda tensor: new_value(tensor, tensor._keras_history.layer.name), nested_inputs(model)
+    )
+
+    def keep(symbols: Iterable[Any], values: Iterable[Value]) -> None:
+        tensors.update(zip(map(id, symbols), values, strict=True))
+
+    calls: list[Call] = []
+    counts: Counter[Any] = Counter()
+
+    def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
+        keep(model.inputs, inputs)
+        for node in nodes_of(model):
+            args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
+            layer, name = node.layer, path + node.layer.name
+            if isinstance(layer, keras.layers.InputLayer):
+                # It passes on what it is called on, and Keras reads no file with such a call.
+                keep([node.outputs], values_in((args, kwargs)))
+                continue
+            if is_graph_model(layer):
+                inner = kwargs.get("training")
+                given = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])
+                outputs = trace(layer, given, f"{name}/", training if inner is None else inner)
+                keep(tf.nest.flatten(node.outputs), values_in(outputs))
+                continue
+            if training is not None and kwargs.get("training") is None and takes_training(layer):
+                kwargs["training"] = training
+            counts[layer] += 1
+            label = f"{name}#{counts[layer]}" if counts[layer] > 1 else name
+            several = len(tf.nest.flatten(node.outputs)) > 1
+            labels = (f"{label}:{i}" if several else label for i in itertools.count())
+            outputs = tf.nest.map_structure(
+                lambda tensor, labels=labels: new_value(tensor, next(labels)), node.outputs
+            )
+            keep(tf.nest.flatten(node.outputs), values_in(outputs))
+            calls.append(Call(layer, args, kwargs, outputs, name))
+        return tf.nest.map_structure(value_of, nested_outputs(model))
+
+    outputs = trace(model, values_in(inputs), "", None)
+    needed, aside = split_aside(calls, outputs)
+    if empty := [value.name for value in tensors.values() if 0 in value.shape[1:]]:
+        raise ValueError(
+            f"'{model.name}' has tensors without elements, which TFLite cannot compute: "
+            f"{', '.join(dict.fromkeys(empty))}. Take these layers out."
+        )
+    return Graph(model.name, inputs, outputs, list(model.output_names), needed, aside=aside)
+
+
+def split_aside(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
+    """The calls that outputs depend on, and the others."""
+    read, needed = set(values_in(outputs)), set()
+    for call in reversed(calls):
+        if read.intersection(values_in(call.outputs)):
+            needed.add(call)
+            read.update(call.inputs)
+    return [c for c in calls if c in needed], [c for c in calls if c not in needed]
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """The configuration of a readable model as a functional one: `keras.Model.from_config`."""
+    inputs, outputs = nested_inputs(model), nested_outputs(model)
+    functional = _Model(inputs, outputs, name=model.name)
+    for node in nodes_of(model):
+        if add := _ADDED.get(type(node.layer).__name__):
+            add(functional, node.layer, node.call_args[0])
+    return functional.get_config()
+
+
+_ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
+    "AddLoss": lambda model, layer, tensor: model.add_loss(tensor),
+    "AddMetric": lambda model, layer, tensor: model.add_metric(
+        tensor, layer.metric_name, aggregation=layer.aggregation
+    ),
+}
+"""Layer class that Keras makes for `add_loss` or `add_metric` -> what does that again."""
+
+
+def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    return call.layer(*args, **kwargs)
+
+
+Apply = Callable[[Call, Any, dict[str, Any]], Any]
+"""What computes the outputs of a call from its arguments."""
+
+
+def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer) -> Any:
+    """Makes a model from a graph, with the layers of its calls or what `apply` calls instead."""
+    inputs = map_values(lambda value: symbolic(value.shape, value.dtype, value.name), graph.inputs)
+    tensors = dict(zip(values_in(graph.inputs), tf.nest.flatten(inputs), strict=True))
+    _compute(graph.calls, tensors, apply)
+    outputs = map_values(tensors.__getitem__, graph.outputs)
+    model = model_class(inputs=inputs, outputs=outputs, name=graph.name)
+    added = {call: _ADDED.get(type(call.layer).__name__) for call in graph.aside}
+    _compute([call for call, add in added.items() if not add], tensors, apply)
+    for call, add in added.items():
+        if add:
+            add(model, call.layer, tensors[call.inputs[0]])
+    return model
+
+
+def symbolic(shape: Any, dtype: Any, name: str | None = None) -> Any:
+    """A symbolic input with all of its axes."""
+    return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
+
+
+def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
+    """Computes a graph: the structure of its outputs from a flat list of inputs.
+
+    `apply` computes the outputs of a call from its arguments; by default it calls the layer.
+    """
+    tensors = dict(zip(values_in(graph.inputs), inputs, strict=True))
+    _compute(graph.calls, tensors, apply)
+    return map_values(tensors.__getitem__, graph.outputs)
+
+
+def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None:
+    """Adds what calls compute to `tensors`."""
+    for call in calls:
+        args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
+        tf.nest.map_structure(
+            lambda value, tensor: tensors.update({value: tensor}),
+            call.outputs,
+            apply(call, args, kwargs),
+        )
+
+
+def flat_inputs(model: Any, x: Any) -> list[Any]:
+    """Inputs of a functional model, as it takes them, as tensors in its order and of its types."""
+    flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
+    return [
+        model._conform_to_reference_input(tf.convert_to_tensor(each), ref_input=reference)
+        for each, reference in flat
+    ]
+
+
+def layers_in(model: Any) -> list[Any]:
+    """All layers of a model, or of a layer that holds others: itself first. Nothing of others."""
+    return list(getattr(model, "_flatten_layers", lambda: ())())
+
+
+def weights_in_order(layer: Any) -> list[Any]:
+    """All weights of a layer, its own before those of layers in it, whatever is trainable."""
+    own = [[*each._trainable_weights, *each._non_trainable_weights] for each in layers_in(layer)]
+    found = {id(weight): weight for weights in own for weight in weights}
+    return list(found.values())
+
+
+def clone(layer: Any, **changes: Any) -> Any:
+    """An unbuilt copy of a layer, from its configuration with some entries changed."""
+    if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
+        shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
+        return keras.layers.Lambda(
+            layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
+        )
+    activation = vars(layer).get("activation")
+    if callable(activation) and not isinstance(activation, keras.layers.Layer):
+        changes = {"activation": activation, **changes}  # Which no config may be able to hold.
+        with backend.swapped(layer, activation=keras.activations.linear):
+            config = layer.get_config()
+    else:
+        config = layer.get_config()
+    with backend.deserialization_scope(backend.customs_of(layer._flatten_layers())):
+        return type(layer).from_config({**config, **backend.left_out(layer), **changes})
+
+
+def rename(layer: Any, name: str) -> None:
+    """Gives a layer that is in no model another name."""
+    layer._name = name
+
+
+def name_outputs(model: Any, names: list[str]) -> None:
+    """Names a model's outputs, past Keras, which would track the list among its layers."""
+    object.__setattr__(model, "output_names", list(names))
+
+
+def class_path(layer: Any) -> str:
+    """Where in Keras a layer's class is defined, for those that Keras does not export."""
+    module = type(layer).__module__
+    inside = module.split("keras.src.")[-1] if "keras.src." in module else module
+    return f"{inside}.{type(layer).__name__}"
+
+
+def nested_inputs(model: Any) -> Any:
+    """The symbolic inputs of a model, in the structure that it takes."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
+
+
+def nested_outputs(model: Any) -> Any:
+    """The symbolic outputs of a model, in the structure that it gives."""
+    return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
+
+
+def nodes_of(model: Any) -> list[Any]:
+    """The calls of layers in a model, as Keras notes them, in the order of computation."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [node for node in nodes if not node.is_input]
+
+
+def takes_training(layer: Any) -> bool:
+    """Whether a layer computes otherwise in training."""
+    return bool(layer._call_spec.expects_training_arg)
+
+
+def is_batch_norm(call: Call) -> bool:
+    """Whether a call is a BatchNormalization."""
+    return isinstance(call.layer, backend.keras.layers.BatchNormalization)

@@ -1,0 +1,35 @@
+"""A float model as its user gave it, as the model and the graph that are quantized in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_qat.frontend.graph import Graph, read
+from keras_qat.frontend.keras2.input_shape import with_known_input
+from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
+from keras_qat.frontend.keras2.readability import as_functional, check_readable, check_training
+
+__all__ = ["read_float"]
+
+
+def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
+    """The functional or Sequential Keras 2 model that is quantized in a model's place, and read.
+
+    That is the model itself unless it is subclassed, or does not know its input's shape.
+
+    Args:
+        model: what the user gave.
+        inputs: what a subclassed model is to be called on.
+        half: whether it may compute in half precision; else a copy in float32 takes its place.
+
+    Raises:
+        ValueError: if the model cannot be read, trains in its own way, or holds float64.
+    """
+    model = as_functional(model, inputs)
+    check_readable(model)
+    check_training(model)
+    model = with_known_input(model if half else in_float32(model))
+    with float32_policy():
+        graph = read(model)
+    check_precision(graph)
+    return model, graph

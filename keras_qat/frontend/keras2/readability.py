@@ -1,0 +1,135 @@
+"""Which models can be read, and subclassed models as what can be."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import keras
+
+__all__ = ["as_functional", "check_readable", "check_training", "is_graph_model", "is_subclassed"]
+
+_Model = keras.Model
+
+
+def check_readable(model: Any) -> None:
+    """Raises the `ValueError` of `read` if a model cannot be read."""
+    roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
+    if "keras" in roots and not isinstance(model, keras.layers.Layer):
+        raise ValueError(
+            f"{type(model).__name__} is of Keras 3, and this works on Keras 2. Of a model, "
+            f"keras_qat.from_keras_3 makes one of Keras 2; or build it with the package tf_keras."
+        )
+    if isinstance(model, type):
+        raise ValueError(
+            f"Expected a Keras model, got the class {model.__name__}: pass a model of it."
+        )
+    if not isinstance(model, _Model) and hasattr(model, "get_layer"):
+        raise ValueError(
+            f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
+            f"{keras.__name__}: build it with keras_qat.keras."
+        )
+    if isinstance(model, (str, os.PathLike)) and str(model).endswith((".tflite", ".onnx")):
+        raise ValueError(
+            f"Expected a Keras model, got the file {str(model)!r}, of which none can be made. "
+            f"Arguments come in the order model, file, data."
+        )
+    if isinstance(model, (str, os.PathLike)):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__} {str(model)!r}. Load it first: "
+            f"keras.models.load_model({str(model)!r})."
+        )
+    if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__}: arguments come in the order "
+            f"model, file, data."
+        )
+    if not isinstance(model, _Model):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__}. Pass a tf_keras Sequential or "
+            f"functional model; a single layer goes into keras.Sequential([keras.Input(shape), "
+            f"layer])."
+        )
+    if is_graph_model(model):
+        return
+    if isinstance(model, keras.Sequential):
+        raise ValueError(
+            f"The Sequential model '{model.name}' has no input shape yet. Put keras.Input(shape) "
+            f"first in it, or call model.build((None, ...)) with its input shape."
+        )
+    raise ValueError(
+        f"{type(model).__name__} '{model.name}' is a subclassed model, and its inputs are not "
+        f"known: call it on data once, or quantize_model(model, inputs=keras.Input(shape))."
+    )
+
+
+def is_graph_model(layer: Any) -> bool:
+    """Whether a layer is a model that can be read."""
+    return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
+
+
+def is_subclassed(model: Any) -> bool:
+    """Whether a model says what it computes in its `call` alone."""
+    unread = isinstance(model, _Model) and not is_graph_model(model)
+    return unread and not isinstance(model, keras.Sequential)
+
+
+def as_functional(model: Any, inputs: Any = None) -> Any:
+    """A subclassed model as the only layer of a functional one, which opening looks into.
+
+    Args:
+        model: any model; others than subclassed ones are returned.
+        inputs: what it is to be called on, in the structure that it takes; by default tensors like
+            those that it was called on before.
+
+    Raises:
+        ValueError: if neither is known, or `inputs` are given for another model.
+    """
+    if not is_subclassed(model):
+        if inputs is not None:
+            raise ValueError(f"'{model.name}' knows its inputs: inputs= is for subclassed models.")
+        return model
+    if inputs is None:
+        try:
+            args, _ = model.save_spec()
+        except (TypeError, ValueError):  # It was never called.
+            args = ()
+        if not args:
+            check_readable(model)
+        inputs = tf.nest.map_structure(lambda spec: keras.Input(type_spec=spec), args[0])
+    try:
+        return _Model(inputs, model(inputs), name=f"{model.name}_functional")
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} '{model.name}' cannot be called on symbolic tensors: {error}"
+        ) from error
+
+
+_OF_TRAINING = ("train_step", "test_step", "compile", "compute_loss", "make_train_function")
+"""Methods of models by which they train in their own way."""
+
+
+def check_training(model: Any) -> None:
+    """Raises a `ValueError` if a model trains in its own way, which a copy of it would not."""
+    own = [
+        each for each in _OF_TRAINING if getattr(type(model), each) is not _inherited(model, each)
+    ]
+    if own:
+        raise ValueError(
+            f"{type(model).__name__} '{model.name}' has its own {', '.join(own)}, which the "
+            f"quantization-aware model would not have. Quantize the model that it trains, and make "
+            f"the {type(model).__name__} of what comes back; of this one's layers that is "
+            f"keras.Model(model.inputs, model.outputs)."
+        )
+
+
+def _inherited(model: Any, name: str) -> Any:
+    """What Keras' own class that a model derives from has under a name."""
+    kinds = [each for each in type(model).__mro__ if each.__module__.split(".")[0] in _KERAS]
+    return getattr(kinds[0], name)
+
+
+_KERAS = ("keras", "tf_keras", "keras_qat")

@@ -1,0 +1,107 @@
+"""What Keras cannot save, or not load again."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import h5py
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph
+from keras_qat.frontend.keras2.backend import keras
+
+__all__ = ["read_at_once", "warn_of_closed", "why_not_loaded", "why_not_saved"]
+
+
+def read_at_once(store: Any) -> Any:
+    """The weights that Keras reads from a `.keras` file, the file having been read as a whole.
+
+    Before Python 3.12 `zipfile` goes back in a file by reading all of it anew, and HDF5 goes back
+    for every weight: half a minute for the larger models.
+
+    Args:
+        store: what Keras gives to `load_own_variables` of the model that the file holds.
+
+    Returns:
+        The same, to be read instead. What Keras reads after it comes from memory, too.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and "weights_store" not in frame.f_locals:
+        frame = frame.f_back
+    stored: Any = None if frame is None else frame.f_locals["weights_store"]
+    if getattr(stored, "archive", None) is None or not isinstance(store, h5py.Group):
+        return store
+    if store.file != stored.h5_file or isinstance(stored.io_file, io.BytesIO):
+        return store
+    name = store.name
+    stored.h5_file.close()
+    stored.io_file.close()
+    stored.io_file = io.BytesIO(stored.archive.read(stored.root_path))
+    stored.h5_file = h5py.File(stored.io_file, mode="r")
+    return stored.h5_file[name]
+
+
+_OURS = ("keras", "tf_keras", "keras_qat", "tensorflow")
+
+
+def why_not_saved(call: Call) -> str | None:
+    """Why no file holds a call, or no file that Keras could load; None if that is not certain."""
+    given = tf.nest.flatten([call.args, call.kwargs])
+    if any(each is Ellipsis for each in given):
+        return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
+    activation = vars(call.layer).get("activation")
+    if not callable(activation) or isinstance(activation, keras.layers.Layer):
+        return None
+    if getattr(activation, "__name__", "") == "<lambda>":
+        return "Keras loads no activation that is a lambda; name the function"
+    try:
+        keras.activations.serialize(activation)
+    except TypeError:
+        return f"no file holds an activation that is a {type(activation).__name__}"
+    return None
+
+
+def why_not_loaded(call: Call) -> str | None:
+    """Why Keras does not load a layer that is not opened; None if it does, as far as is known."""
+    activation = vars(call.layer).get("activation")
+    for part in (type(call.layer), activation if inspect.isfunction(activation) else None):
+        if part is not None and not _is_known(part):
+            return (
+                f"{part.__name__} is not registered: load the model with custom_objects="
+                f"{{'{part.__name__}': {part.__name__}}}, or decorate it with "
+                f"@keras.saving.register_keras_serializable()"
+            )
+    return None
+
+
+def _is_known(part: Any) -> bool:
+    """Whether Keras finds a class or a function by its name."""
+    name = keras.utils.get_registered_name(part)
+    is_registered = keras.utils.get_registered_object(name) is not None
+    return str(part.__module__).split(".")[0] in _OURS or is_registered
+
+
+def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
+    """Names the layers of a user's own that could not be opened, and what Keras does not save."""
+    closed, said = graph.closed, []
+    lines = [f"  {name}: {closed[name]}" for name in float_layers if name in closed]
+    if lines:
+        said += ["These layers compute in float, as they cannot be opened:", *lines]
+        said += [
+            "keras_qat.register_op says what a layer is, override(layer, open=False) that it "
+            "shall stay closed."
+        ]
+    lines = []
+    for call in graph.calls:
+        reason = why_not_saved(call)
+        if reason is None and call.name in closed:
+            reason = why_not_loaded(call)
+        lines += [] if reason is None else [f"  {call.name}: {reason}."]
+    if lines:
+        said += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
+    if said:
+        warnings.warn("\n".join(said), stacklevel=3)

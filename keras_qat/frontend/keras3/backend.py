@@ -1,0 +1,77 @@
+"""Which Keras 3 is installed, and what is of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_qat.frontend.keras2 import backend as keras2
+
+__all__ = ["check_model", "is_layer", "is_model", "is_of_keras_3", "keras_3", "nodes"]
+
+
+def keras_3() -> Any:
+    """The module `keras` of Keras 3.
+
+    Raises:
+        ImportError: if it is not installed, or an older one is.
+    """
+    try:
+        import keras
+    except ImportError:
+        keras = None
+    # With TensorFlow 2.15 the package `keras` is Keras 2.
+    if keras is None or not hasattr(keras, "KerasTensor") or keras2.keras is keras:
+        raise ImportError(
+            "Models of Keras 3 need Keras 3 beside Keras 2, with TensorFlow 2.16 or later: "
+            "pip install 'keras-qat[keras3]' 'tensorflow>=2.16'"
+        )
+    return keras
+
+
+def is_of_keras_3(value: Any) -> bool:
+    """Whether something, e.g. a model, is an instance of a class of Keras 3 or of a child of one.
+
+    It does not import Keras 3.
+    """
+    roots = {base.__module__.split(".")[0] for base in type(value).__mro__}
+    return "keras" in roots and not isinstance(value, keras2.keras.layers.Layer)
+
+
+def is_layer(value: Any) -> bool:
+    """Whether something is a layer of Keras 3, models among them."""
+    return isinstance(value, keras_3().layers.Layer)
+
+
+def is_model(value: Any) -> bool:
+    """Whether something is a model of Keras 3."""
+    return isinstance(value, keras_3().Model)
+
+
+def check_model(model: Any) -> None:
+    """Raises a `ValueError` that says what to do if something is no built graph of Keras 3."""
+    keras = keras_3()
+    name, kind = getattr(model, "name", model), type(model).__name__
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"Expected a model of Keras 3, got {kind} '{name}'.")
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"Keras 3 computes with {keras.backend.backend()} here. Save '{name}', and load it in "
+            f"a program that sets the environment variable KERAS_BACKEND=tensorflow."
+        )
+    if isinstance(model, keras.Sequential) and not model.built:
+        raise ValueError(
+            f"The Sequential model '{name}' has no input shape yet. Put keras.Input(shape) first "
+            f"in it, or call model.build((None, ...)) with its input shape."
+        )
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "_nodes_by_depth"):
+        raise ValueError(
+            f"{kind} '{name}' is a subclassed model of Keras 3: what its call() does cannot be "
+            f"read as layers. Express it in the functional style, keras.Model(inputs, outputs)."
+        )
+
+
+def nodes(model: Any) -> list[Any]:
+    """The calls in a functional model, in an order in which they compute."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    found = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [node for node in found if not node.is_input]

@@ -1,0 +1,67 @@
+"""Operations of TensorFlow called on symbolic tensors: which layers they are, what they got."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value
+
+__all__ = ["ARITHMETIC", "array", "inputs_and_constants", "is_operation", "number", "operands"]
+
+ARITHMETIC = {
+    "math.add": "add",
+    "__operators__.add": "add",
+    "math.subtract": "subtract",
+    "__operators__.sub": "subtract",
+    "math.multiply": "multiply",
+    "__operators__.mul": "multiply",
+    "math.divide": "divide",
+    "math.truediv": "divide",
+    "__operators__.truediv": "divide",
+}
+"""TensorFlow's name of an operation -> what it computes, in whatever spelling."""
+
+
+def is_operation(layer: Any) -> bool:
+    """Whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
+    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
+
+
+def operands(call: Call, *names: str) -> list[Any]:
+    """The arguments of an operation by position, None for those that are not given."""
+    given = list(call.args) + [None] * (len(names) - len(call.args))
+    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
+
+
+def number(leaf: Any) -> float | None:
+    """An argument that is a number: Python's, NumPy's or a constant tensor; else None."""
+    if tf.is_tensor(leaf):
+        leaf = tf.get_static_value(leaf)
+    if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
+        return None
+    return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
+
+
+def array(leaf: Any) -> np.ndarray | None:
+    """The same of an argument that may be an array; else None."""
+    if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
+        leaf = tf.get_static_value(leaf)
+    if isinstance(leaf, (list, tuple)) and leaf:  # As Keras saves arrays.
+        given = tf.nest.flatten(leaf)
+        leaf = np.asarray(leaf) if all(number(each) is not None for each in given) else None
+    is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf"
+    return leaf if is_array else None if number(leaf) is None else np.asarray(leaf)
+
+
+def inputs_and_constants(call: Call) -> list[Any]:
+    """The tensors (`Value`s) and the constants (arrays) among a call's arguments, in order."""
+    found: list[Any] = []
+    for argument in (*call.args, *call.kwargs.values()):
+        constant = array(argument)
+        leaves = tf.nest.flatten(argument) if constant is None else [constant]
+        known = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
+        found += [leaf for leaf in known if leaf is not None]
+    return found

@@ -1,0 +1,173 @@
+"""What a quantization-aware model computes in float: layers without an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.frontend.graph import map_values, takes_training
+from keras_qat.frontend.keras2.backend import recurrence, swapped, takes_mask
+from keras_qat.frontend.keras2.precision import computing_in_float32, is_half
+from keras_qat.integer_graph.float_forms import form_of
+from keras_qat.integer_graph.float_recurrent import rnn
+from keras_qat.ops.node import Node
+from keras_qat.training.batch_norm import per_tensor_fold
+from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
+from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.training.layers.weight_quantizer import weight_at, weights_replaced
+
+__all__ = ["compute_in_float", "weight_scales"]
+
+
+def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> Any:
+    """The outputs of a node without an operator, at inference.
+
+    Args:
+        node: the node; its call is that of a plain layer, of a `QuantizeWeights` or of a
+            `QuantizeWrapper`, which is folded here. Weights are read whenever this runs.
+        numbers: real numbers or integers, one tensor for each value that the call reads, with the
+            masks that they have in Keras.
+        for_file: whether layers are computed in operations that TFLite's converter takes, and
+            from weights as they are now.
+
+    Returns:
+        A structure of tensors, that of the call's outputs.
+    """
+    call, given = node.call, iter(numbers)
+    args, kwargs = tf.nest.map_structure(_in_full, (call.args, call.kwargs))
+    if for_file:
+        args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
+    args, kwargs = map_values(lambda value: next(given), (args, kwargs))
+    with computing_in_float32(call.layer):
+        return _computed(call.layer, args, kwargs, for_file)
+
+
+def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:
+    if isinstance(layer, QuantizeWrapper):
+        return _folded(layer, args[0], for_file)
+    if isinstance(layer, QuantizeWeights):
+        if not takes_mask(layer.layer):
+            kwargs = {name: each for name, each in kwargs.items() if name != "mask"}
+        with layer.weights_replaced(_evaluated(lambda: _inner_weights(layer), for_file)):
+            return _applied(layer.layer, args, kwargs, for_file)
+    return _applied(layer, args, kwargs, for_file)
+
+
+def _as_array(leaf: Any) -> Any:
+    """An argument, a constant tensor as an array: names of tensors count up, and get into files."""
+    return leaf.numpy() if isinstance(leaf, tf.__internal__.EagerTensor) else leaf
+
+
+def _in_full(leaf: Any) -> Any:
+    """An argument, a constant in half precision as one in float32."""
+    is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
+    return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
+
+
+def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:
+    """A layer at inference."""
+    kwargs = {name: each for name, each in kwargs.items() if name != "training"}
+    if takes_training(layer):
+        kwargs["training"] = False
+    if not for_file:
+        return layer(*args, **kwargs)
+    with recurrence(rnn, layer):
+        form = form_of(layer)
+        return layer(*args, **kwargs) if form is None else form(layer, *args, **kwargs)
+
+
+def _evaluated(make: Callable[[], dict[str, Any]], for_file: bool) -> dict[str, Any]:
+    """Weights by name; for files as constants, which saves freezing variables."""
+    if not for_file:
+        return make()
+    with tf.init_scope():
+        arrays = {name: np.asarray(weight) for name, weight in make().items()}
+    return {name: tf.constant(weight) for name, weight in arrays.items()}
+
+
+def _quantized(weights: Any, quantizer: Any) -> Any:
+    """Weights, fake-quantized as at inference."""
+    weights, spec = tf.convert_to_tensor(weights), quantizer.spec
+    if quantizer.observer is None:
+        limits, weights = quantizer.limits(weights), quantizer.codes_from(weights)
+        return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
+    minimum, maximum = quantizer.observer.range(weights)
+    return fake_quant.fake_quantize(weights, minimum, maximum, spec.bits, spec.narrow_range)
+
+
+def _inner_weights(wrapper: Any) -> dict[str, Any]:
+    """The weights of a wrapper, by path."""
+    return {
+        path: _quantized(weight_at(wrapper.layer, path), quantizer)
+        for path, quantizer in wrapper.weight_quantizers.items()
+    }
+
+
+def _folded(wrapper: Any, x: Any, for_file: bool) -> Any:
+    """A `QuantizeWrapper`: layer, BatchNormalization and activation."""
+    layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
+    if "." in name:  # A recurrent layer.
+        with weights_replaced(layer, _evaluated(lambda: _inner_weights(wrapper), for_file)):
+            return _applied(layer, (x,), {}, for_file)
+    weights = _evaluated(lambda: _folded_weights(wrapper), for_file)
+    if not name:
+        y = x * weights["factor"] + weights["bias"]
+    else:
+        if "bias" in weights and hasattr(layer, "use_bias"):
+            weights["use_bias"] = True
+        with swapped(layer, **weights):
+            y = layer.call(x)
+    if wrapper.activation is None:
+        return y
+    return _applied(wrapper.activation, (y,), {}, for_file)
+
+
+def _folded_weights(wrapper: Any) -> dict[str, Any]:
+    """What a wrapper's layer computes with, by the names of its attributes.
+
+    With symmetric weights per channel the kernel is quantized, then folded, which is the same as
+    the other way round; otherwise it was trained folded: `layers.folding`.
+    """
+    factor, bias = factor_and_bias(wrapper, tf.float64)
+    codes = None
+    if wrapper.fold == "per_tensor" and set(wrapper.weight_quantizers) == set(wrapper.weight_axes):
+        codes = per_tensor_fold.codes_of(wrapper)
+        bias = None if bias is None else per_tensor_fold.gained(wrapper, bias, codes.gains)
+    found = {} if bias is None else {"bias": tf.cast(bias, tf.float32)}
+    if codes is not None:
+        return {**found, next(iter(wrapper.weight_axes), "factor"): codes.q * codes.scale}
+    if not wrapper.weight_axes:
+        return {**found, "factor": tf.cast(factor, tf.float32)}
+    ((name, axes),) = wrapper.weight_axes.items()
+    quantizer = wrapper.weight_quantizers.get(name)
+    kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
+    if quantizer is not None and wrapper.fold == "per_channel":
+        kernel = _quantized(kernel, quantizer)
+    if factor is not None:
+        kernel = tf.cast(scaled(tf.cast(kernel, tf.float64), axes, factor), tf.float32)
+    if quantizer is not None and wrapper.fold != "per_channel":
+        kernel = _quantized(kernel, quantizer)
+    return {**found, name: kernel}
+
+
+def weight_scales(node: Node) -> list[float]:
+    """The scales of a node's quantized weights that have one scale for all of their values."""
+    layer = node.call.layer
+    if isinstance(layer, QuantizeWeights):
+        weights = {path: layer.weight(path) for path in layer.weight_quantizers}
+    elif isinstance(layer, QuantizeWrapper) and layer.batch_norm is None:
+        weights = {name: weight_at(layer.layer, name) for name in layer.weight_quantizers}
+    else:
+        return []
+    found = []
+    for path, weight in weights.items():
+        quantizer = layer.weight_quantizers[path]
+        if quantizer.observer is None:
+            limits = quantizer.limits(weight).numpy()
+            if limits.size == 1:
+                found.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
+    return found

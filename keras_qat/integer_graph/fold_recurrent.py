@@ -1,0 +1,118 @@
+"""The weights of recurrent layers as integer kernels hold them.
+
+Those of an LSTM have one scale for each gate, those of layers that are unrolled for each channel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.integer_graph import fold_weights
+from keras_qat.integer_graph.fold_weights import LARGEST_MULTIPLIER, Ends, fitting, quantized
+from keras_qat.ops.recurrent.lstm import HIDDEN
+from keras_qat.ops.recurrent.step_math import parts
+from keras_qat.ops.weights import Weights
+from keras_qat.training.layers.recurrent.unrolled import biases
+from keras_qat.training.layers.weight_quantizer import weight_at
+
+__all__ = ["weights_of_calls"]
+
+GATES = 4
+"""Of an LSTM: input, forget, cell, output, as Keras and TFLite order them."""
+
+
+def weights_of_calls(
+    wrapper: Any, ends: list[Ends], in_graph: bool, params_of: Callable[[Any], QuantParams]
+) -> list[Weights]:
+    """As `fold_weights.weights_of_calls`, also of recurrent layers.
+
+    `params_of` gives the quantization parameters of a quantizer inside of one.
+    """
+    if len(wrapper.weight_axes) < 2:
+        return fold_weights.weights_of_calls(wrapper, ends, in_graph)
+    inner = {name: params_of(each) for name, each in wrapper.inner.items()}
+    if inner:
+        return _of_unrolled(wrapper, ends, in_graph, inner)
+    return _of_lstm(wrapper, ends, in_graph)
+
+
+def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
+    """Those of an LSTM, which always has a bias."""
+    inputs = [each.as_tensors().scale for each, _ in ends]
+    wide = ends[0][0].bits == 16
+    bias = wrapper.layer.cell.bias
+    units = wrapper.layer.units
+    bias = tf.zeros([GATES * units], tf.float64) if bias is None else tf.cast(bias, tf.float64)
+    largest = tf.reduce_max(tf.abs(tf.reshape(bias, [GATES, units])), 1)
+    kernel, recurrent = wrapper.weight_axes
+    bits = wrapper.weight_spec.bits
+    make = functools.partial(_quantized, wrapper, in_graph=in_graph, wide=wide)
+    fed_back = Weights(recurrent, *make(recurrent, None, inputs[0]), None, bits)
+    q, scale = make(kernel, largest, tf.reduce_min(tf.stack(inputs)))
+    found = []
+    for each in inputs:
+        whole = tf.round(bias / tf.reshape(each * scale, [-1]))
+        whole = whole if in_graph else whole.numpy()
+        found.append(Weights(kernel, q, scale, whole, bits, gates=GATES, recurrent=fed_back))
+    return found
+
+
+def _of_unrolled(
+    wrapper: Any, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
+) -> list[Weights]:
+    """Those of a layer that is unrolled into products with columns of them."""
+    layer, bits = wrapper.layer, wrapper.weight_spec.bits
+    scales = {name: each.as_tensors().scale for name, each in inner.items()}
+    scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
+    given, own = biases(layer, tf.float64)
+
+    def outputs(prefix: str) -> Any:
+        """The scale of what each column's products give."""
+        found = {
+            each.start: tf.fill([1, each.stop - each.start], scales[f"{prefix}_{name}"])
+            for name, part in parts(layer).items()
+            for each in part.blocks
+        }
+        return tf.concat([found[start] for start in sorted(found)], 1)
+
+    def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
+        kernel = weight_at(layer, path)
+        shape = [-1, kernel.shape[-1] if wrapper.weight_spec.per_channel else 1]
+        q, scale = quantized(bits)(tf.reshape(kernel, shape), tf.ones([1], tf.float64))
+        q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
+        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(reads)), wide=False)
+        finest = output if scale.shape[1] > 1 else tf.reduce_min(output, keepdims=True)
+        q = q if in_graph else tf.cast(q, tf.int8).numpy()
+        found = []
+        for each in reads:
+            whole = None if bias is None else tf.round(bias / tf.reshape(each * scale, [-1]))
+            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * finest / each))
+            if not in_graph:
+                kept, whole = kept.numpy(), None if whole is None else whole.numpy()
+            found.append(Weights(path, q, kept, whole, bits, **more))
+        return found
+
+    kernel, recurrent = wrapper.weight_axes
+    (fed_back,) = held(recurrent, own, [scales["hidden"]], outputs("state"))
+    inputs = [each.as_tensors().scale for each, _ in ends]
+    return held(kernel, given, inputs, outputs("input"), recurrent=fed_back, inner=inner)
+
+
+def _quantized(
+    wrapper: Any, path: str, largest_bias: Any, input_scale: Any, in_graph: bool, wide: bool
+) -> tuple[Any, Any]:
+    """Quantized values and scales of a weight, the latter for each of its columns."""
+    kernel = weight_at(wrapper.layer, path)
+    rows, columns = kernel.shape
+    units = columns // GATES
+    gates = tf.reshape(tf.transpose(tf.reshape(kernel, [rows, GATES, units]), [0, 2, 1]), [-1, 4])
+    q, scale = quantized(wrapper.weight_spec.bits)(gates, tf.ones([1], tf.float64))
+    q, scale = fitting(q, scale, largest_bias, input_scale, wide)
+    q = tf.reshape(tf.transpose(tf.reshape(q, [rows, units, GATES]), [0, 2, 1]), [rows, columns])
+    scale = tf.reshape(tf.repeat(scale, units), [1, columns])
+    return (q, scale) if in_graph else (tf.cast(q, tf.int8).numpy(), scale.numpy())

@@ -1,0 +1,213 @@
+"""What a quantization-aware model computes at inference: its resolved graph.
+
+Training rounds real numbers to the nearest quantized value. Kernels compute in integers and round
+in ways of their own; at inference the model computes as they do, so that `predict` and `evaluate`
+tell what the exported file gives. Gradients there are those of the simulation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import cond, straight_through, with_gradient_of
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.integer_graph.cached_inference import Settled
+from keras_qat.integer_graph.execute import dequantized, quantized_input, run
+from keras_qat.integer_graph.float_nodes import compute_in_float
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.ops.registry import match
+from keras_qat.training.layers.recurrent.states import states_of, unchanged
+from keras_qat.training.layers.scheduled_layer import Phase, shapes_are_enough
+
+__all__ = ["Inference", "is_exact"]
+
+
+class Inference:
+    """A model's inference in integers, for as long as all of its layers quantize.
+
+    Args:
+        model: a functional quantization-aware model.
+        family: whose rounding.
+    """
+
+    def __init__(self, model: Any, family: Family) -> None:
+        from keras_qat.training.phase_graphs import phase_finder
+        from keras_qat.training.schedule import scheduled_layers
+
+        self.model, self.family = model, family
+        self.graph = graph_lib.read(model)
+        self.layers = list(scheduled_layers(model))
+        self.look = phase_finder(model)
+        self.states = states_of(model)
+        self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
+        self.with_losses += self.graph.aside
+        self.read_by_losses = self._read_by_losses()
+        self.settled = Settled(model, self.graph, self._tensors)
+        self.traced: tuple[int, Any] = (0, None)
+        """What eager calls run, and the version of `settled` that it was made for."""
+        self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
+
+    def settle(self) -> None:
+        """Takes ranges and weights as they are now, for all graphs in a phase that is known."""
+        if not tf.distribute.has_strategy():
+            self.settled.refresh()
+
+    def _traced(self) -> Callable[..., list[Any]]:
+        """What eager calls run. A worker waits for the others when it makes variables."""
+        if tf.distribute.has_strategy():
+            return self.traced_whole
+        self.settled.refresh()
+        if self.traced[0] != self.settled.version:
+            made = backend.traced(self._infer_settled, reduce_retracing=True)
+            self.traced = self.settled.version, made
+        return self.traced[1]
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        for name, x in zip(self.model.input_names, inputs, strict=True):
+            if x.dtype.is_floating:
+                known = tf.logical_not(tf.reduce_any(tf.math.is_nan(x)))
+                tf.debugging.Assert(known, [f"Input {name} of {self.model.name} holds NaN."])
+
+    def _tensors(self, resolved: ResolvedGraph, inputs: list[Any]) -> list[Any]:
+        """The real values of the outputs, and of what layers that add losses read."""
+        given = [
+            x if tensor.params is None else quantized_input(x, tensor.params)
+            for x, tensor in zip(inputs, resolved.inputs.values(), strict=True)
+        ]
+        tensors = run(resolved, given, self.family, compute_in_float)
+        wanted = [
+            *resolved.outputs.values(),
+            *(resolved.tensors[value] for value in self.read_by_losses),
+        ]
+        return [
+            tensors[each] if each.params is None else dequantized(tensors[each], each.params)
+            for each in wanted
+        ]
+
+    def _read_by_losses(self) -> list[Value]:
+        made = {value for call in self.graph.aside for value in graph_lib.values_in(call.outputs)}
+        read = [value for call in self.with_losses for value in call.inputs]
+        return [value for value in dict.fromkeys(read) if value not in made]
+
+    def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
+        """The outputs among `_tensors`, the losses and metrics of layers being added."""
+        outputs = graph_lib.values_in(self.graph.outputs)
+        real = dict(zip(self.read_by_losses, tensors[len(outputs) :], strict=True))
+        for call in self.with_losses if adds_losses else []:
+            args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
+            with computing_in_float32(call.layer):
+                found = call.layer(*args, **kwargs)
+            if call in self.graph.aside:
+                values = graph_lib.values_in(call.outputs)
+                real.update(zip(values, tf.nest.flatten(found), strict=True))
+        return [
+            tf.ensure_shape(each, value.shape)
+            for each, value in zip(tensors, outputs, strict=False)
+        ]
+
+    def _infer_settled(self, *inputs: Any) -> list[Any]:
+        """What kernels compute, in ranges and weights that were settled."""
+        self._check(inputs)
+        return self._finished(self.settled(*inputs))
+
+    def _infer(self, *inputs: Any, adds_losses: bool = True) -> list[Any]:
+        """The same in ranges and weights that are read whenever this runs."""
+        self._check(inputs)
+        resolved = resolve(self.model, in_graph=True, graph=self.graph)
+        return self._finished(self._tensors(resolved, list(inputs)), adds_losses)
+
+    def __call__(self, x: Any, training: Any, **options: Any) -> Any:
+        """The model's outputs.
+
+        Args:
+            x: its inputs, in whatever structure it takes.
+            training: a bool, or a scalar tensor.
+            options: of the model's `simulated`, what training computes.
+        """
+        simulated = functools.partial(self.model.simulated, **options)
+        if not self.layers or training is True or shapes_are_enough() or backend.is_building():
+            return simulated(x)
+        applies = self._applies(training)
+        if applies is False:
+            return simulated(x)
+        flat = graph_lib.flat_inputs(self.model, x)
+        if applies is not True:
+            with unchanged(self.states):
+                y = simulated(x)
+                after = [tf.identity(each) for each in self.states]
+            return self._if(applies, flat, y, after)
+        exact: Callable[..., list[Any]] = self._infer
+        if tf.executing_eagerly():
+            exact = self._traced()
+        elif is_exact(self.layers[0].assumed) and self.settled.is_ready:
+            exact = self._infer_settled
+
+        def again(model: Any, *inputs: Any) -> list[Any]:
+            given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(model), list(inputs))
+            with unchanged(states_of(model)):
+                return tf.nest.flatten(model.simulated(given, **options))
+
+        outputs = with_gradient_of(exact, self.model, again, flat)
+        return tf.nest.pack_sequence_as(graph_lib.nested_outputs(self.model), outputs)
+
+    def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:
+        """What kernels compute if that applies, else `y`, what training computes. Its gradient.
+
+        `after` are the states that training keeps.
+        """
+        given = tf.nest.flatten(y)
+
+        def as_trained() -> list[Any]:
+            for state, value in zip(self.states, after, strict=True):
+                state.assign(value)
+            return [tf.identity(each) for each in given]
+
+        exact = cond(applies, lambda: self._infer(*flat, adds_losses=False), as_trained)
+        outputs = [
+            straight_through(functools.partial(_instead, one), each)
+            for one, each in zip(exact, given, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(y, outputs)
+
+    def _applies(self, training: Any) -> Any:
+        """Whether all layers quantize, to ranges that they have: a bool, or a scalar tensor."""
+        phase: Phase | None = self.layers[0].assumed
+        if phase is None and tf.executing_eagerly() and training is False:
+            phase = self.look(False)
+            if phase is None:
+                return False
+        if phase is not None and phase.training is training:
+            return is_exact(phase)
+        conditions = [layer.step >= layer.quantize_from for layer in self.layers]
+        conditions += [each.is_calibrated() for layer in self.layers for each in layer.quantizers]
+        if training is not False:
+            conditions.append(tf.logical_not(training))
+        return tf.reduce_all(tf.stack(conditions))
+
+
+def is_exact(phase: Phase | None) -> bool:
+    """Whether all layers are known to quantize, to ranges that they have, at inference."""
+    if phase is None or phase.training is not False:
+        return False
+    return phase.quantizing is True and phase.calibrated
+
+
+def _instead(value: Any, other: Any) -> Any:
+    return tf.stop_gradient(value)
+
+
+def _regularizes(call: Call) -> bool:
+    """Whether a layer that computes nothing at run time regularizes its input."""
+    if getattr(call.layer, "activity_regularizer", None) is None:
+        return False
+    op = match(call).op
+    return op is not None and op.alias

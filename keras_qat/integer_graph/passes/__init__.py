@@ -1,0 +1,1 @@
+"""Passes: each takes a resolved graph and returns a changed one."""

@@ -1,0 +1,76 @@
+"""Resolved graphs whose weights lie in 4 bits, two in a byte: with other sums than in 8 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.node import Node
+from keras_qat.ops.weights import Weights
+
+__all__ = ["packed", "packs_int4", "with_int4"]
+
+HIGHEST = 7
+"""The largest quantized value of a weight of 4 bits; the lowest one, -8, is left out."""
+
+
+def packs_int4(graph: ResolvedGraph) -> bool:
+    """Whether any weights of a graph lie in 4 bits."""
+    return any(node.weights is not None and node.weights.packed for node in graph.nodes)
+
+
+def with_int4(graph: ResolvedGraph, kernels: Family = "xnnpack") -> ResolvedGraph:
+    """The same graph with weights in 4 bits where they fit, and kernels are there for them."""
+    nodes = tuple(packed(node, kernels) for node in graph.nodes)
+    return dataclasses.replace(graph, nodes=nodes)
+
+
+def packed(node: Node, kernels: Family = "xnnpack") -> Node:
+    """The same node with weights in 4 bits, if they fit and its kernels take them.
+
+    TFLite Micro's FULLY_CONNECTED takes one scale for them, and its CONV_2D one for each channel.
+    """
+    op, weights = node.op, node.weights
+    if op is None or weights is None or not op.takes_int4:
+        return node
+    if node.output.params is None or node.output.params.bits == 16:
+        return node
+    divided = _divided(weights, op.weights[weights.name])
+    if divided is None:
+        return node
+    attributes = node.attributes
+    if kernels == "tflm" and "form" in attributes and divided.per_channel:
+        attributes = {**attributes, "form": "convolution"}
+    return dataclasses.replace(node, attributes=attributes, weights=divided)
+
+
+def _divided(weights: Weights, channels: tuple[int, ...]) -> Weights | None:
+    """Weights less what those of a channel have in common, or None if they do not fit.
+
+    Weights trained with few bits have a common divisor in each channel, as their scales were made
+    that many times finer.
+    """
+    q = np.asarray(weights.q).astype(np.int32)
+    kept = [axis % q.ndim for axis in channels] if weights.per_channel else []
+    others = tuple(axis for axis in range(q.ndim) if axis not in kept)
+    divisors = np.maximum(np.gcd.reduce(q, axis=others, keepdims=True), 1)
+    small = q // divisors
+    if np.max(np.abs(small), initial=0) > HIGHEST:
+        return None
+    # As files hold scales.
+    scale = np.float32(weights.scale) * np.float32(divisors)
+    bias = weights.bias
+    if bias is not None:
+        of_bias = divisors.reshape(np.shape(bias) if divisors.size > 1 else -1)
+        bias = np.round(np.asarray(bias) / of_bias)
+    return dataclasses.replace(
+        weights,
+        q=small.astype(np.float64),
+        scale=scale.astype(np.float64),
+        bias=bias,
+        reach=None,
+        packed=True,
+    )

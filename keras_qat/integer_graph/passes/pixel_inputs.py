@@ -1,0 +1,284 @@
+"""Files that take pixels of 0 to 255 as they are, where the model takes them rescaled."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.kernel_families import FAMILIES
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.execute import compute_node
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.conv import CONV
+from keras_qat.ops.elementwise import ADD
+from keras_qat.ops.node import Constant, Node, Tensor
+from keras_qat.ops.slicing import CONCATENATE
+from keras_qat.ops.weights import Weights
+
+__all__ = ["RAW", "Rescaling", "begins_with_rescaling", "rescalings", "with_pixels"]
+
+Rescaling = tuple[Any, Any]
+"""Scale and offset, numbers or one for each channel: a model takes `scale * pixel + offset`."""
+
+RAW: Rescaling = (1.0, 0.0)
+"""That of a model that takes pixels as they are."""
+
+PIXELS = np.arange(256.0)
+
+ZERO = -128
+"""The quantized value that a pixel of 0 is."""
+
+LARGEST = 127.0
+"""The quantized value of a constant and of weights: the finest that int8 has."""
+
+MOST = 8
+"""How many channels are computed each by itself: TFLite Micro joins up to 10 tensors."""
+
+POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
+
+SIDE_BY_SIDE = dataclasses.replace(
+    CONCATENATE, compute=lambda a: tf.concat(a.q, a.attributes["axis"])
+)
+"""That of no layer."""
+
+FEW = 0.6
+"""Pixels and the input's range that have less than this in common are not of the same scale."""
+
+
+def rescalings(given: Any, names: list[str]) -> dict[str, Rescaling]:
+    """The rescaling of each input by name, of what `export_tflite` was given.
+
+    Args:
+        given: a rescaling for a model of one input, or a dict by name: each a tuple of scale and
+            offset, or a Keras layer, `Rescaling` or `Normalization`.
+        names: of the model's inputs.
+
+    Raises:
+        ValueError: if it is none of these.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        if len(names) > 1:
+            raise ValueError(
+                f"rescaling: the model has the inputs {', '.join(names)}. Give a dict by name, of "
+                f"those that are pixels."
+            )
+        given = {names[0]: given}
+    unknown = [str(name) for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"rescaling: there is no input '{unknown[0]}'. There are: {', '.join(names)}."
+        )
+    return {name: _rescaling(name, each) for name, each in given.items()}
+
+
+def _rescaling(name: str, given: Any) -> Rescaling:
+    if isinstance(given, keras.layers.Rescaling):
+        given = given.scale, given.offset
+    elif isinstance(given, keras.layers.Normalization) and not given.invert:
+        mean, variance = (  # It has the former only once it is built.
+            np.asarray(getattr(given, each, getattr(given, f"input_{each}")), np.float64)
+            for each in ("mean", "variance")
+        )
+        scale = 1 / np.maximum(np.sqrt(variance), keras.backend.epsilon())
+        given = scale, -mean * scale
+    try:
+        scale, offset = (np.asarray(each, np.float64).squeeze() for each in given)
+    except (TypeError, ValueError):
+        scale = offset = np.array(np.nan)
+    if max(scale.ndim, offset.ndim) > 1 or not np.all(np.isfinite(scale) & np.isfinite(offset)):
+        raise ValueError(
+            f"rescaling of '{name}': give (scale, offset), by which the model's input is scale * "
+            f"pixel + offset, as (1 / 127.5, -1), or the Rescaling or Normalization layer that "
+            f"was used."
+        )
+    return scale.tolist(), offset.tolist()
+
+
+def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
+    """Whether an input takes pixels: a `Rescaling` or a `Normalization` reads it, and nothing else.
+
+    Ranges that are not near 0 to 255 are of something else.
+    """
+    kinds = keras.layers.Rescaling, keras.layers.Normalization
+    readers = [node for node in graph.nodes if tensor in node.inputs]
+    params = tensor.params
+    return (
+        bool(readers)
+        and all(node.op is AFFINE and isinstance(node.call.layer, kinds) for node in readers)
+        and params is not None
+        and params.zero_point == ZERO
+        and 0.5 < params.scale < 1.01
+    )
+
+
+def with_pixels(
+    graph: ResolvedGraph, given: Mapping[str, Rescaling]
+) -> tuple[ResolvedGraph, dict[str, Rescaling]]:
+    """The same graph with inputs that take pixels, less 128, in place of real numbers.
+
+    Returns:
+        The graph, and the rescalings of those inputs whose numbers are others than the model's:
+        not of those whose codes are pixels anyway.
+
+    Raises:
+        ValueError: if an input is not quantized to 8 bits or fewer, or has other channels.
+    """
+    rescaled = {}
+    for name, each in given.items():
+        nodes = _rescaling_nodes(graph, name, each)
+        if not nodes:
+            continue
+        pixels = nodes[0].inputs[0]
+        assert isinstance(pixels, Tensor)
+        inputs = {key: pixels if key == name else at for key, at in graph.inputs.items()}
+        graph = dataclasses.replace(graph, inputs=inputs, nodes=(*nodes, *graph.nodes))
+        if nodes[0].op is not ADD or each[1]:
+            rescaled[name] = each
+    return graph, rescaled
+
+
+def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
+    """What makes an input of pixels less 128; nothing if they are its codes already."""
+    tensor = graph.inputs[name]
+    params, channels = tensor.params, tensor.shape[-1]
+    scale, offset = (np.asarray(each, np.float64) for each in rescaling)
+    if params is None or params.bits == 16:
+        raise ValueError(f"rescaling: the input '{name}' is not quantized to 8 bits.")
+    if len(tensor.shape) < 2 or channels is None or {scale.size, offset.size} - {1, channels}:
+        raise ValueError(
+            f"rescaling of '{name}': {max(scale.size, offset.size)} numbers do not fit its shape "
+            f"{list(tensor.shape)}. Give one number, or one for each of its channels."
+        )
+    real = (PIXELS[:, None] * scale + offset) * np.ones(channels)
+    expected = params.quantize(real.astype(np.float32))
+    _check_range(name, real, params)
+    if np.array_equal(expected, np.broadcast_to(PIXELS[:, None] + ZERO, expected.shape)):
+        return []
+    scales, offsets = (np.broadcast_to(each, channels) for each in (scale, offset))
+    if scale.size == offset.size == 1 and scale > 0:
+        pixels = dataclasses.replace(
+            tensor, name=f"{tensor.name}/pixels", params=QuantParams(np.float32(scale), ZERO)
+        )
+        nodes = [_sum(pixels, tensor, PIXELS * scale, float(offset), expected[:, 0])]
+    elif len(tensor.shape) in (3, 4) and channels <= MOST and np.all(scale):
+        nodes = _by_channel(tensor, scales, offsets, expected)
+    else:
+        nodes = [_product(tensor, scales, offsets)]
+    _check_codes(name, nodes, expected)
+    return nodes
+
+
+def _node(
+    op: Any, attributes: Any, inputs: tuple[Any, ...], output: Tensor, weights: Weights | None
+) -> Node:
+    name = f"{output.name}/rescaling"
+    return Node(name, op, attributes, None, inputs, (output,), weights)  # type: ignore[arg-type]
+
+
+def _sum(
+    pixels: Tensor, output: Tensor, scaled: np.ndarray, offset: float, codes: np.ndarray
+) -> Node:
+    """A constant added to scaled pixels, which kernels do with 20 bits behind the point.
+
+    It is the offset, moved so that no pixel is nearer to the half above its code than another is to
+    the half below: what lies halfway, the caller's rounding takes up.
+    """
+    params = output.params
+    assert params is not None
+    assert pixels.params is not None
+    scale = pixels.params.scale
+    exact = (scaled + offset) / params.scale + params.zero_point
+    inside = (codes > params.lowest) & (codes < params.highest)
+    away = (exact - codes)[inside] if inside.any() else np.zeros(1)
+    moved = float(offset - (away.max() + away.min()) / 2 * params.scale)
+    size = np.float32(abs(moved) / LARGEST)
+    if size < 1e-6 * scale:  # No kernel takes scales that are so far apart.
+        added = Constant(np.zeros(1, np.int8), QuantParams(scale, 0))
+    else:
+        q = np.array([np.sign(moved) * LARGEST], np.int8)
+        added = Constant(q, QuantParams(size, 0))
+    return _node(ADD, {"sign": 1}, (pixels, added), output, None)
+
+
+def _by_channel(
+    tensor: Tensor, scale: np.ndarray, offset: np.ndarray, expected: np.ndarray
+) -> list[Node]:
+    """A sum for each channel, which a convolution takes out with its own scale, side by side.
+
+    Kernels of products keep 6 or 7 bits behind the point, with which some pixels would be rounded
+    the wrong way.
+    """
+    raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
+    shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2
+    nodes, parts = [], []
+    for channel in range(len(scale)):
+        size, sign = np.float32(abs(scale[channel])), np.sign(scale[channel])
+        q = np.zeros((*(1,) * spatial, len(scale), 1))
+        q[..., channel, 0] = sign * LARGEST
+        weights = Weights("kernel", q, np.full((1,) * (spatial + 2), np.float32(size / LARGEST)))
+        name = f"{tensor.name}/rescaling/{channel}"
+        taken = QuantParams(size, ZERO if sign > 0 else -1 - ZERO)
+        pixels = dataclasses.replace(tensor, name=f"{name}/pixels", shape=shape, params=taken)
+        nodes.append(_node(CONV, POINTWISE, (raw,), pixels, weights))
+        parts.append(dataclasses.replace(tensor, name=name, shape=shape))
+        scaled, codes = PIXELS * scale[channel], expected[:, channel]
+        nodes.append(_sum(pixels, parts[-1], scaled, float(offset[channel]), codes))
+    axis = len(tensor.shape) - 1
+    return [*nodes, _node(SIDE_BY_SIDE, {"axis": axis, "numbers": ()}, tuple(parts), tensor, None)]
+
+
+def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
+    """A weight and a bias for each channel."""
+    pixels = dataclasses.replace(
+        tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
+    )
+    step = (np.where(scale == 0, 1.0, np.abs(scale)) / LARGEST).astype(np.float32)
+    step = step.astype(np.float64)
+    weights = Weights("", np.sign(scale) * LARGEST, step, np.round(offset / step))
+    return _node(AFFINE, {"axes": (-1,)}, (pixels,), tensor, weights)
+
+
+def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
+    """Warns of pixels on another scale than the model's input."""
+    codes = np.array([params.lowest, params.highest])
+    low, high = (codes - params.zero_point) * float(params.scale)
+    common = min(high, real.max()) - max(low, real.min())
+    if common < FEW * (max(high, real.max()) - min(low, real.min())):
+        warnings.warn(
+            f"rescaling: pixels of '{name}' become {real.min():.4g} to {real.max():.4g}, but the "
+            f"model's input has the range {low:.4g} to {high:.4g}. Give the scale and offset of "
+            f"training: the input is scale * pixel + offset.",
+            stacklevel=6,  # It is called in turn.
+        )
+
+
+def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
+    """Warns of pixels that the file makes another code of than the model's callers."""
+    pixels, output = nodes[0].inputs[0], nodes[-1].output
+    assert isinstance(pixels, Tensor)
+    assert pixels.params is not None
+    assert output.params is not None
+    q = np.broadcast_to(PIXELS[:, None] + ZERO - pixels.params.zero_point, expected.shape)
+    given = tf.constant(q.reshape(-1, *(1,) * (len(pixels.shape) - 2), q.shape[-1]), tf.float32)
+    wrong = 0.0
+    for family in FAMILIES:
+        known: dict[Any, Any] = {pixels: given}
+        for node in nodes:
+            (known[node.output],) = compute_node(node, [*map(known.get, node.inputs)], family)
+        codes = known[output].numpy().reshape(expected.shape) + output.params.zero_point
+        wrong = max(wrong, float(np.mean(codes != expected)))
+    if wrong:
+        warnings.warn(
+            f"rescaling: {wrong:.1%} of the pixel values of '{name}' lie so near halfway between "
+            f"two quantized values that a file may take the other one.",
+            stacklevel=6,  # It is called in turn.
+        )

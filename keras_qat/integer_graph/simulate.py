@@ -1,0 +1,186 @@
+"""The integer simulation: what the exported file computes, without the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.kernel_families import Family, check_family
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.config.targets.target import kernels_for
+from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.integer_graph.execute import held_in, quantized_input, run
+from keras_qat.integer_graph.float_nodes import compute_in_float
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.pack_int4 import with_int4
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.io.data import arrays_of, check_counts
+from keras_qat.io.progress import shown
+from keras_qat.ops.node import Tensor
+from keras_qat.training.layers.recurrent.states import Stream, kept_batch
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.readiness import check_exportable
+
+__all__ = ["Codes", "Simulation", "run_batch", "simulate"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codes:
+    """A quantized tensor.
+
+    Args:
+        codes: its quantized values, int8 or int16.
+        params: what they stand for.
+    """
+
+    codes: np.ndarray
+    params: QuantParams
+
+    @property
+    def scale(self) -> np.float32:
+        """Real value of one LSB."""
+        return np.float32(self.params.scale)
+
+    @property
+    def zero_point(self) -> int:
+        """The quantized value of zero."""
+        return int(self.params.zero_point)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The real values, float32."""
+        return self.params.dequantize(self.codes)
+
+
+class _ByName(dict[str, Any]):
+    """Tensors by name; says which there are if one is asked for that is not."""
+
+    def __missing__(self, name: Any) -> Any:
+        near = difflib.get_close_matches(str(name), self, n=3)
+        shown = near or list(self)[:8]
+        more = ", ..." if len(self) > len(shown) else ""
+        raise KeyError(
+            f"There is no tensor {name!r} here. {'Near it' if near else 'There'} are: "
+            f"{', '.join(shown)}{more}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """What a simulated file gives.
+
+    Args:
+        kernels: the family of kernels.
+        outputs: each output of the model by name: `Codes`, or an array if it is not quantized.
+        tensors: each quantized tensor inside, by its name in the float model.
+        float_layers: layers that the file computes in float. What follows from them may differ in
+            single quantized values.
+    """
+
+    kernels: str
+    outputs: dict[str, Any]
+    tensors: dict[str, Codes]
+    float_layers: tuple[str, ...]
+
+
+@one_at_a_time
+def simulate(
+    model: Any,
+    x: Any,
+    kernels: Family | None = None,
+    *,
+    input_range: tuple[float, float] | None = None,
+    pack_int4: bool = False,
+    batch_size: int = 32,
+    verbose: int = 0,
+) -> Simulation:
+    """Computes in integers what the exported file gives, code for code.
+
+    Args:
+        model: a trained quantization-aware model.
+        x: inputs, as `verify` takes them; real numbers, or quantized values of its type. A model
+            that keeps states (`stateful=True`) begins with zeros, and goes on from batch to batch.
+        kernels: whose rounding: "xnnpack", what phones run, "tflm", TFLite Micro's kernels, which
+            microcontrollers run, or "reference", TFLite's portable ones. By default that of the
+            model's target, without one "xnnpack".
+        input_range: as in `export_tflite`.
+        pack_int4: whether the file is one with weights in 4 bits, as of `export_tflite`.
+        batch_size: how many examples are computed at a time.
+        verbose: 1 shows progress.
+
+    Returns:
+        The quantized values of the outputs and of every quantized tensor inside.
+
+    Raises:
+        ValueError: if the model is not quantized, a quantizer has no usable range, the inputs are
+            not what the model takes, or on another family of kernels.
+
+    Example:
+        >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
+        >>> golden.outputs["logits"].codes, golden.outputs["logits"].scale
+    """
+    family = check_family(kernels or kernels_for(model))
+    check_counts(batch_size=batch_size)
+    check_exportable(model)
+    graph = resolve(model, input_range=input_range)
+    graph = with_int4(graph, family) if pack_int4 else graph
+    arrays = arrays_of(model, x)
+    batch_size = kept_batch(model, len(arrays[0])) or batch_size
+    labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
+    outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
+    inside: dict[str, list[Any]] = {label: [] for label in labels}
+    stream = Stream(model)
+    for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
+        batch = [array[start : start + batch_size] for array in arrays]
+        with stream:
+            found = run_batch(graph, batch, family)
+        for name, tensor in graph.outputs.items():
+            outputs[name].append(found[tensor])
+        for label, tensor in labels.items():
+            inside[label].append(found[tensor])
+    of_examples = set(graph.inputs.values())
+    for node in graph.nodes:
+        if of_examples.intersection(each for each in node.inputs if isinstance(each, Tensor)):
+            of_examples.update(node.outputs)
+
+    def joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
+        """All examples; of numbers, and of what is made of weights alone, the first batch's."""
+        has_examples = tensor in of_examples and parts[0].ndim > 0
+        values = np.concatenate(parts) if has_examples else parts[0]
+        return values if tensor.params is None else Codes(values, tensor.params)
+
+    in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
+    return Simulation(
+        family,
+        _ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
+        _ByName({label: joined(parts, labels[label]) for label, parts in inside.items()}),
+        tuple(dict.fromkeys(in_float)),
+    )
+
+
+def run_batch(
+    graph: ResolvedGraph, batch: list[np.ndarray], family: Family
+) -> dict[Tensor, np.ndarray]:
+    """All tensors for some examples: quantized values, or real ones of what is not quantized."""
+    inputs = [_fed(each, tensor) for each, tensor in zip(batch, graph.inputs.values(), strict=True)]
+    return {
+        tensor: np.asarray(values)
+        if tensor.params is None
+        else (np.asarray(values) + tensor.params.zero_point).astype(tensor.params.dtype)
+        for tensor, values in run(graph, inputs, family, compute_in_float).items()
+    }
+
+
+def _fed(x: np.ndarray, tensor: Tensor) -> Any:
+    """An input as `run` takes it: real numbers are quantized as a caller of the file does."""
+    params = tensor.params
+    if params is None:
+        return tf.constant(x, tensor.dtype)
+    if x.dtype == params.dtype:
+        dtype = held_in(params).as_numpy_dtype
+        return tf.constant(x.astype(dtype) - dtype(params.zero_point))
+    return quantized_input(tf.constant(x, tf.float32), params)

@@ -1,0 +1,1 @@
+"""Data in, files out, and the progress of both."""

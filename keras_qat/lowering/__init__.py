@@ -1,0 +1,147 @@
+"""Lowering: layers that do several things become several layers that do one each.
+
+A layer with a built-in activation becomes the layer and an activation; a separable convolution
+its depthwise and its pointwise convolution; swish x * sigmoid(x); a sum of three two sums of two.
+After that, patterns have one form to match.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from keras_qat.frontend.graph import Call, Graph, class_path, is_batch_norm, values_in
+from keras_qat.frontend.helper_layers import Contract
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.lowering.activations import (
+    split_activation,
+    split_activation_layer,
+    split_activity_regularizer,
+)
+from keras_qat.lowering.attention import split_attention, split_multi_head_attention
+from keras_qat.lowering.attention_masks import recognize_masks
+from keras_qat.lowering.builder import Lowering, Made
+from keras_qat.lowering.channels_last import with_channels_last
+from keras_qat.lowering.common_subexpressions import merge_twins
+from keras_qat.lowering.convolutions import split_separable
+from keras_qat.lowering.hard_swish import recognize_hard_swish
+from keras_qat.lowering.merges import (
+    convert_fixed_ranges,
+    convert_second_factor,
+    merge_two_by_two,
+    split_average,
+    split_custom_scale,
+    split_dot,
+    split_extremum,
+)
+from keras_qat.lowering.open_layers import open_layers
+from keras_qat.lowering.recurrent import split_bidirectional, split_state
+from keras_qat.lowering.tf_operations import OPERATIONS
+from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
+from keras_qat.ops.registry import op_of
+
+__all__ = ["lower"]
+
+_layers = keras.layers
+
+
+def lower(
+    graph: Graph, activations: bool = True, may_open: Callable[[Call], bool | None] | None = None
+) -> Graph:
+    """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared.
+
+    Args:
+        graph: the graph.
+        activations: whether activations are brought into the form that the runtimes compute them
+            in. `recipes.contrib` leaves them as they are, like the original.
+        may_open: which layers may be opened; none by default.
+    """
+    made, table = Made(), LOWERINGS if activations else ALWAYS
+
+    def expand(call: Call) -> list[Call]:
+        layer = call.layer
+        key = str(layer.symbol) if is_operation(layer) else type(layer)
+        lowering = table.get(key) or table.get(class_path(layer))
+        is_recurrent = isinstance(layer, (_layers.Bidirectional, _layers.RNN))
+        if is_recurrent and may_open and may_open(call) is False:
+            lowering = None
+        parts = split_activity_regularizer(call, made)
+        parts = parts or (lowering(call, made) if lowering else [])
+        return [each for part in parts for each in expand(part.as_part_of(call))] or [call]
+
+    if may_open is not None:
+        graph = open_layers(graph, made, may_open)
+    if activations:
+        graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), made)
+    calls = [each for call in graph.calls for each in expand(call)]
+    graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
+    return _drop_identities(_drop_unread(merge_twins(graph), made) if activations else graph)
+
+
+def _drop_unread(graph: Graph, parts: Made) -> Graph:
+    """Without what nobody reads: a shape that was asked for to resize to it, a layer's state."""
+    read, calls = set(values_in(graph.outputs)), []
+    read.update(value for call in graph.aside for value in call.inputs)
+    for call in reversed(graph.calls):
+        made = values_in(call.outputs)
+        is_part = parts.weights.get(call.layer) == []  # Without weights.
+        if read.intersection(made) or (any(each.is_float for each in made) and not is_part):
+            calls.append(call)
+            read.update(call.inputs)
+    return dataclasses.replace(graph, calls=calls[::-1])
+
+
+def _drop_identities(graph: Graph) -> Graph:
+    """Without linear activations in front of a BatchNormalization, which would not be folded."""
+    consumers = graph.consumers()
+    outputs = values_in(graph.outputs)
+    calls = {call: call for call in graph.calls}
+    for call in graph.calls:
+        op = op_of(call)
+        if op is None or op.name != "linear" or len(consumers[call.output]) != 1:
+            continue
+        before, (reader,) = call.inputs[0].producer, consumers[call.output]
+        weighted = op_of(before) if before is not None else None
+        if before is None or weighted is None or not weighted.folds_batch_norm:
+            continue
+        is_read_once = consumers[before.output] == [call] and before.output not in outputs
+        if is_batch_norm(reader) and is_read_once:
+            args, kwargs = before.args, before.kwargs
+            calls[before] = Call(before.layer, args, kwargs, call.outputs, before.name)
+            del calls[call]
+    return dataclasses.replace(graph, calls=list(calls.values()))
+
+
+ALWAYS: dict[Any, Lowering] = {
+    **dict.fromkeys((_layers.Conv1D, _layers.Conv1DTranspose), split_activation),
+    **dict.fromkeys((_layers.Conv2D, _layers.Conv2DTranspose), split_activation),
+    **dict.fromkeys((_layers.DepthwiseConv1D, _layers.DepthwiseConv2D), split_activation),
+    **dict.fromkeys((_layers.Dense, _layers.EinsumDense), split_activation),
+    **dict.fromkeys((_layers.SeparableConv1D, _layers.SeparableConv2D), split_separable),
+    **dict.fromkeys((_layers.Add, _layers.Multiply), merge_two_by_two),
+    _layers.Average: split_average,
+    "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
+}
+"""Layer class, or `graph.class_path` of one that Keras does not export -> the calls that a call
+becomes, or none if it stays as it is."""
+
+LOWERINGS: dict[Any, Lowering] = {
+    **ALWAYS,
+    **OPERATIONS,
+    Contract: convert_second_factor,
+    _layers.Dot: split_dot,
+    _layers.AveragePooling3D: split_pooling_3d,
+    _layers.MaxPooling3D: split_pooling_3d,
+    _layers.TimeDistributed: split_time_distributed,
+    _layers.Bidirectional: split_bidirectional,
+    **dict.fromkeys((_layers.GRU, _layers.SimpleRNN), split_state),
+    _layers.Attention: split_attention,
+    _layers.MultiHeadAttention: split_multi_head_attention,
+    _layers.Concatenate: convert_fixed_ranges,
+    _layers.Maximum: split_extremum,
+    _layers.Minimum: split_extremum,
+    _layers.Activation: split_activation_layer,
+}
+"""With those, also of operations, that only runtimes' kernels ask for."""

@@ -1,0 +1,103 @@
+"""Lowering of attention into projections, products and a softmax, which have int8 kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
+from keras_qat.frontend.keras2.backend import attention_parts, keras
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.lowering.builder import Made, Parts, instead
+
+__all__ = ["split_attention", "split_einsum", "split_multi_head_attention"]
+
+_layers = keras.layers
+
+
+def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
+    """MultiHeadAttention -> projections, Rescaling, product, masks, softmax, product, projection.
+
+    With a mask that Keras hands on or that is a constant, or over several axes, it stays one layer.
+    """
+    layer = call.layer
+    names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
+    query, value, key, mask, with_scores, _, causal = operands(call, *names, "use_causal_mask")
+    key = value if key is None else key
+    known = attention_parts(layer)
+    steps = (query.shape[1], value.shape[1])
+    is_masked = any(each.masked for each in (query, value, key))
+    is_masked = is_masked or not (mask is None or isinstance(mask, Value))
+    if is_masked or known is None or (causal and None in steps):
+        return []
+    parts = Parts(call, made)
+
+    def project(name: str, source: Value, output: Any = None) -> Value:
+        dense = known[name]
+        trainable = layer.trainable and dense.trainable
+        options = {"weights": dense.weights, "trainable": trainable}
+        part = parts.new("" if name == "output" else name, graph_lib.clone, dense, **options)
+        shape = dense.compute_output_shape(source.shape)
+        return parts.add(part, source, output=output, shape=shape)
+
+    result, scores = call.outputs if with_scores else (call.output, None)
+    scale = parts.new("scale", _layers.Rescaling, known["scale"])
+    queries = parts.add(scale, project("query", query))
+    product = parts.new("scores", Contract, known["product"])
+    products = parts.add(product, [project("key", key), queries])
+    if mask is not None or causal:
+        hide = parts.new("mask", MaskScores, steps if causal else None)
+        products = parts.add(
+            hide, [products, *([] if mask is None else [mask])], shape=products.shape
+        )
+    weights = parts.add(parts.new("softmax", _layers.Softmax), products, output=scores)
+    if known["dropout"]:
+        weights = parts.add(parts.new("dropout", _layers.Dropout, known["dropout"]), weights)
+    combination = parts.new("values", Contract, known["combination"])
+    mixed = parts.add(combination, [weights, project("value", value)])
+    if layer.activity_regularizer is None:
+        project("output", mixed, result)
+    else:  # That of each projection, and of the whole.
+        regularized = parts.new("regularized", Regularize, layer.activity_regularizer)
+        parts.add(regularized, project("output", mixed), output=result)
+    return parts.calls
+
+
+def split_attention(call: Call, made: Made) -> list[Call]:
+    """Attention -> product, softmax, product. With masks given, or weights, it stays one layer."""
+    layer = call.layer
+    names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
+    (query, value, *key), mask, _, with_scores, causal = operands(call, *names)
+    given = [each for each in tf.nest.flatten(mask) if each is not None]
+    is_masked = given or any(each.masked for each in (query, value, *key))
+    size = (query.shape[1], value.shape[1])
+    if is_masked or (causal and None in size) or layer.use_scale or layer.score_mode != "dot":
+        return []
+    result, scores = call.outputs if with_scores else (call.output, None)
+
+    parts = Parts(call, made)
+    steps = [
+        parts.new("scores", Contract, "btd,bsd->bts"),
+        *([parts.new("mask", MaskScores, size)] if causal else []),
+        parts.new("softmax", _layers.Softmax),
+        *([parts.new("dropout", _layers.Dropout, layer.dropout)] if layer.dropout else []),
+    ]
+    weights: Any = [query, *(key or [value])]
+    shape = (query.shape[0], *size)
+    for step in steps:
+        output = scores if step is steps[-1] else None
+        weights = parts.add(step, weights, shape=shape, output=output)
+    mix = parts.new("", Contract, "bts,bsd->btd")
+    parts.add(mix, [weights, value], output=result)
+    return parts.calls
+
+
+def split_einsum(call: Call, made: Made) -> list[Call]:
+    """tf.einsum of two tensors -> Contract."""
+    equation, *tensors = tf.nest.flatten((call.args, call.kwargs))
+    if len(call.inputs) != 2 or len(tensors) != 2 or not isinstance(equation, str):
+        return []
+    return instead(call, made, Contract, equation, inputs=call.inputs)

@@ -1,0 +1,135 @@
+"""Models with their channels first, computed with their channels last.
+
+Runtimes' int8 kernels, and many of TensorFlow's on a CPU, take channels last only. Each layer with
+channels first computes on its input's twin with channels last. Twins go on through what treats all
+axes alike; where another layer reads the tensor itself, a Permute turns it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.precision import policy_of
+from keras_qat.lowering.builder import Made
+from keras_qat.ops.registry import op_of
+
+__all__ = ["with_channels_last"]
+
+_layers = keras.layers
+
+
+def with_channels_last(graph: Graph, made: Made) -> Graph:
+    """`graph` with every layer that has its channels first computing on channels last."""
+    if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
+        return graph
+    visitor = _Visitor(made)
+    for call in graph.calls:
+        visitor.visit(call)
+    for value in [*values_in(graph.outputs), *(v for call in graph.aside for v in call.inputs)]:
+        visitor.turn_back(value)
+    return dataclasses.replace(graph, calls=visitor.calls)
+
+
+def _has_channels_first(call: Call) -> bool:
+    """Whether the axis behind the batch is that of channels: of a recurrent layer it is steps."""
+    is_first = getattr(call.layer, "data_format", None) == "channels_first"
+    return is_first and not isinstance(call.layer, _layers.RNN)
+
+
+def _is_norm_of_first(call: Call) -> bool:
+    rank = len(call.output.shape)
+    return is_batch_norm(call) and list(tf.nest.flatten(call.layer.axis)) == [1] and rank > 2
+
+
+class _Visitor:
+    def __init__(self, made: Made) -> None:
+        self.made = made
+        self.calls: list[Call] = []
+        self.twins: dict[Value, Value] = {}
+        """Value with channels first -> the same with channels last."""
+        self.computed: set[Value] = set()
+        """Values with twins that are there themselves too."""
+
+    def visit(self, call: Call) -> None:
+        layer = self.twin_of(call)
+        if layer is not None:
+            self.compute(call, layer)
+            return
+        for value in call.inputs:
+            self.turn_back(value)
+        self.calls.append(call)
+        self.computed.update(values_in(call.outputs))
+
+    def twin_of(self, call: Call) -> Any:
+        """The layer that does on twins what a call does; None for one that needs channels first."""
+        layer, rank = call.layer, len(call.output.shape)
+        reads_twin = any(value in self.twins for value in call.inputs)
+        joins_channels = type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank)
+        if _has_channels_first(call) and len(call.inputs) == 1:
+            return self.changed(layer, data_format="channels_last")
+        if _is_norm_of_first(call):
+            return self.changed(layer, axis=rank - 1)
+        if reads_twin and joins_channels:
+            return self.changed(layer, axis=-1)
+        return layer if reads_twin and self.is_elementwise(call) else None
+
+    def is_elementwise(self, call: Call) -> bool:
+        layer = call.layer
+        known = (_layers.Activation, _layers.Dropout, _layers.GaussianNoise, _layers.ReLU)
+        op = op_of(call)
+        is_plain = op.elementwise if op is not None else type(layer) in known
+        return is_plain and all(len(each.shape) == len(call.output.shape) for each in call.inputs)
+
+    def changed(self, layer: Any, **config: Any) -> Any:
+        """The layer with other settings and the same weights."""
+        make = lambda: graph_lib.clone(layer, **config)  # noqa: E731
+        return self.made.layer(layer, "channels_last", make, layer.weights)
+
+    def compute(self, call: Call, layer: Any) -> None:
+        """`call` on the twins of its inputs."""
+        for value in call.inputs:
+            if value not in self.twins:
+                self.twins[value] = self.permuted(value, call, to_last=True)
+        args, kwargs = map_values(self.twins.__getitem__, (call.args, call.kwargs))
+        output = call.output
+        if len(output.shape) < 3 or type(layer) is _layers.Flatten:
+            self.calls.append(Call(layer, args, kwargs, output, call.name).as_part_of(call))
+            self.computed.add(output)
+            return
+        shape = _moved(output.shape, _order(len(output.shape), True))
+        twin = Value(output.name, shape, output.dtype, masked=output.masked)
+        self.twins[output] = twin
+        self.calls.append(Call(layer, args, kwargs, twin, call.name).as_part_of(call))
+
+    def turn_back(self, value: Value) -> None:
+        """Makes a value with channels first from its twin, unless it is there."""
+        if value in self.twins and value not in self.computed and value.producer is not None:
+            self.computed.add(value)
+            made = self.permuted(self.twins[value], value.producer, to_last=False, output=value)
+            made.name += "_channels_first"
+
+    def permuted(self, value: Value, call: Call, to_last: bool, output: Any = None) -> Value:
+        order = _order(len(value.shape), to_last)
+        suffix = "channels_last" if to_last else "channels_first"
+        name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
+        dtype = policy_of(value.dtype)
+        make = lambda: _layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
+        layer = self.made.layer(value, suffix, make)
+        if output is None:
+            output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
+        self.calls.append(Call(layer, (value,), {}, output, name).as_part_of(call))
+        return output
+
+
+def _order(rank: int, to_last: bool) -> tuple[int, ...]:
+    return (*range(2, rank), 1) if to_last else (rank - 1, *range(1, rank - 1))
+
+
+def _moved(shape: Any, order: tuple[int, ...]) -> tuple[int | None, ...]:
+    return (shape[0], *(shape[axis] for axis in order))

@@ -1,0 +1,54 @@
+"""Lowering of convolutions into the forms that have int8 kernels."""
+
+from __future__ import annotations
+
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering.activations import activation_of, weights_without_activation
+from keras_qat.lowering.builder import Made, Parts
+
+__all__ = ["split_separable"]
+
+_layers = keras.layers
+
+
+def split_separable(call: Call, made: Made) -> list[Call]:
+    """SeparableConv2D -> DepthwiseConv2D, Conv2D 1x1, and its activation if it has one."""
+    layer, parts = call.layer, Parts(call, made)
+    kinds = _layers.DepthwiseConv2D, _layers.Conv2D
+    if isinstance(layer, _layers.SeparableConv1D):
+        kinds = _layers.DepthwiseConv1D, _layers.Conv1D
+    shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
+    depthwise_kernel, *pointwise_weights = weights_without_activation(layer, made)
+    depthwise = parts.new(
+        "depthwise",
+        kinds[0],
+        layer.kernel_size,
+        **{name: getattr(layer, name) for name in OF_DEPTHWISE},
+        use_bias=False,
+        dtype=layer.dtype_policy,
+        weights=[depthwise_kernel],
+        **shared,
+    )
+    pointwise = parts.new(
+        "",
+        kinds[1],
+        layer.filters,
+        1,
+        **{name: getattr(layer, name) for name in OF_POINTWISE},
+        kernel_regularizer=layer.pointwise_regularizer,
+        kernel_constraint=layer.pointwise_constraint,
+        dtype=layer.dtype_policy,
+        weights=pointwise_weights,
+        **shared,
+    )
+    is_linear = layer.activation in (None, keras.activations.linear)
+    return parts.chain(depthwise, pointwise, *([] if is_linear else [activation_of(parts)]))
+
+
+OF_DEPTHWISE = (
+    *("strides", "padding", "dilation_rate", "depth_multiplier"),
+    *("depthwise_regularizer", "depthwise_constraint"),
+)
+OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
+"""Options that the parts have from the layer, by the same names."""

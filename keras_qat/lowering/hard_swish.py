@@ -1,0 +1,78 @@
+"""Hard swish: the activation that models make of operations and runtimes compute in one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.helper_layers import HardSwish
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.precision import policy_of
+from keras_qat.frontend.tf_operations import ARITHMETIC, number
+
+__all__ = ["recognize_hard_swish"]
+
+
+def recognize_hard_swish(graph: Graph) -> Graph:
+    """`graph` with every x * relu6(x + 3) * 1/6 that is spelled in operations as one layer."""
+    found = {call: _inside(call) for call in graph.calls}
+    consumers = graph.consumers()
+    outputs = set(values_in(graph.outputs))
+    replaced: dict[Call, Call] = {}
+    dropped: set[Call] = set()
+    for call, (x, inner) in found.items():
+        members, hidden = {call, *inner}, {each.output for each in inner}
+        if x is None or hidden & outputs or any(set(consumers[each]) - members for each in hidden):
+            continue
+        layer = HardSwish(name=call.layer.name, dtype=policy_of(call.output.dtype))
+        replaced[call] = Call(layer, (x,), {}, call.outputs, call.name).as_part_of(call)
+        dropped.update(inner)
+    calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
+    return dataclasses.replace(graph, calls=calls)
+
+
+def _inside(call: Call) -> tuple[Value | None, list[Call]]:
+    """The input of the hard swish that `call` ends and the calls inside; None for no hard swish."""
+    sixth = _times_a_sixth(call)
+    product = call if sixth is None else sixth.producer
+    if product is None or _symbol(product) != "multiply" or len(product.inputs) != 2:
+        return None, []
+    for x, gate in (product.inputs, product.inputs[::-1]):
+        inner = [product]  # (x * relu6(x + 3)) / 6
+        relu = gate.producer
+        if relu and sixth is None:  # x * (relu6(x + 3) / 6)
+            inner, clipped = [relu], _times_a_sixth(relu)
+            relu = clipped.producer if clipped else None
+        shift = relu.inputs[0].producer if relu and _symbol(relu) == "relu6" else None
+        if relu and shift and _with_constant(shift, "add", 3.0) is x:
+            return x, [*inner, relu, shift]
+    return None, []
+
+
+_SYMBOLS = {**ARITHMETIC, "nn.relu6": "relu6"}
+
+
+def _symbol(call: Call) -> str:
+    layer = call.layer
+    if type(layer) is keras.layers.Multiply:
+        return "multiply"
+    if type(layer) is keras.layers.ReLU:
+        return "relu6" if layer.max_value == 6 else ""
+    return _SYMBOLS.get(str(getattr(layer, "symbol", "")), "")
+
+
+def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
+    """The tensor that `call` combines with a constant."""
+    if _symbol(call) != symbol or len(call.inputs) != 1:
+        return None
+    found = map(number, tf.nest.flatten((call.args, call.kwargs)))
+    numbers = [each for each in found if each is not None]
+    close = len(numbers) == 1 and abs(numbers[0] - constant) < 1e-6
+    return call.inputs[0] if close else None
+
+
+def _times_a_sixth(call: Call) -> Value | None:
+    value = _with_constant(call, "multiply", 1 / 6)
+    return value if value is not None else _with_constant(call, "divide", 6.0)

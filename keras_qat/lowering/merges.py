@@ -1,0 +1,115 @@
+"""Lowering of layers that merge tensors."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value, clone, map_values
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering.builder import Made, Parts
+from keras_qat.ops.op import FixedRange, SharedRange
+from keras_qat.ops.registry import op_of
+
+__all__ = [
+    "convert_fixed_ranges",
+    "convert_second_factor",
+    "merge_two_by_two",
+    "split_average",
+    "split_custom_scale",
+    "split_dot",
+    "split_extremum",
+]
+
+_layers = keras.layers
+
+
+def merge_two_by_two(call: Call, made: Made) -> list[Call]:
+    """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
+    if len(call.inputs) <= 2:
+        return []
+    parts = Parts(call, made)
+    first, *others, last = call.inputs
+    for index, other in enumerate(others, start=1):
+        layer = parts.new(f"part{index}", type(call.layer), dtype=call.layer.dtype_policy)
+        shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
+        first = parts.add(layer, [first, other], shape=shape)
+    return parts.end(call.layer, [first, last])
+
+
+def split_extremum(call: Call, made: Made) -> list[Call]:
+    """The largest or smallest of n tensors two by two, each pair in one range."""
+    return merge_two_by_two(call, made) or convert_fixed_ranges(call, made)
+
+
+def split_dot(call: Call, made: Made) -> list[Call]:
+    """Dot(normalize=True) -> UnitNormalization of both, Dot; along the last axes."""
+    layer, inputs = call.layer, call.inputs
+    axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
+    pairs = zip(axes, inputs, strict=True)
+    if not layer.normalize or any(axis not in (-1, len(x.shape) - 1) for axis, x in pairs):
+        return convert_second_factor(call, made)
+    parts = Parts(call, made)
+    normalized = [
+        parts.add(parts.new(f"norm{index}", _layers.UnitNormalization), value, shape=value.shape)
+        for index, value in enumerate(inputs)
+    ]
+    return parts.end(parts.new("", clone, layer, normalize=False), normalized)
+
+
+def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:
+    """A Concatenate that joins sigmoid's range, say, with another: a Rescaling(1) converts it.
+
+    The kernel takes one range. A convolution that multiplies by 1 changes the range exactly;
+    TFLite's QUANTIZE rounds zero points once more.
+    """
+    fixed = {value: _fixed_range(value) for value in call.inputs}
+    if len(set(fixed.values())) == 1:
+        return []
+    return _rescaled(call, made, [value for value, limits in fixed.items() if limits])
+
+
+def convert_second_factor(call: Call, made: Made) -> list[Call]:
+    """A product of matrices whose second factor is a softmax, say: a Rescaling(1) converts that.
+
+    Its range begins at 0, where XNNPACK asks for one with zero in the middle.
+    """
+    limits = _fixed_range(call.inputs[1]) if len(call.inputs) == 2 else None
+    return _rescaled(call, made, [call.inputs[1]]) if limits and limits[0] == 0 else []
+
+
+def _rescaled(call: Call, made: Made, values: list[Value]) -> list[Call]:
+    """A call with a Rescaling(1) of some of its inputs in front of it."""
+    parts, converted = Parts(call, made), {}
+    for value in values:
+        if len(value.shape) >= 2:
+            layer = parts.new(f"input{call.inputs.index(value)}", _layers.Rescaling, 1.0)
+            converted[value] = parts.add(layer, value, shape=value.shape)
+    args, kwargs = map_values(lambda value: converted.get(value, value), (call.args, call.kwargs))
+    return parts.end(call.layer, *args, kwargs=kwargs) if converted else []
+
+
+def _fixed_range(value: Value) -> tuple[float, float] | None:
+    """The fixed range that an activation gives a tensor, also behind layers that keep it."""
+    call = value.producer
+    op = op_of(call) if call else None
+    if call is not None and op is not None and isinstance(op.output, SharedRange):
+        ranges = {_fixed_range(each) for each in call.inputs}
+        return ranges.pop() if len(ranges) == 1 else None
+    if op is None or not isinstance(op.output, FixedRange):
+        return None
+    return op.output.minimum, op.output.maximum
+
+
+def split_average(call: Call, made: Made) -> list[Call]:
+    """Average -> Add, Rescaling."""
+    parts, scale = Parts(call, made), 1.0 / len(call.inputs)
+    add = parts.new("add", _layers.Add)
+    return parts.chain(add, parts.new("", _layers.Rescaling, scale))
+
+
+def split_custom_scale(call: Call, made: Made) -> list[Call]:
+    """InceptionResNetV2's CustomScaleLayer, a + scale * b -> Rescaling, Add."""
+    parts, (a, b) = Parts(call, made), call.inputs
+    scale = parts.new("scale", _layers.Rescaling, call.layer.scale)
+    scaled = parts.add(scale, b, shape=b.shape)
+    return parts.end(parts.new("", _layers.Add), [a, scaled])

@@ -1,0 +1,179 @@
+"""Convolutions and matrix products of TensorFlow's with a weight become Keras' layers of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import is_operation, operands
+from keras_qat.lowering.builder import Made, Parts
+
+__all__ = ["with_kernels"]
+
+_layers = keras.layers
+
+Product = tuple[Value, Value, Any, dict[str, Any]]
+"""Input, kernel, layer class, its options."""
+
+
+def with_kernels(graph: Graph, made: Made) -> Graph:
+    """`graph` with a layer for every product with a weight, and for the bias added to it."""
+    consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
+    replaced: dict[Call, list[Call]] = {}
+    for call in graph.calls:
+        product = _product(call)
+        if product is None:
+            continue
+        x, kernel, layer_class, options = product
+        end, bias = call, None
+        readers = consumers[call.output]
+        if len(readers) == 1 and call.output not in outputs:
+            bias = _bias(readers[0], call.output)
+            end = readers[0] if bias is not None else call
+        weights = [each for each in (kernel, bias) if each is not None]
+        parts = Parts(end, made)
+        layer = parts.new(
+            "",
+            layer_class,
+            **options,
+            **_settings(
+                "kernel" if layer_class is not _layers.DepthwiseConv2D else "depthwise", kernel
+            ),
+            **({} if bias is None else _settings("bias", bias)),
+            use_bias=bias is not None,
+            trainable=all(_source(each).trainable for each in weights),
+            weights=[made.weights_of(_source(each))[0] for each in weights],
+        )
+        replaced[call] = []
+        replaced[end] = parts.end(layer, x)
+        replaced[end][0].source, replaced[end][0].within = call.source, call.within
+    calls = [each for call in graph.calls for each in replaced.get(call, [call])]
+    read = {value for call in [*calls, *graph.aside] for value in call.inputs} | outputs
+    is_read = lambda call: type(call.layer) is not WeightTensor or call.output in read  # noqa: E731
+    return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
+
+
+def _source(value: Value) -> WeightTensor:
+    assert value.producer is not None
+    return value.producer.layer
+
+
+def _settings(weight: str, value: Value) -> dict[str, Any]:
+    layer = _source(value)
+    return {
+        f"{weight}_regularizer": layer.regularizers[0],
+        f"{weight}_constraint": layer.constraints[0],
+    }
+
+
+def _is_weight(value: Any, rank: int) -> bool:
+    """Whether a value is a weight that trains as it is, or does not train."""
+    if not isinstance(value, Value) or value.producer is None or len(value.shape) != rank:
+        return False
+    layer = value.producer.layer
+    return isinstance(layer, WeightTensor) and layer.expression is None and not layer.frozen
+
+
+def _product(call: Call) -> Product | None:
+    if not is_operation(call.layer):
+        return None
+    read = PRODUCTS.get(str(call.layer.symbol))
+    return read(call) if read else None
+
+
+def _bias(call: Call, product: Value) -> Value | None:
+    """The weight that a call adds to a product, one number for each channel."""
+    if not is_operation(call.layer) or str(call.layer.symbol) not in SUMS:
+        return None
+    x, bias = (
+        operands(call, "x", "y")
+        if call.layer.symbol != "nn.bias_add"
+        else operands(call, "value", "bias")
+    )
+    if bias is product:
+        x, bias = bias, x
+    is_last = str(operands(call, "", "", "data_format")[2] or "").startswith("NC") is False
+    fits = _is_weight(bias, 1) and bias.shape[0] == product.shape[-1]
+    return bias if x is product and fits and is_last else None
+
+
+SUMS = ("nn.bias_add", "math.add", "__operators__.add")
+
+
+def _sizes(given: Any) -> tuple[int, ...] | None:
+    """Strides or dilations along height and width; None if they are something else."""
+    found = [1] if given is None else tf.nest.flatten(given)
+    if not all(isinstance(each, int) for each in found):
+        return None
+    if len(found) == 4:
+        found = found[1:3] if found[0] == found[3] == 1 else []
+    return tuple(found * 2 if len(found) == 1 else found) if len(found) in (1, 2) else None
+
+
+def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
+    def read(call: Call) -> Product | None:
+        x, kernel, strides, padding, layout, dilation = operands(call, *names)
+        sizes = _sizes(strides), _sizes(dilation)
+        plain = isinstance(padding, str) and layout in (None, "NHWC") and None not in sizes
+        if not plain or not _is_weight(kernel, 4) or not isinstance(x, Value):
+            return None
+        *size, channels, last = kernel.shape
+        if not depthwise and x.shape[-1] != channels:
+            return None
+        options = {
+            "kernel_size": size,
+            "strides": sizes[0],
+            "dilation_rate": sizes[1],
+            "padding": padding.lower(),
+        }
+        if depthwise:
+            return x, kernel, _layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
+        return x, kernel, _layers.Conv2D, {**options, "filters": last}
+
+    return read
+
+
+def _dense(x: Any, kernel: Any) -> Product | None:
+    if not _is_weight(kernel, 2) or not isinstance(x, Value) or x.shape[-1] != kernel.shape[0]:
+        return None
+    return x, kernel, _layers.Dense, {"units": kernel.shape[1]}
+
+
+def _matmul(call: Call) -> Product | None:
+    x, kernel, *flags = operands(call, "a", "b", *_FLAGS)
+    return None if any(flags) else _dense(x, kernel)
+
+
+_FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b", "a_is_sparse", "b_is_sparse")
+
+
+def _tensordot(call: Call) -> Product | None:
+    x, kernel, axes = operands(call, "a", "b", "axes")
+    last = len(x.shape) - 1 if isinstance(x, Value) else 0
+    flat = [each for each in tf.nest.flatten(axes) if isinstance(each, int)]
+    return _dense(x, kernel) if flat in ([1], [last, 0], [-1, 0]) else None
+
+
+_CONV2D = _convolution("input", "filter", "strides", "padding", "data_format", "dilations")
+_CONV2D_2 = _convolution("input", "filters", "strides", "padding", "data_format", "dilations")
+
+PRODUCTS: dict[str, Callable[[Call], Product | None]] = {
+    "nn.conv2d": _CONV2D_2,
+    "compat.v1.nn.conv2d": _CONV2D,
+    "nn.convolution": _CONV2D_2,
+    "nn.depthwise_conv2d": _convolution(
+        "input", "filter", "strides", "padding", "data_format", "dilations", depthwise=True
+    ),
+    "compat.v1.nn.depthwise_conv2d": _convolution(
+        "input", "filter", "strides", "padding", "data_format", "rate", depthwise=True
+    ),
+    "linalg.matmul": _matmul,
+    "tensordot": _tensordot,
+}
+"""TensorFlow's name of an operation -> what reads the product that it computes."""

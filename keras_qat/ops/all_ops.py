@@ -1,0 +1,50 @@
+"""The list of all operators. Where several rows list a layer, the first that accepts it has it."""
+
+from __future__ import annotations
+
+from keras_qat.ops import (
+    elementwise,
+    matmul,
+    movement,
+    padding,
+    pooling,
+    relu,
+    reshaping,
+    resize,
+    slicing,
+    tiling,
+)
+from keras_qat.ops.activations import ACTIVATIONS
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.attention_mask import MASK_SCORES
+from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
+from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
+from keras_qat.ops.embedding import EMBEDDING
+from keras_qat.ops.lookup import LOOKUPS
+from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
+from keras_qat.ops.op import Op
+from keras_qat.ops.recurrent.lstm import LSTM
+from keras_qat.ops.recurrent.unrolled import CONV_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU
+from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
+from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
+
+__all__ = ["ROWS"]
+
+ROWS: list[Op] = [
+    *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
+    *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
+    *(LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
+    WEIGHT_TENSOR,
+    *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
+    *(elementwise.MAXIMUM, elementwise.MINIMUM),
+    *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),
+    *(LAYER_NORM, GROUP_NORM, MASK_SCORES),
+    *(matmul.MATMUL, matmul.CONTRACT, pooling.MAX_POOLING, pooling.AVERAGE_POOLING),
+    *(pooling.REDUCE_MAX, pooling.REDUCE_MIN, reshaping.MEAN_OF_ONE, pooling.MEAN),
+    *(resize.RESIZE_NEAREST, resize.RESIZE_BILINEAR, slicing.CONCATENATE, slicing.STACK),
+    *(reshaping.RESHAPE, reshaping.TRANSPOSE, reshaping.DEPTH_TO_SPACE, reshaping.SPACE_TO_DEPTH),
+    *(padding.PAD, padding.MIRROR_PAD),
+    *(slicing.SLICE, slicing.SPLIT, slicing.UNSTACK, slicing.GATHER),
+    *(tiling.TILE, tiling.BROADCAST, tiling.REPEAT, tiling.REVERSE, tiling.ROLL),
+    *(reshaping.SHAPE, pooling.ARGMAX, pooling.ARGMIN, movement.IDENTITY, movement.MOVE),
+]

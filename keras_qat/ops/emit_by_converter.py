@@ -1,0 +1,114 @@
+"""Movements of quantized values that TFLite's converter writes, for layers without own writing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.op import Arguments
+from keras_qat.tflite.op_versions import version_of
+from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, new, unpack
+from keras_qat.tflite.splice import splice_model
+from keras_qat.tflite.tensor_names import SCOPE
+
+__all__ = ["emit_by_converter"]
+
+MOVES = {
+    *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS"),
+    *("GATHER", "GATHER_ND", "IF", "MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK"),
+    *("PAD", "PADV2", "RANK", "REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "RESIZE_NEAREST_NEIGHBOR"),
+    *("REVERSE_V2", "SELECT", "SELECT_V2", "SHAPE", "SLICE", "SPACE_TO_BATCH_ND"),
+    *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
+    *("UNPACK", "WHILE"),
+}
+"""Operators that only move, copy or select values, or ask for their number."""
+
+
+def emit_by_converter(e: Emission) -> None:
+    """Writes a call's own layer as TFLite's converter does, its real numbers as quantized values.
+
+    Raises:
+        ValueError: if the layer does more than to move its values.
+    """
+    node, params = e.node, e.node.output.params
+    model = unpack(_converted(node))
+    if params is not None:
+        _quantize(model, params, node)
+    (signature,), main = model.signatureDefs, model.subgraphs[0]
+    given = {f"x{place}": index for place, index in enumerate(e.inputs)}
+    given |= {f"y{place}": index for place, index in enumerate(e.outputs)}
+    ends = {
+        each.tensorIndex: given[each.name.decode()]
+        for each in [*signature.inputs, *signature.outputs]
+    }
+    inputs, outputs = ([ends[int(each)] for each in end] for end in (main.inputs, main.outputs))
+    splice_model(e.builder, model, inputs, outputs, params, prefix=f"{SCOPE}/{node.name}/")
+
+
+def _converted(node: Node) -> bytes:
+    """A file of the layer alone, in float."""
+    specs = [
+        tf.TensorSpec(each.shape, each.dtype, f"x{place}")
+        for place, each in enumerate(node.inputs)
+        if isinstance(each, Tensor)
+    ]
+
+    def serve(*tensors: Any) -> dict[str, Any]:
+        made = Arguments("reference", {}, [], [], None, node.call).on(list(tensors))  # type: ignore[arg-type]
+        return {f"y{place}": each for place, each in enumerate(tf.nest.flatten(made))}
+
+    function = tf.function(serve, input_signature=specs, autograph=False)
+    module = tf.Module()
+    module.weights = list(node.call.layer.weights)
+    concrete = function.get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        contents: bytes = converter.convert()
+    return contents
+
+
+def _quantize(model: Any, params: QuantParams, node: Node) -> None:
+    """Makes quantized values of all real numbers of a file."""
+    dtype = TYPES[params.dtype.name]
+    real = TYPES["float32"]
+    for graph in model.subgraphs:
+        held = {place for place, each in enumerate(graph.tensors) if each.type == real}
+        for operator in graph.operators:
+            name = OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])]
+            read = held.intersection(map(int, [*operator.inputs, *operator.outputs]))
+            if read and name not in MOVES:
+                raise _no_movement(node, f"TFLite's converter makes {name} of it")
+        for place in held:
+            if not _quantize_constant(model, graph.tensors[place], params):
+                raise _no_movement(node, "it has constants that are not 0")
+            graph.tensors[place].type = dtype
+        for operator in graph.operators:
+            number = code_of(model.operatorCodes[operator.opcodeIndex])
+            code = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
+            version = version_of(number, operator, graph.tensors)
+            model.operatorCodes.append(new("OperatorCodeT", **code, version=version))
+            operator.opcodeIndex = len(model.operatorCodes) - 1
+
+
+def _no_movement(node: Node, why: str) -> ValueError:
+    kind = type(node.call.layer).__name__
+    return ValueError(f"{node.name}: {kind} does more than to move its values: {why}.")
+
+
+def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
+    """Quantizes zeros, the only constants that mean the same in any range."""
+    data = model.buffers[tensor.buffer].data
+    if data is None or len(data) == 0:
+        return True
+    values = np.asarray(data, np.uint8).view(np.float32)
+    zeros = np.full(values.shape, params.zero_point, params.dtype)
+    model.buffers.append(new("BufferT", data=zeros.view(np.uint8).reshape(-1)))
+    tensor.buffer = len(model.buffers) - 1
+    return not values.any()

@@ -1,0 +1,85 @@
+"""Tensors as the images that kernels of convolutions take: [batch, height, width, channels]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.ops.emission import Emission
+
+__all__ = ["ONE_PIXEL", "add_on_images", "from_image", "image_of", "image_output", "pair"]
+
+Shape = tuple[int | None, ...]
+
+ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
+"""The options of a convolution with a kernel of one pixel."""
+
+
+def pair(sizes: Any) -> tuple[int, int]:
+    """A size for each axis of an image, from one number, one for steps or two."""
+    if isinstance(sizes, int):
+        return sizes, sizes
+    return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
+
+
+def _image_shape(shape: Shape) -> Shape:
+    """[batch, steps, channels] as [batch, 1, steps, channels]; images stay.
+
+    Of other tensors each vector of channels becomes an image.
+    """
+    if len(shape) == 3:
+        return shape[0], 1, *shape[1:]
+    if len(shape) == 4:
+        return shape
+    known = math.prod(size for size in shape[:-1] if size is not None)
+    return (None if None in shape[:-1] else known), 1, 1, shape[-1]
+
+
+def _is_open(shape: Shape) -> bool:
+    """Whether a sequence has more open sizes than a RESHAPE can say."""
+    return len(shape) == 3 and shape.count(None) > 1
+
+
+def image_of(e: Emission, source: int) -> int:
+    """A tensor as an image, reshaped if it is none."""
+    shape = e.shape(source)
+    if not _is_open(shape):
+        return e.reshaped(source, _image_shape(shape), "image")
+    image = e.temporary("image", _image_shape(shape), source)
+    e.add("EXPAND_DIMS", [source, e.constant("axis", 1)], [image])
+    return image
+
+
+def image_output(e: Emission, target: int) -> int:
+    """The image that `from_image` makes `target` of: itself if it is one."""
+    shape = e.shape(target)
+    return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
+
+
+def from_image(e: Emission, image: int, target: int) -> None:
+    """Makes a tensor of an image, unless it is that."""
+    if image != target and _is_open(e.shape(target)):
+        e.add("SQUEEZE", [image], [target], squeezeDims=[1])
+    elif image != target:
+        e.reshape(image, target)
+
+
+def add_on_images(
+    e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
+) -> None:
+    """Adds an operator that takes images, and a ReLU behind it, to other tensors too.
+
+    Args:
+        e: the operator.
+        code: its name in TFLite.
+        inputs: the tensor that becomes an image, and others.
+        target: the tensor to write to, the output by default.
+        options: its options.
+    """
+    target = e.outputs[0] if target is None else target
+    image = image_output(e, target)
+    inputs = [image_of(e, inputs[0]), *inputs[1:]]
+    e.add(code, inputs, [image], fusedActivationFunction=e.activation, **options)
+    from_image(e, image, target)

@@ -1,0 +1,343 @@
+"""LSTM: TFLite's one operator for all steps of a sequence.
+
+Its gates are computed in int16 with 12 bits behind the point, sigmoids and hyperbolic tangents of
+them with 15, by TFLite and TFLite Micro in ways of their own. The cell state is int16 with 11 bits
+behind the point, so it ends at 16; the hidden state is int8 from -1 to 127/128, as is the output.
+TFLite Micro also has a kernel that reads int16, whose hidden state and output are int16.
+
+The operator keeps its states from one run of a file to the next, as a `stateful` layer does. Others
+start with zeros each time, so a file writes zeros into them first, for as many examples as it is
+given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.arithmetic.fixed_point import (
+    divide,
+    fixed_point,
+    multiply,
+    multiply_sums,
+    saturate,
+    shift_back,
+)
+from keras_qat.arithmetic.int16_sigmoid import sigmoid_of_int16, tanh_of_int16
+from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
+from keras_qat.arithmetic.quant_params import QuantParams, ratio
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
+from keras_qat.ops.recurrent.kept_states import keep, kept
+from keras_qat.tflite.schema import TYPES
+
+if TYPE_CHECKING:
+    from keras_qat.ops.node import Node
+    from keras_qat.ops.weights import Weights
+
+__all__ = ["CELL", "HIDDEN", "LSTM", "TANH", "form_of", "other_form"]
+
+HIDDEN = FixedRange(-1.0, 127 / 128)
+"""The range of the output, which the next step reads too."""
+
+CELL = QuantParams(np.float32(2.0**-11), 0, 16)
+"""The cell state: scales of it are powers of two."""
+
+GATE = QuantParams(np.float32(2.0**-12), 0, 16)
+"""What goes into sigmoids and hyperbolic tangents."""
+
+BITS = 15
+"""Bits behind the point of what comes out of them."""
+
+TANH = (keras.activations.tanh, tf.tanh)
+_SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
+
+
+def form_of(call: Call) -> Attributes:
+    """Whether it begins with the last step, gives all steps, keeps its states for the next call."""
+    return {
+        "backwards": bool(call.layer.go_backwards),
+        "sequences": bool(call.layer.return_sequences),
+        "keeps": bool(call.layer.stateful),
+    }
+
+
+def _accepts(call: Call, attributes: Attributes) -> str | None:
+    layer = call.layer
+    if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
+        return "its activations are others than tanh and sigmoid"
+    if layer.return_state or len(call.inputs) > 1:
+        return "its states are read or given"
+    return other_form(call)
+
+
+def other_form(call: Call, axes: int = 3) -> str | None:
+    """Why a recurrent layer, whatever it computes, does not go once through one sequence."""
+    layer = call.layer
+    if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
+        return "it has a mask"
+    if call.kwargs.get("initial_state") is not None:
+        return "it begins with a state that is a constant"
+    if layer.time_major or len(call.inputs[0].shape) != axes:
+        return "its sequences are in another form"
+    return None
+
+
+def _compute(a: Arguments) -> Any:
+    if a.wide:  # Which other runtimes have no kernel for.
+        a = dataclasses.replace(a, family="tflm")
+    weights: Weights = a.weights
+    own = weights.recurrent
+    assert own is not None
+    (x,), units = a.q, own.q.shape[0]
+    if a.attributes["backwards"]:
+        x = tf.reverse(x, [1])
+    sums = tf.tensordot(tf.cast(x, tf.float64), tf.cast(weights.q, tf.float64), 1)
+    if weights.bias is not None:
+        sums += tf.cast(weights.bias, tf.float64)
+    given = saturate(_as_gates(a, sums, weights.scale, a.params[0].scale), BITS)
+    own_bits = 15 if a.wide else 7
+    # Sums of products with 128 and 127 are exact in float32 up to so many units.
+    held = tf.float32 if units < 2**24 // (128 * 127) and not a.wide else tf.float64
+    kernel = tf.cast(own.q, held)
+    sigmoid, tanh, tanh_of_cell = _tables(a)
+
+    def step(states: Any, given: Any) -> Any:
+        hidden, cell = states
+        fed_back = _as_gates(a, tf.matmul(hidden, kernel), own.scale, a.output.scale)
+        if a.family == "tflm":
+            fed_back = saturate(fed_back, BITS)
+        gates = tf.split(saturate(given + fed_back, BITS), 4, -1)
+        takes, keeps, gives = (_look_up(sigmoid, gates[place]) for place in (0, 1, 3))
+        remains = _scaled(a, keeps * cell, BITS)
+        taken = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
+        cell = saturate(remains + taken, BITS)
+        hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
+        return tf.cast(saturate(hidden, own_bits), held), cell
+
+    states = _before(a, x, held)
+    found, cells = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
+    if a.attributes["keeps"]:
+        last = found[-1], cells[-1]
+        found = keep(a.call.layer, _params_of_states(a), last, found)
+    found = tf.cast(found, a.q[0].dtype)
+    return tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
+
+
+def _before(a: Arguments, x: Any, held: tf.DType) -> tuple[Any, Any]:
+    """The states before the first step: zeros, or those that the layer has kept."""
+    if a.attributes["keeps"]:
+        hidden, cell = kept(a.call.layer, _params_of_states(a))
+        return tf.cast(hidden, held), cell
+    units = a.weights.recurrent.q.shape[0]
+    batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
+    return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
+
+
+def _params_of_states(a: Arguments) -> tuple[QuantParams, QuantParams]:
+    return HIDDEN.params(a.params[0].bits).as_tensors(), CELL.as_tensors()
+
+
+def _as_gates(a: Arguments, sums: Any, scale: Any, of_input: Any) -> Any:
+    """Sums of products in the scale of gates."""
+    scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
+    number = fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
+    return (multiply_sums if a.wide else multiply)(tf.cast(sums, tf.int64), number)
+
+
+def _scaled(a: Arguments, product: Any, bits: int) -> Any:
+    """product / 2^bits."""
+    if a.family == "tflm":
+        return _rounded_twice(product, bits)
+    return divide(product, tf.constant(bits, tf.int64))
+
+
+def _rounded_twice(product: Any, bits: int) -> Any:
+    """The same, as a multiplier of 31 bits and a shift compute it."""
+    return divide(shift_back(product + 1, 1), tf.constant(bits - 1, tf.int64))
+
+
+def _tables(a: Arguments) -> list[Any]:
+    """Sigmoid and tanh of gates, tanh of the cell state: for each int16, the lowest first."""
+    if a.family != "tflm":
+        arrays = sigmoid_table(3), tanh_table(3), tanh_table(4)
+        return [tf.constant(each.astype(np.int16)) for each in arrays]
+    q = tf.range(-(2**15), 2**15, dtype=tf.int64)
+    gate, cell = GATE.as_tensors(), CELL.as_tensors()
+    found = (
+        sigmoid_of_int16(a.family, q, gate),
+        tanh_of_int16(a.family, q, gate),
+        tanh_of_int16(a.family, q, cell),
+    )
+    return [tf.cast(each, tf.int16) for each in found]
+
+
+def _look_up(table: Any, q: Any) -> Any:
+    return tf.cast(tf.gather(table, q + 2**15), tf.int64)
+
+
+def _emit(e: Emission) -> None:
+    (x,), (output,) = e.inputs, e.outputs
+    weights = e.weights
+    assert weights.recurrent is not None
+    assert weights.bias is not None
+    batch, steps, _ = e.shape(x)
+    units = weights.recurrent.q.shape[0]
+    input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
+    if e.attributes["backwards"]:
+        reversed_ = e.temporary("reversed", e.shape(x), x)
+        e.add("REVERSE_V2", [x, e.constant("time", [1])], [reversed_])
+        x = reversed_
+    states = _states(e, (batch, units))
+    kernels, scales = _gates(e, weights, "kernel")
+    recurrent, _ = _gates(e, weights.recurrent, "recurrent")
+    whole = np.int64 if e.wide else np.int32
+    biases = [
+        e.constant(f"bias_{place}", part.astype(whole), scales=input_scale * scale)
+        for place, (part, scale) in enumerate(
+            zip(np.split(np.asarray(weights.bias).reshape(-1), 4), scales, strict=True)
+        )
+    ]
+    sequence = output
+    if not e.attributes["sequences"]:
+        sequence = e.temporary("sequence", (batch, steps, units), output)
+    e.add(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        # No peepholes, no projection, no layer normalization.
+        [x, *kernels, *recurrent, *[-1] * 3, *biases, *[-1] * 2, *states, *[-1] * 4],
+        [sequence],
+        intermediates=[
+            *(e.temporary(f"gate_{place}", (0,), GATE) for place in range(4)),
+            e.temporary("gate_4", (0,), output),
+        ],
+        fusedActivationFunction=schema.ActivationFunctionType.TANH,
+    )
+    if not e.attributes["keeps"]:
+        times = _times(e, x)
+        e.builder.once_known(lambda: _zeros(e, x, states, times))
+    if sequence != output:
+        places = [e.constant(name, where) for name, where in _LAST.items()]
+        masks = {"beginMask": 5, "endMask": 7, "shrinkAxisMask": 2}
+        e.add("STRIDED_SLICE", [sequence, *places], [output], **masks)
+
+
+_LAST = {"last": [0, -1, 0], "end": [0, 0, 0], "by": [1, 1, 1]}
+"""Of the axes of a sequence: where its last step begins and ends."""
+
+
+def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
+    """The weights of each gate, [output, input], and their scales."""
+    parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
+    scales = [np.float32(each.flat[0]) for each in np.split(np.asarray(weights.scale), 4, -1)]
+    tensors = [
+        e.constant(f"{name}_{place}", part.T, QuantParams(scale, 0))
+        for place, (part, scale) in enumerate(zip(parts, scales, strict=True))
+    ]
+    return tensors, scales
+
+
+def _states(e: Emission, shape: tuple[int | None, int]) -> tuple[int, int]:
+    """The hidden and the cell state."""
+    hidden, cell = (
+        e.builder.variable(e.temporary(name, shape, like))
+        for name, like in (("hidden", HIDDEN.params(16 if e.wide else 8)), ("cell", CELL))
+    )
+    return hidden, cell
+
+
+def _times(e: Emission, x: int) -> int:
+    """How many examples a sequence is of for each of the file's: steps that were folded."""
+    tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
+    made_by = {int(out): each for each in e.builder.graph.operators for out in each.outputs}
+    times = Fraction(1)
+    while x in made_by:
+        operator, made = made_by[x], e.builder.sizes(x)[1:]
+        x = next(int(each) for each in operator.inputs if not tensors[each].buffer)
+        read, code = e.builder.sizes(x)[1:], codes[operator.opcodeIndex].builtinCode
+        if code == schema.BuiltinOperator.RESHAPE and -1 not in made + read:
+            times *= Fraction(int(np.prod(read)), int(np.prod(made)))
+    return int(times)
+
+
+def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
+    """Writes zeros into the states: some number of each example of the input, times zeros.
+
+    Interpreters take memory for states when they know the sizes of the first operators. If one in
+    the file tells a size at run time, that has to be before it. So these are the very first then,
+    with the file's own input, and none of them is of those that XNNPACK computes later with others.
+    """
+    hidden, cell = states
+    batch, units = e.shape(cell)
+    fine = QuantParams(np.float32(CELL.scale / 2), 0, 16)
+    if e.builder.knows_sizes:
+        some = _as_int16(e, _first_numbers(e, x, batch))
+    else:
+        of_file = batch if batch is None else batch // times
+        some = _first_numbers(e, _as_int16(e, FIRST), of_file)
+        if times > 1:
+            folded = e.temporary("folded", (of_file, times), CELL)
+            e.add("MUL", [some, e.constant("none", np.zeros((1, times), np.int16), fine)], [folded])
+            some = e.reshaped(folded, (batch, 1), "some_of_step")
+    zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
+    e.add("MUL", [some, zeros], [cell])
+    if e.dtype(hidden) == "int16":
+        e.add("MUL", [some, zeros], [hidden])
+        return
+    e.add("CAST", [cell], [hidden], inDataType=TYPES["int16"], outDataType=TYPES["int8"])
+
+
+FIRST = 0
+"""The tensor of a file's first input."""
+
+
+def _as_int16(e: Emission, source: int) -> int:
+    if e.dtype(source) == "int16":
+        return source
+    target = e.temporary("as_int16", e.shape(source), QuantParams(np.float32(1.0), 0, 16))
+    kinds = {"inDataType": e.builder.graph.tensors[source].type, "outDataType": TYPES["int16"]}
+    e.add("CAST", [source], [target], **kinds)
+    return target
+
+
+def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
+    """The first number of each example."""
+    rank = len(e.shape(source))
+    if rank == 1:
+        return e.reshaped(source, (batch, 1), "some")
+    places = {"first": [0] * rank, "second": [0, *[1] * (rank - 1)], "by": [1] * rank}
+    where = [e.constant(name, each) for name, each in places.items()]
+    some = e.temporary("some", (batch, 1), source)
+    masks = {"beginMask": 1, "endMask": 1, "shrinkAxisMask": 2 ** (rank - 1) - 2}
+    e.add("STRIDED_SLICE", [source, *where], [some], **masks)
+    return some
+
+
+def _products(node: Node) -> int:
+    """Each step multiplies with all weights."""
+    steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
+    assert node.weights is not None
+    assert steps is not None
+    return steps * node.weights.count
+
+
+LSTM = Op(
+    "lstm",
+    _compute,
+    _emit,
+    doc="LSTM over a sequence; its output has 256 steps from -1 to 1",
+    layers=(keras.layers.LSTM,),
+    attributes=form_of,
+    accepts=_accepts,
+    integers=(),
+    families={16: ("tflm",)},
+    output=HIDDEN,
+    weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
+    products=_products,
+)

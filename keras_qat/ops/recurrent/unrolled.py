@@ -1,0 +1,274 @@
+"""GRU, SimpleRNN and ConvLSTM: TFLite has no operators for them, so they are unrolled.
+
+The inputs of all steps are multiplied at once; then each step multiplies its hidden state and does
+the rest value by value. What a step is made of is said once, in `recurrence`, and done three ways:
+by `steps` in integers and in files, in `layers.unrolled` in training. All steps share one range for
+each tensor, and the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, values_in
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.conv import CONV
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
+from keras_qat.ops.recurrent.kept_states import InFile, keep, kept
+from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, form_of, other_form
+from keras_qat.ops.recurrent.step_math import (
+    CONV_LSTMS,
+    HARD_SIGMOID,
+    States,
+    convolves,
+    inner_ranges,
+    names_of_states,
+    step_of,
+)
+from keras_qat.ops.recurrent.step_ops import SIGMOID, Number, Steps, computing, held_in, writing
+from keras_qat.ops.requantize import REQUANTIZE
+
+if TYPE_CHECKING:
+    from keras_qat.ops.node import Node
+    from keras_qat.ops.weights import Weights
+
+__all__ = ["CONV_LSTM", "GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
+
+_layers = keras.layers
+
+MOST_STEPS = 64
+"""How many steps files have at most: each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a
+ConvLSTM."""
+
+
+def _compute(a: Arguments) -> Any:
+    weights: Weights = a.weights
+    m, x, params = computing(a), a.q[0], a.params[0]
+    if a.attributes["backwards"]:
+        x = tf.reverse(x, [1])
+    given = {part: _given(m, part, (x, params)) for part in m.parts}
+    step, names = step_of(a.attributes), names_of_states(a.attributes)
+    of_states = [m.named(name).as_tensors() for name in names]
+
+    def step_once(states: Any, values: dict[str, Any]) -> Any:
+        found = {part: (values[part], given[part][1]) for part in values}
+        known = tuple(zip(states, of_states, strict=True))
+        return tuple(q for q, _ in step(m, found, known))
+
+    in_order = {part: _steps_first(q) for part, (q, _) in given.items()}
+    zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
+    first = [zeros] * len(names)
+    if len(a.q) > 1:
+        first = [m.run(REQUANTIZE, [(a.q[1], a.params[1])], of_states[0])[0]]
+    if a.attributes["keeps"]:
+        first = kept(layer, of_states)
+    first = [tf.cast(q, held_in(each)) for q, each in zip(first, of_states, strict=True)]
+    states = tf.scan(step_once, in_order, tuple(first))
+    found = states[0]
+    if a.attributes["keeps"]:
+        found = keep(layer, of_states, [each[-1] for each in states], found)
+    found = _steps_first(found) if a.attributes["sequences"] else found[-1]
+    if "hidden" not in weights.inner:
+        return found
+    return m.run(REQUANTIZE, [(found, of_states[0])], a.output)[0]
+
+
+def _given(m: Steps, part: str, x: Number) -> Number:
+    """The products of all steps with a part of the weights. Images are folded into one batch."""
+    q, params = x
+    if not convolves(m.attributes):
+        return m.given(part, x)
+    steps = q.shape[1]
+    found, params = m.given(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
+    return tf.reshape(found, [-1, steps, *found.shape[1:]]), params
+
+
+def _steps_first(x: Any) -> Any:
+    """Examples and steps in the place of each other."""
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
+
+
+def _emit(e: Emission) -> None:
+    (output,), m = e.outputs, writing(e)
+    products, steps = _written(e, m), e.shape(e.inputs[0])[1]
+    assert steps is not None
+    step, found = step_of(e.attributes), list[Number]()
+    states: States = ()
+    stored: InFile | None = None
+    for place in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
+        given = products(place)
+        if not states:
+            states, stored = _begun(e, m, list(given.values())[-1])
+        states = step(m, given, states)
+        found.append(states[0])
+    if stored:
+        found[-1] = stored.write(states[0][0]), stored.params
+    _emit_output(e, found, output)
+
+
+def _begun(e: Emission, m: Steps, like: Number) -> tuple[States, InFile | None]:
+    """The states before the first step: zeros, one that is an input, or one that the file keeps."""
+    hidden = m.named("hidden")
+    if e.attributes["keeps"]:
+        stored = InFile(e, e.shape(like[0]), hidden)
+        return ((stored.read(), hidden),), stored
+    if len(e.inputs) > 1:
+        given: Any = e.inputs[1], e.node.inputs[1].params
+        return (given if given[1] == hidden else m.run(REQUANTIZE, [given], hidden),), None
+    return tuple(m.zeros(like, name) for name in names_of_states(e.attributes)), None
+
+
+def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
+    """The products of a step's input, by part.
+
+    Those of all steps are written at once, but those of images with their step: they take memory.
+    """
+    source: Any = e.inputs[0], e.node.inputs[0].params
+    if not convolves(e.attributes):
+        of_steps = {part: _steps(e, m.given(part, source), part) for part in m.parts}
+        return lambda place: {part: each[place] for part, each in of_steps.items()}
+    (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
+    if len(sizes) == 2:
+        x = e.reshaped(x, (batch, steps, 1, *sizes), "images")
+    images = _steps(e, (x, params), "image")
+    return lambda place: {part: m.given(part, images[place]) for part in m.parts}
+
+
+def _emit_output(e: Emission, found: list[Number], output: int) -> None:
+    """Writes the output: all hidden states, or the last one."""
+    hidden, params = found[-1]
+    native = output
+    if "hidden" in e.weights.inner:
+        native = e.temporary("native", e.shape(output), params)
+    given = hidden
+    if e.attributes["sequences"]:
+        batch, *sizes = e.shape(hidden)
+        shape = batch, len(found), *sizes
+        given = native if shape == e.shape(native) else e.temporary("packed", shape, hidden)
+        e.add("PACK", [index for index, _ in found], [given], valuesCount=len(found), axis=1)
+    if given != native:
+        e.reshape(given, native)
+    if native != output:
+        e.add("QUANTIZE", [native], [output])
+
+
+def _steps(e: Emission, x: Number, name: str) -> list[Number]:
+    """The steps of a sequence."""
+    index, params = x
+    batch, steps, *sizes = e.shape(index)
+    assert steps is not None
+    found = [e.temporary(f"{name}/{step}", (batch, *sizes), index) for step in range(steps)]
+    e.add("UNPACK", [index], found, axis=1, num=steps)
+    return [(each, params) for each in found]
+
+
+def _products(node: Node) -> int:
+    """Each step multiplies with all weights, for each place of an image."""
+    steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
+    assert node.weights is not None
+    assert steps is not None
+    places = 1
+    if convolves(node.attributes):
+        sizes = node.output.shape[2 if node.attributes["sequences"] else 1 : -1]
+        places = math.prod(each or 0 for each in sizes)
+    return steps * places * node.weights.count
+
+
+# The rows.
+
+
+def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str | None]:
+    """What takes layers with these functions, in their attributes of these names."""
+
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        is_image = convolves(attributes)
+        axes = 3 + len(attributes["strides"]) if is_image else 3
+        if (reason := other_form(call, axes)) is not None:
+            return reason
+        keeps, is_given = call.layer.stateful, len(call.inputs) > 1
+        if is_image and (keeps or is_given or call.layer.return_state):
+            return "its states are kept, given or read"
+        if keeps and is_given:
+            return "its state is kept and given"
+        if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
+            return f"its activations are others than {activations}"
+        if is_image and attributes["data_format"] == "channels_first":
+            return "its channels come first"
+        steps, *sizes = call.inputs[0].shape[1:]
+        if is_image and None in sizes:
+            return "its images are of any size"
+        if steps is None:
+            return "its number of steps is not known, and it would be unrolled"
+        if steps > MOST_STEPS:
+            return f"more than {MOST_STEPS} steps"
+        return "its state is read" if len(values_in(call.outputs)) > 1 else None
+
+    return accepts
+
+
+def _form(call: Call) -> Attributes:
+    """As of `LSTM`, and whether sigmoids are hard ones.
+
+    For a GRU whether it resets after products, for a SimpleRNN whether it has a ReLU, for a
+    ConvLSTM how it convolves.
+    """
+    layer, form = call.layer, form_of(call)
+    if isinstance(layer, _layers.SimpleRNN):
+        return {**form, "relu": layer.activation in RELU}
+    form = {**form, "hard": layer.recurrent_activation is HARD_SIGMOID}
+    if isinstance(layer, _layers.GRU):
+        return {**form, "reset_after": bool(layer.reset_after)}
+    return {**form, **CONV.attributes(call)}
+
+
+RELU = (keras.activations.relu, tf.nn.relu)
+GATES = {"activation": TANH, "recurrent_activation": (*SIGMOID.functions, HARD_SIGMOID)}
+
+GRU = Op(
+    "gru",
+    _compute,
+    _emit,
+    doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
+    "its state may be given",
+    layers=(_layers.GRU,),
+    attributes=_form,
+    accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
+    integers=(),
+    bits=(8,),
+    output=HIDDEN,
+    inner=inner_ranges,
+    weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
+    converts={1: HIDDEN},
+    products=_products,
+)
+
+CONV_LSTM = dataclasses.replace(
+    GRU,
+    name="conv_lstm",
+    doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
+    layers=CONV_LSTMS,
+    converts={},
+)
+
+SIMPLE_RNN = dataclasses.replace(
+    GRU,
+    name="simple_rnn",
+    doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; its output as that of GRU",
+    layers=(_layers.SimpleRNN,),
+    accepts=_accepts("tanh and relu", activation=TANH),
+)
+
+SIMPLE_RNN_RELU = dataclasses.replace(
+    SIMPLE_RNN,
+    name="simple_rnn_relu",
+    doc="the same with ReLU",
+    accepts=_accepts("tanh and relu", activation=RELU),
+    output=OwnRange(non_negative=True),
+    converts={},
+)

@@ -1,0 +1,220 @@
+"""Sums of products with quantized weights: exact, and what kernels make of them.
+
+What all weighted operators share: they add up whole numbers, add a bias and multiply by input scale
+x weight scale / output scale, which each kernel rounds in its own way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import cond
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
+from keras_qat.arithmetic.partial_evaluation import of_numbers
+from keras_qat.arithmetic.quant_params import single
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.op import Arguments
+from keras_qat.ops.weights import Weights, reach_of, terms
+from keras_qat.tflite.int4 import in_halves
+
+if TYPE_CHECKING:
+    from keras_qat.ops.node import Node
+
+__all__ = ["EXACT", "RECENT", "Rounding", "products_with_weights", "weight_constants", "weighted"]
+
+RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
+"""Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
+before have no FULLY_CONNECTED of that kind, and XNNPACK takes no such TRANSPOSE_CONV."""
+
+Rounding = Literal["fixed", "double", "up", "eights"]
+"""How TFLite's own kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
+double precision, rounded once, halves away from zero, with int16 too. `up` and `eights`: optimized
+kernels, where XNNPACK leaves an operator to them: `fixed`, but halves up, in `eights` of so many
+channels at a time."""
+
+INT8_MAX = 127
+"""The largest quantized value of a weight."""
+
+EXACT = 2.0**24
+"""Float32 holds all whole numbers below this."""
+
+Linear = Callable[[Any, Any], Any]
+"""From quantized values and weights of the same dtype to the sums of their products, the output
+channels last."""
+
+
+def products_with_weights(node: Node) -> int:
+    """Each output number is a sum over the weights of its channel."""
+    assert node.op is not None
+    assert node.weights is not None
+    depth = terms(tuple(node.weights.q.shape), node.op.weights[node.weights.name])
+    return node.output.elements * depth
+
+
+def weighted(
+    a: Arguments,
+    linear: Linear,
+    channels: tuple[int, ...],
+    rounding: Rounding = "fixed",
+    of_int4: Rounding | None = None,
+) -> Any:
+    """The quantized values less the zero point of a weighted operator.
+
+    Args:
+        a: its arguments.
+        linear: adds up products.
+        channels: axes of the weights that are output channels, counted from the end.
+        rounding: how TFLite's own kernel rounds. XNNPACK's kernels, which have no int16, multiply
+            in float32 and round half to even.
+        of_int4: how TFLite's optimized kernel rounds with weights in 4 bits, which XNNPACK leaves
+            to it; None if it does not.
+    """
+    weights: Weights = a.weights
+    before, after = a.params[0].scale, a.output.scale
+    if a.family == "xnnpack" and not a.wide:
+        if weights.packed and of_int4 is not None:
+            rounding = of_int4
+        elif rounding != "eights":
+            sums = _sums_of_8_bits(a, linear, channels, tf.float32)
+            return tf.round(sums * _single_ratio(before, weights.scale, after))
+    ratio = _ratio(before, weights.scale, after)
+    if a.wide:
+        sums = _sums_of_16_bits(a.q[0], weights, linear)
+        if rounding == "double":
+            return _round_half_away(sums * ratio)
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), fixed_point(ratio)), tf.float64)
+    sums = _sums_of_8_bits(a, linear, channels, tf.float64)
+    if rounding == "double":
+        return tf.cast(_round_half_away(sums * ratio), tf.float32)
+    whole, number = tf.cast(sums, tf.int64), fixed_point(ratio)
+    result = multiply(whole, number)
+    if a.family == "xnnpack" and rounding != "fixed":
+        count = sums.shape[-1]
+        up = multiply(whole, number, halves_up=True)
+        of_up = count if rounding == "up" else count // 8 * 8
+        result = tf.where(tf.range(count) < of_up, up, result)
+    return tf.cast(result, tf.float32)
+
+
+@of_numbers
+def _ratio(before: Any, scale: Any, after: Any) -> Any:
+    """What sums are multiplied by."""
+    return before * _row(scale, tf.float64) / after
+
+
+@of_numbers
+def _single_ratio(before: Any, scale: Any, after: Any) -> Any:
+    """The same in float32, as XNNPACK computes it."""
+    return tf.cast(single(before * _row(scale, tf.float64)) / after, tf.float32)
+
+
+def _round_half_away(x: Any) -> Any:
+    """To whole numbers; exact where adding a half would round up what is just below it."""
+    size = tf.abs(x)
+    whole = tf.floor(size)
+    return tf.sign(x) * (whole + tf.cast(size - whole >= 0.5, x.dtype))
+
+
+def _sums_of_16_bits(x: Any, weights: Weights, linear: Linear) -> Any:
+    sums = linear(x, _held_in(weights.q, tf.float64))
+    if weights.bias is None:
+        return sums
+    return sums + _row(weights.bias, tf.float64)
+
+
+@of_numbers
+def _row(numbers: Any, dtype: tf.DType) -> Any:
+    return tf.reshape(tf.cast(numbers, dtype), [-1])
+
+
+def _sums_of_8_bits(
+    a: Arguments, linear: Linear, channels: tuple[int, ...], dtype: tf.DType
+) -> Any:
+    """The sums in float64, or in float32, rounded once where they do not fit.
+
+    Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, so many
+    input channels at a time that none can are summed up in float32, and then those sums in float64.
+    A bias of more bits than float32 has is rounded to them, here and in files.
+    """
+    x, weights = a.q[0], a.weights
+    kernel, bias = _held_in(weights.q, tf.float32), None
+    if weights.bias is not None:
+        bias = _row(weights.bias, tf.float32)
+
+    def with_bias(sums: Any) -> Any:
+        if bias is not None:
+            sums = tf.nn.bias_add(sums, tf.cast(bias, sums.dtype))
+        return tf.nn.relu(sums) if a.merges_relu else sums  # TensorFlow fuses it, unlike a clip.
+
+    def at_once() -> Any:
+        return with_bias(tf.cast(linear(x, kernel), dtype))
+
+    largest = 2 ** a.params[0].bits - 1
+    most = math.ceil(EXACT / (largest * INT8_MAX)) - 1  # So many products always fit.
+    count = terms(tuple(kernel.shape), channels)
+    if count <= most:
+        return at_once()
+
+    def in_parts() -> Any:
+        inputs = kernel.shape[-2]
+        size = most * inputs // count  # Channels whose products fit.
+        if channels != (-1,) or x.shape[-1] != inputs or not size:
+            sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
+        else:
+            sizes = [min(size, inputs - start) for start in range(0, inputs, size)]
+            parts = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
+            sums = tf.add_n([tf.cast(linear(*part), tf.float64) for part in parts])
+        return tf.cast(with_bias(sums), dtype)
+
+    # The range holds zero: what is above it and below it add up to `largest`.
+    reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach
+    return cond(_fits(reach, largest), at_once, in_parts)
+
+
+@of_numbers
+def _fits(reach: Any, largest: int) -> Any:
+    fits = reach * largest < EXACT
+    return fits if tf.is_tensor(fits) else bool(fits)
+
+
+def _held_in(q: Any, dtype: tf.DType) -> Any:
+    """Weights as a tensor. Arrays, which become constants of a graph, are converted before."""
+    if isinstance(q, np.ndarray):
+        return tf.constant(q.astype(dtype.as_numpy_dtype))
+    return tf.cast(q, dtype)
+
+
+def weight_constants(
+    e: Emission, arrange: Callable[[np.ndarray], np.ndarray], axis: int
+) -> list[int]:
+    """Adds an operator's weights and bias to a file.
+
+    There always is a bias: XNNPACK takes no convolution without one, and by its type int16 kernels
+    know that they add up 64 bits.
+
+    Args:
+        e: the operator.
+        arrange: from the weights in the layer's shape to those in the file's.
+        axis: of the output channels in the file.
+
+    Returns:
+        The tensors of the weights and the bias.
+    """
+    weights = e.weights
+    q = arrange(np.asarray(weights.q).astype(np.int8))
+    scales = np.asarray(weights.scale, np.float32).reshape(-1)
+    shape, dtype, data = q.shape, "int8", q
+    bias = np.zeros(shape[axis]) if weights.bias is None else np.asarray(weights.bias).reshape(-1)
+    if weights.packed:
+        data, dtype = in_halves(q), "int4"
+    input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
+    whole = bias.astype(np.int64) if e.wide else np.float32(bias).astype(np.int32)
+    return [
+        e.constant("weights", data, scales=scales, axis=axis, shape=shape, dtype=dtype),
+        e.constant("bias", whole, scales=input_scale * scales),
+    ]

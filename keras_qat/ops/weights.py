@@ -1,0 +1,106 @@
+"""A layer's weights as integer kernels hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams
+
+__all__ = ["Weights", "reach_of", "terms"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weights:
+    """Quantized weights, BatchNormalization folded: arrays for files, tensors in a graph.
+
+    Args:
+        name: the attribute of the layer that holds the weight; "" for an affine operator.
+        q: whole numbers, -127 to 127, in the layer's own shape; of an affine operator one for each
+            channel.
+        scale: real value of 1, float64 holding float32 numbers, shaped to broadcast against `q`.
+        bias: whole numbers in units of input scale x weight scale, one for each output channel; or
+            None.
+        bits: 2 to 8: how many bits the weights were trained with.
+        reach: the largest sum of an output channel's weights of one sign, float64 or a tensor: sums
+            of products are at most that times the largest input. None if nobody needs it.
+        rounding: the largest change of a weight, in LSB of its training, because kernels have no
+            zero point for weights: 0 but for wide asymmetric 8-bit ranges.
+        packed: whether files hold them in 4 bits, two in a byte.
+        gates: of an LSTM: how many blocks of columns have a scale each.
+        inner: quantization parameters between the parts that an operator is written in, by name.
+        recurrent: of a recurrent operator those that its output of the step before is multiplied
+            with.
+    """
+
+    name: str
+    q: Any
+    scale: Any
+    bias: Any = None
+    bits: int = 8
+    reach: Any = None
+    rounding: float = 0.0
+    packed: bool = False
+    gates: int = 0
+    inner: Mapping[str, QuantParams] = dataclasses.field(default_factory=dict)
+    recurrent: Weights | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are, without the bias."""
+        more = 0 if self.recurrent is None else self.recurrent.count
+        return int(np.prod(self.q.shape)) + more
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each output channel has a scale of its own."""
+        return int(np.prod(self.scale.shape)) > 1
+
+    @property
+    def granularity(self) -> str:
+        """What has a scale of its own."""
+        return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
+
+    def __str__(self) -> str:
+        return f"weights {list(self.q.shape)} of {self.bits} bits {self.granularity}" + (
+            "" if self.bias is None else ", bias"
+        )
+
+
+def terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
+    """How many products are added up for an output.
+
+    Args:
+        shape: of the weights.
+        channels: their axes of output channels, counted from the end.
+    """
+    return math.prod(shape) // max(1, math.prod(shape[axis] for axis in channels))
+
+
+def reach_of(q: Any, channels: tuple[int, ...]) -> Any:
+    """The largest sum of an output channel's weights of one sign.
+
+    Args:
+        q: the quantized weights, an array or a tensor.
+        channels: as of `terms`.
+
+    Returns:
+        A number, or a float64 scalar tensor.
+    """
+    axes = tuple(axis for axis in range(-len(q.shape), 0) if axis not in channels)
+    if isinstance(q, np.ndarray):
+        size, total = np.abs(q).sum(axes, np.float64), q.sum(axes, np.float64)
+        return float(np.max(size + np.abs(total), initial=0)) / 2
+    q = tf.cast(q, tf.float32)  # Whole numbers, far from what float32 does not hold.
+    if channels == tuple(range(-len(channels), 0)):  # Many times as fast as a reduction.
+        columns = tf.reshape(q, [terms(q.shape, channels), -1])
+        ones = tf.ones([1, columns.shape[0]])
+        size, total = tf.matmul(ones, tf.abs(columns)), tf.matmul(ones, columns)
+    else:
+        size, total = tf.reduce_sum(tf.abs(q), axes), tf.reduce_sum(q, axes)
+    return tf.cast(tf.reduce_max(size + tf.abs(total)), tf.float64) / 2

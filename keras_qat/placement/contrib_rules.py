@@ -1,0 +1,291 @@
+"""The placement of `tf.contrib.quantize`, rule by rule and in its order.
+
+The original matches operations; here a *layer* is a kernel with its bias or its folded
+BatchNormalization, and `biased` is the tensor behind that. Each layer is matched once, by the
+first rule that fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from keras_qat.config.specs import QuantSpec, Spec
+from keras_qat.frontend.contrib_batch_norm import FusedBatchNormalization
+from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.op import FixedRange, SharedRange
+from keras_qat.ops.registry import match, op_of
+from keras_qat.placement import fusion_groups
+from keras_qat.placement.fusion_groups import Group
+from keras_qat.placement.layer_settings import Settings
+from keras_qat.placement.plan import Plan, Range
+
+__all__ = ["ContribPlacement"]
+
+KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
+"""Layers whose operation the original quantizes, with the stages of SeparableConv2D."""
+
+CLIPS = {"relu", "relu6", "relu_n"}
+"""Kinds of ReLU: without a maximum, up to 6, up to another one."""
+
+ACTIVATIONS = {"relu", "relu6", "linear"}
+"""Kinds that end a layer."""
+
+MERGES = {"add": "AddV2", "multiply": "Mul"}
+"""Kinds that are quantized if something quantized flows into them -> TensorFlow 1's operation."""
+
+PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
+"""Layers that a quantized tensor flows through, with `linear` activations."""
+
+
+class ContribPlacement:
+    """Decides layer by layer, then merge by merge."""
+
+    lowers_activations = False
+
+    def __init__(self, graph: Graph, settings: Settings) -> None:
+        self.graph, self.settings = graph, settings
+        self.in_scope = settings.quantizes
+        self.consumers = graph.consumers()
+        self.groups = [
+            group
+            for group in fusion_groups.groups(graph, folds_bias=False, affine=False)
+            if type(group.kernel.layer) in KERNELS
+        ]
+        self.group_of = {call: group for group in self.groups for call in group.calls}
+        self.matched: set[Call] = set()
+        self.considered: set[Value] = set()
+        self.weights: dict[Group, QuantSpec | None] = dict.fromkeys(self.groups)
+        self.specs: dict[Value, Spec] = {}
+        self.reasons: dict[Value, str] = {}
+
+    def plan(self) -> Plan:
+        """Applies the rules in the original's order."""
+        for rule in (
+            self.match_post_activation_bypass,
+            self.match_activation,
+            self.match_final_layer,
+            self.match_stage_of_separable,
+            self.match_merge,
+        ):
+            for call in self.graph.calls:
+                rule(call)
+        for value in self.graph.values():
+            self.reasons.setdefault(value, "no rule of tf.contrib.quantize")
+        return Plan(
+            recipe=self.settings.recipe,
+            graph=self.graph,
+            groups=[group for group in self.groups if self.weights[group] or group.batch_norm],
+            specs=self.specs,
+            reasons=self.reasons,
+            ranges=[Range(spec, [value]) for value, spec in self.specs.items()],  # type: ignore
+            weights=self.weights,
+            float_layers=self.float_layers(),
+            replaced={
+                call.layer: FusedBatchNormalization
+                for call in self.graph.calls
+                if is_batch_norm(call) and len(call.output.shape) == 2
+            },
+        )
+
+    # The rules, in order.
+
+    def match_post_activation_bypass(self, add: Call) -> None:
+        """layer -> activation -> Add: the activation and the Add."""
+        if self.kind(add) != "add":
+            return
+        for value in reversed(add.inputs):  # The original looks at the second input first.
+            activation = value.producer
+            if activation and self.kind(activation) in ACTIVATIONS:
+                layer, bypass = self.layer_before(activation)
+                if layer is not None:
+                    self.quantize_layer(layer, activation, bypass, add)
+                    return
+
+    def match_activation(self, activation: Call) -> None:
+        """layer -> [Add ->] activation: the activation, and the layer before an Add."""
+        if self.kind(activation) not in ACTIVATIONS:
+            return
+        layer, bypass = self.layer_before(activation)
+        readers = self.consumers[activation.output]
+        is_normalized = len(readers) == 1 and is_batch_norm(readers[0])
+        if layer is not None and not (self.kind(activation) == "linear" and is_normalized):
+            self.quantize_layer(layer, activation, bypass)
+
+    def match_final_layer(self, call: Call) -> None:
+        """A layer with a bias or a folded BatchNormalization, and nothing of the above."""
+        layer = self.layer_of_biased(call.output) if call.outputs is not None else None
+        if layer is not None:
+            self.quantize_layer(layer, call)
+
+    def match_stage_of_separable(self, call: Call) -> None:
+        """A layer without bias that feeds a layer directly, like the depthwise stage."""
+        if self.kind(call) != "kernel" or not call.inputs:
+            return
+        before = call.inputs[0].producer
+        if before and self.kind(before) == "kernel" and self.is_raw(before):
+            self.quantize_layer(before, before)
+
+    def match_merge(self, merge: Call) -> None:
+        """An Add or Multiply that something quantized flows into."""
+        if self.flows_in(merge) and self.in_scope(merge):
+            # The original does not hand `symmetric` on to these.
+            spec = dataclasses.replace(
+                self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
+            )
+            self.quantize(merge.output, spec, f"activation_{MERGES[str(self.kind(merge))]}_quant")
+
+    def float_layers(self) -> dict[str, str]:
+        """Layers that an int8 runtime computes in float, as something has no range."""
+        found = {}
+        for call in self.graph.calls:
+            kind, group = self.kind(call), self.group_of.get(call)
+            if group is not None:
+                if self.weights[group] is None:
+                    found[call.name] = "kernel not quantized"
+            elif kind is None or kind == "affine":
+                found[call.name] = f"no range for {type(call.layer).__name__}"
+            elif not self.has_implied_range(call) and call.output not in self.specs:
+                readers = self.consumers[call.output]
+                clips = [each for each in readers if self.kind(each) in CLIPS | {"linear"}]
+                if not clips or not all(each.output in self.specs for each in readers):
+                    found[call.name] = "no quantizer behind it"
+        return found
+
+    # What the rules are made of.
+
+    def has_implied_range(self, call: Call) -> bool:
+        """Whether a result has a range without a quantizer: a fixed one, or that of its inputs."""
+        op = op_of(call)
+        if op is None or (op.is_weighted and self.kind(call) != "kernel"):
+            return False
+        is_implied = isinstance(op.output, (SharedRange, FixedRange)) or not call.output.is_float
+        return is_implied or op.name == "mean" or self.kind(call) == "kernel"
+
+    def kind(self, call: Call) -> str | None:
+        """The kind of computation, as the original tells them apart; None for no known one."""
+        op, attributes, _ = match(call)
+        if op is None:
+            return None
+        if op is AFFINE:
+            return "affine"
+        if op.is_weighted:
+            return "kernel" if type(call.layer) in KERNELS else None
+        if op.clips:
+            return {math.inf: "relu", 6.0: "relu6"}.get(attributes["maximum"], "relu_n")
+        return op.name
+
+    def is_raw(self, kernel: Call) -> bool:
+        """Whether a kernel has neither a bias nor a folded BatchNormalization."""
+        return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
+
+    def layer_of_biased(self, value: Value) -> Call | None:
+        """The layer whose bias or folded BatchNormalization makes this tensor.
+
+        An Add onto a layer without either looks like a bias to the original.
+        """
+        call = value.producer
+        if call is None:
+            return None
+        kind = self.kind(call)
+        if kind == "kernel" and call.layer.use_bias:
+            return call
+        if is_batch_norm(call) and call in self.group_of:
+            return self.group_of[call].kernel
+        if kind == "add":
+            for each in call.inputs:
+                before = each.producer
+                if before and self.kind(before) == "kernel" and self.is_raw(before):
+                    return before
+        return None
+
+    def layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
+        """The layer that an activation ends, and the Add between them if there is one."""
+        value = activation.inputs[0]
+        layer, before = self.layer_of_biased(value), value.producer
+        if layer is not None or before is None:
+            return layer, None
+        if self.kind(before) == "kernel":
+            return before, None
+        biased = map(self.layer_of_biased, before.inputs if self.kind(before) == "add" else ())
+        layer = next(filter(None, biased), None)
+        return layer, before if layer else None
+
+    def quantize_layer(
+        self,
+        layer: Call,
+        activation: Call,
+        bypass: Call | None = None,
+        behind: Call | None = None,
+    ) -> None:
+        """Quantizes the tensors of one match, unless the layer was matched before.
+
+        `bypass` is an Add in front of the activation, `behind` one behind it.
+        """
+        if layer in self.matched:
+            return
+        self.matched.add(layer)
+        own = self.settings.activations(layer.output)
+        merged = dataclasses.replace(own, initial_range=(-6.0, 6.0))
+        group = self.group_of[layer]
+        if self.in_scope(layer):
+            self.weights[group] = self.settings.weights(layer, folded=bool(group.batch_norm))
+        self.quantize(activation.output, own, "act_quant", [activation])
+        if bypass is not None:
+            biased = group.batch_norm.output if group.batch_norm else layer.output
+            self.quantize(biased, merged, "conv_quant", [layer, *self.consumers[biased]])
+            if not self.feeds(bypass, ACTIVATIONS):
+                scope = [bypass, *self.consumers[bypass.output]]
+                self.quantize(bypass.output, merged, "add_quant", scope)
+        if behind is not None and not self.feeds(behind, {"relu", "relu6"}):
+            self.quantize(behind.output, merged, "post_activation_bypass_quant", [behind])
+
+    def quantize(
+        self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
+    ) -> None:
+        """Gives a tensor a quantizer, if all of `scope` is in the scope and nothing has done so."""
+        self.considered.add(value)
+        starts_at_zero = spec.initial_range == (0.0, 6.0)
+        if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
+            spec = dataclasses.replace(spec, lower_bound=0.0)
+        if all(self.in_scope(call) for call in scope or []) and not self.is_followed(value):
+            self.specs[value] = spec
+            self.reasons[value] = reason
+
+    def feeds(self, call: Call, kinds: set[str]) -> bool:
+        return any(self.kind(reader) in kinds for reader in self.consumers[call.output])
+
+    def is_followed(self, value: Value) -> bool:
+        """Whether a tensor is quantized, at once or behind reshapes."""
+        return value in self.specs or any(
+            self.is_followed(reader.output)
+            for reader in self.consumers[value]
+            if type(reader.layer).__name__ in ("Reshape", "Flatten")
+            or self.kind(reader) == "linear"
+        )
+
+    def flows_in(self, merge: Call) -> bool:
+        """Whether an Add or Multiply not yet looked at has a quantized input."""
+        if self.kind(merge) not in MERGES or merge.output in self.considered:
+            return False
+        readers = self.consumers[merge.output]
+        if len(readers) == 1 and self.kind(readers[0]) in ("relu", "relu6"):
+            return False
+        for value in map(self.before_passes, merge.inputs):
+            if value in self.specs:
+                return True
+            if value.producer and self.kind(value.producer) in MERGES:
+                producers = [each.producer for each in value.producer.inputs]
+                if any(each is not None and self.flows_in(each) for each in producers):
+                    return True
+        return False
+
+    def before_passes(self, value: Value) -> Value:
+        """The tensor that this one is, seen through layers that only move values."""
+        while value not in self.specs and (call := value.producer):
+            if type(call.layer).__name__ not in PASSES and self.kind(call) != "linear":
+                break
+            value = call.inputs[0]
+        return value

@@ -1,0 +1,109 @@
+"""Which calls are quantized as one: a kernel, its BatchNormalization, its activation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, values_in
+from keras_qat.ops.affine import AFFINE
+from keras_qat.ops.op import FixedRange
+from keras_qat.ops.registry import op_of
+
+__all__ = ["Group", "groups"]
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """Calls that one wrapper stands for: a kernel, its BatchNormalization, its activation.
+
+    `shared` says that the kernel's layer is called elsewhere, too: each call has its own range.
+    """
+
+    kernel: Call
+    batch_norm: Call | None = None
+    activation: Call | None = None
+    shared: bool = False
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls, in order."""
+        return [call for call in (self.kernel, self.batch_norm, self.activation) if call]
+
+    @property
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """The attributes that hold weights to quantize -> axes of their output channels."""
+        op = op_of(self.kernel)
+        return {name: axes for name, axes in op.weights.items() if name} if op else {}
+
+    @property
+    def output(self) -> Value:
+        """What the group as a whole computes."""
+        return self.calls[-1].output
+
+
+def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
+    """Finds the kernel -> [BatchNormalization] -> [activation] sequences, longest first.
+
+    A sequence ends where somebody else reads its result as well. A layer that is called more
+    than once takes its BatchNormalization along only if all of its calls share that too, and its
+    activation never, as each call has a range of its own.
+
+    Args:
+        graph: a lowered graph.
+        folds_bias: whether a BatchNormalization folds into a layer that has a bias.
+        affine: whether affine layers that are not folded are kernels of their own.
+    """
+    consumers = graph.consumers()
+    counts = graph.call_counts()
+    outputs = set(values_in(graph.outputs))
+
+    def only_consumer(value: Value) -> Call | None:
+        readers = consumers[value]
+        return readers[0] if len(readers) == 1 and value not in outputs else None
+
+    def batch_norm_behind(call: Call) -> Call | None:
+        follower, op = only_consumer(call.output), ops[call]
+        if follower is None or not is_batch_norm(follower):
+            return None
+        if op is None or not op.folds_batch_norm or (call.layer.use_bias and not folds_bias):
+            return None
+        return follower if _is_per_channel(follower, call) else None
+
+    def is_fixed(call: Call) -> bool:
+        """Whether the kernel's own range is that of its output, as of what it reads again."""
+        return isinstance(getattr(ops[call], "output", None), FixedRange)
+
+    ops = {call: op_of(call) for call in graph.calls}
+    weighted = [call for call, op in ops.items() if op is not None and op.is_weighted]
+    norms = {call: batch_norm_behind(call) for call in weighted if ops[call] is not AFFINE}
+    for call, norm in norms.items():
+        if norm is not None:
+            partners = {
+                other and other.layer for each, other in norms.items() if each.layer is call.layer
+            }
+            if partners != {norm.layer} or counts[norm.layer] != counts[call.layer]:
+                norms[call] = None
+    folded = set(norms.values())
+    found = []
+    for call in graph.calls:
+        alone = affine and ops[call] is AFFINE and call not in folded
+        if not (call in norms or alone):
+            continue
+        group = Group(call, norms.get(call), shared=counts[call.layer] > 1)
+        follower = only_consumer(group.output)
+        clip = ops.get(follower) if follower is not None else None
+        if clip is not None and clip.clips and not group.shared and not is_fixed(call):
+            group.activation = follower
+        found.append(group)
+    return found
+
+
+def _is_per_channel(norm: Call, kernel: Call) -> bool:
+    """Whether a BatchNormalization has one factor and offset for each channel of a kernel."""
+    rank = len(norm.output.shape)
+    channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
+    channel_axis = 1 if channels_first else rank - 1
+    axes = tf.nest.flatten(norm.layer.axis)
+    return rank > 1 and [each % rank for each in axes] in ([channel_axis], [])

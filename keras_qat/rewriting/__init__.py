@@ -1,0 +1,1 @@
+"""The plan becomes a quantization-aware model, and that a float model again."""

@@ -1,0 +1,195 @@
+"""The model that `quantize_model` returns."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.kernel_families import Family, check_family
+from keras_qat.config.recipes import Recipe
+from keras_qat.config.targets.target import Target, remembered
+from keras_qat.frontend.graph import (
+    config_of,
+    layers_in,
+    name_outputs,
+)
+from keras_qat.frontend.keras2.backend import (
+    Customs,
+    KeepsTrainable,
+    applications_scope,
+    check_modules,
+    customs_of,
+    in_safe_mode,
+    is_in_converter,
+    keras,
+    left_out,
+    register,
+    resolve_training,
+)
+from keras_qat.frontend.keras2.precision import (
+    ScalesLoss,
+    computing_in_float32,
+    float32_policy,
+)
+from keras_qat.integer_graph.keras_inference import Inference, is_exact
+from keras_qat.rewriting.atomic_saving import WholeFiles
+from keras_qat.training.distribution import agree, observed_alike
+from keras_qat.training.layers.float_marks import (
+    ask_for_integers,
+    asked_for_integers,
+    leave_in_float,
+    why_left_in_float,
+)
+from keras_qat.training.layers.scheduled_layer import Phase, shapes_only
+from keras_qat.training.phase_graphs import PhasedModel
+from keras_qat.training.schedule import scheduled_layers
+
+__all__ = ["QuantizedModel"]
+
+
+@register
+class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model):
+    """A quantization-aware Keras model: what `quantize_model` returns, and `load_model` too.
+
+    It is compiled, trained, evaluated and saved as any functional model. Training simulates
+    quantization; `predict` and `evaluate` compute what the exported file gives, code for code.
+
+    Shapes: inputs and outputs have the names and shapes of the float model's, and are real numbers,
+    whatever types the file takes.
+    """
+
+    recipe: Recipe
+    """What it was quantized with."""
+    float_config: dict[str, Any] | None
+    """Configuration of the float model, as `keras.Model.from_config` takes it."""
+    customs: Customs = Customs({}, False)
+    """Custom classes of that, which are known as long as nothing was saved."""
+
+    safe_mode: bool = False
+    """Whether no code of its configuration may run: it was loaded, not in safe_mode=False."""
+
+    _kernels: Family = "xnnpack"
+    target: Target | None = None
+    """Where its file is to run, as `quantize_model` was told; None if it was not."""
+    _inference: Inference | None = None
+
+    @property
+    def kernels(self) -> Family:
+        """Whose rounding inference has; may be set at any time.
+
+        "xnnpack" (phones, desktops), "tflm" (TFLite Micro: microcontrollers), or "reference":
+        TFLite's portable kernels.
+        """
+        return self._kernels
+
+    @kernels.setter
+    def kernels(self, kernels: Family) -> None:
+        object.__setattr__(self, "_kernels", check_family(kernels))
+        object.__setattr__(self, "_inference", None)
+        self.predict_function = self.test_function = None
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """What training simulates; at inference what the kernels of `kernels` compute."""
+        inference = self._exact_inference()
+        if inference is None:
+            return self.simulated(inputs, training, mask)
+        if is_in_converter():
+            raise ValueError(
+                f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "
+                f"do. Call keras_qat.export_tflite(model, path): it writes the TFLite file itself."
+            )
+        return inference(inputs, resolve_training(training), given=training, mask=mask)
+
+    def simulated(self, inputs: Any, given: Any, mask: Any) -> Any:
+        """What training computes, if `given` is the `training` of `call`."""
+        is_inference = resolve_training(given) is False
+        with computing_in_float32(self) if is_inference else contextlib.nullcontext():
+            outputs = super().call(inputs, training=given, mask=mask)
+        if not is_inference:
+            agree(self.weights)
+        return outputs
+
+    def _exact_inference(self) -> Inference | None:
+        """How it computes in integers; None for the original's models, which simulate."""
+        if self._inference is None and self.recipe.fold != "correction":
+            # Past Keras, which would track the graph.
+            object.__setattr__(self, "_inference", Inference(self, self._kernels))
+        return self._inference
+
+    def settle(self, phase: Phase | None) -> None:
+        inference = self._exact_inference()
+        if inference is not None and is_exact(phase):
+            inference.settle()
+
+    @property
+    def inference_version(self) -> int:
+        return 0 if self._inference is None else self._inference.settled.version
+
+    def keep_recipe(self, recipe: Recipe) -> None:
+        """Sets `recipe`, also for models that are made of this one's layers."""
+        self.recipe = recipe
+        for layer in scheduled_layers(self):
+            layer.recipe = recipe
+
+    def keep_float_model(self, model: Any) -> None:
+        """Sets `float_config` and `customs`, past Keras, which would track what is in them."""
+        config = None
+        with contextlib.suppress(TypeError):  # Activations that no configuration can hold.
+            config = config_of(model)
+        object.__setattr__(self, "float_config", config)
+        object.__setattr__(self, "customs", customs_of(layers_in(model)))
+
+    def _float_config_to_save(self) -> dict[str, Any] | None:
+        """`float_config`, None if Keras cannot save what is in it."""
+        try:
+            with contextlib.suppress(ValueError):  # Keras asks in another way for SavedModels.
+                keras.saving.serialize_keras_object(self.float_config)
+        except TypeError:
+            return None
+        return self.float_config
+
+    def get_config(self) -> dict[str, Any]:
+        reasons = {each.name: why_left_in_float(each) for each in self.layers}
+        config = super().get_config()
+        for each in config["layers"]:
+            each["config"].update(left_out(self.get_layer(each["name"])))
+        return {
+            **config,
+            "recipe": self.recipe.to_config(),
+            "float_config": self._float_config_to_save(),
+            "output_names": list(self.output_names),
+            "float_layers": {name: reason for name, reason in reasons.items() if reason},
+            "asked_for": [each.name for each in self.layers if asked_for_integers(each)],
+            "kernels": self._kernels,
+            **({} if self.target is None else {"target": self.target.name}),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        if in_safe_mode() is not False:
+            check_modules(config)
+        config = dict(config)
+        recipe, output_names = config.pop("recipe"), config.pop("output_names")
+        float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
+        asked_for = config.pop("asked_for", ())
+        kernels, target = config.pop("kernels", "xnnpack"), config.pop("target", None)
+        with applications_scope(), shapes_only(), float32_policy(), observed_alike():
+            model = super().from_config(config, custom_objects)
+        model.safe_mode = in_safe_mode() is not False
+        model.keep_recipe(Recipe.from_config(recipe))
+        object.__setattr__(model, "float_config", float_config)
+        name_outputs(model, output_names)
+        if not isinstance(float_layers, dict):  # The first version's, without reasons.
+            float_layers = dict.fromkeys(float_layers, "left in float")
+        for name, reason in float_layers.items():
+            leave_in_float(model.get_layer(name), reason)
+        for name in asked_for:
+            ask_for_integers(model.get_layer(name))
+        if kernels != "xnnpack":
+            model.kernels = kernels
+        if target is not None:
+            model.target = remembered(target, model.name)
+        return model

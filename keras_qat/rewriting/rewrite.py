@@ -1,0 +1,223 @@
+"""The visitor that clones a model along its plan, with wrappers and quantizers in place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.config import specs
+from keras_qat.frontend.graph import (
+    Call,
+    Graph,
+    Value,
+    clone,
+    name_outputs,
+    rebuild,
+    values_in,
+)
+from keras_qat.frontend.graph_copy import Between, Instead, copied
+from keras_qat.frontend.keras2.backend import (
+    keras,
+    left_out,
+)
+from keras_qat.frontend.keras2.precision import (
+    is_half,
+    policy_of,
+)
+from keras_qat.ops.registry import on_request
+from keras_qat.placement.fusion_groups import Group
+from keras_qat.placement.plan import Plan, Range
+from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.training.distribution import observed_alike
+from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
+from keras_qat.training.layers.float_marks import (
+    ask_for_integers,
+    leave_in_float,
+)
+from keras_qat.training.layers.scheduled_layer import NEVER, shapes_only
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.ranges.weight_limits import start_limits
+from keras_qat.training.schedule import schedule
+
+__all__ = ["rewrite"]
+
+
+# Keras' .h5 files name a model's class without the package it was registered in.
+keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
+
+
+_NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
+"""What TensorFlow does not take in the name of a scope."""
+
+
+def _scope(name: str) -> str:
+    """A value's name as that of a scope, which has neither the mark of a call nor of an output."""
+    return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
+
+
+def _clone(layer: Any, **changes: Any) -> Any:
+    """A copy of a layer; of a Normalization one in float32, as it holds numbers of its own."""
+    if isinstance(layer, keras.layers.Normalization):
+        changes["dtype"] = "float32"
+    return clone(layer, **changes)
+
+
+def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
+    """Builds the quantization-aware model of a plan of a float model, with its weights."""
+    visitor = _Visitor(plan)
+    with observed_alike():
+        graph = visitor.visit()
+    with shapes_only(), observed_alike():
+        model = rebuild(graph, QuantizedModel)
+    model.keep_recipe(plan.recipe)
+    model.keep_float_model(float_model)
+    name_outputs(model, graph.output_names)
+    for layer, weights in visitor.sources.items():
+        for new, old in zip(layer.weights, weights, strict=True):
+            new.assign(tf.cast(old, new.dtype))
+        layer.finalize_state()  # Normalization computes with what it makes of its weights.
+    start_limits(model)
+    recipe = plan.recipe
+    if recipe.quant_delay or recipe.freeze_bn_delay is not None:
+        frozen_from = NEVER if recipe.freeze_bn_delay is None else recipe.freeze_bn_delay
+        schedule(model, quantize_from=recipe.quant_delay, freeze_from=frozen_from)
+    return model
+
+
+class _Visitor:
+    """Makes the calls of the quantization-aware model from those of the float model."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.group_of = {call: group for group in plan.groups for call in group.calls}
+        self.range_of = {
+            value: each for each in plan.ranges for value in each.observed + each.rounded
+        }
+        self.mixed = any(is_half(value.dtype) for value in plan.graph.values())
+        self.weights_only = {call.layer: how for call, how in plan.weights_only.items()}
+        self.layers: dict[Any, Any] = {}
+        self.quantizers: dict[Range, Quantize] = {}
+        self.names: set[str] = set()
+        self.sources: dict[Any, list[Any]] = {}
+        """New layer -> the weights that it starts from."""
+
+    def visit(self) -> Graph:
+        graph, instead = self.plan.graph, {}
+        for call in [*graph.calls, *graph.aside]:
+            group = self.group_of.get(call)
+            if group is None:
+                instead[call] = Instead(self._clone(call), call)
+            elif call is group.calls[-1]:
+                instead[call] = Instead(self._wrap(group), group.kernel)
+        made = values_in([graph.inputs, [call.outputs for call in instead]])
+        behind = {value: self._behind(value) for value in made}
+        ends = {
+            value: self._conversion(value, "float32")
+            for value in dict.fromkeys(values_in(graph.outputs))
+            if is_half(value.dtype)
+        }
+        return copied(graph, instead, behind, ends)
+
+    def _behind(self, value: Value) -> list[Between]:
+        """What comes behind a value: its quantizer, for an input the way to half precision."""
+        found = [self._quantizer(value)]
+        if value.producer is None and is_half(value.dtype):
+            found.append(self._conversion(value, policy_of(value.dtype)))
+        return [each for each in found if each is not None]
+
+    def _conversion(self, value: Value, policy: str) -> Between:
+        """Converts an input to half precision, or an output to float32, as predictions are."""
+        name = self._unique(f"{_scope(value.name)}_{policy}")
+        return Between(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
+
+    def _clone(self, call: Call) -> Any:
+        """A copy of a layer that is not wrapped: one for all of its calls."""
+        if call.layer not in self.layers:
+            name = PREFIX + call.name
+            if call.layer in self.weights_only:
+                spec, paths = self.weights_only[call.layer]
+                inner, axes = clone(call.layer), dict.fromkeys(paths, ())
+                layer = QuantizeWeights(inner, axes, spec, name=name, mixed=self.mixed)
+            else:
+                layer = inner = _clone(call.layer, name=name)
+            if call.layer in self.plan.replaced:
+                new_class = self.plan.replaced[call.layer]
+                layer = inner = new_class.from_config({**layer.get_config(), **left_out(layer)})
+            self.layers[call.layer] = layer
+            self._start_from(inner, call.layer)
+        if call.name in self.plan.left_in_float:
+            leave_in_float(self.layers[call.layer], self.plan.left_in_float[call.name])
+        elif on_request(call.layer):
+            ask_for_integers(self.layers[call.layer])
+        return self.layers[call.layer]
+
+    def _wrap(self, group: Group) -> QuantizeWrapper:
+        """The wrapper of a group: one for all calls of its kernel layer."""
+        layer = group.kernel.layer
+        if layer not in self.layers:
+            is_wide = self.plan.recipe.activations.bits == 16
+            is_lstm = isinstance(layer, keras.layers.LSTM)
+            norm = group.batch_norm
+            inner = [each and _clone(each.layer) for each in (group.kernel, norm)]
+            self.layers[layer] = QuantizeWrapper(
+                inner[0],
+                group.weights,
+                self.plan.weights[group],
+                batch_norm=inner[1],
+                batch_norm_frozen=norm is not None and norm.kwargs.get("training") is False,
+                fold=self.plan.recipe.fold,
+                activation=group.activation and clone(group.activation.layer),
+                output_spec=self._spec_inside(group.output),
+                tensor=group.output.name,
+                inner_specs=self.plan.inner.get(group),
+                state_bits=16 if is_lstm and is_wide else 8,
+                name=PREFIX + group.kernel.name,
+                mixed=self.mixed,
+            )
+            for call, new in zip((group.kernel, norm), inner, strict=True):
+                if call is not None:
+                    self._start_from(new, call.layer)
+        return self.layers[layer]
+
+    def _start_from(self, new: Any, old: Any) -> None:
+        self.sources[new] = self.plan.graph.weights.get(old, old.weights)
+
+    def _spec_inside(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
+        """The specification of a wrapper's own output quantizer.
+
+        None if the range is shared, by several tensors or by several calls of the layer: then a
+        layer of its own quantizes.
+        """
+        found = self.range_of.get(value)
+        if found is None or len(found.observed + found.rounded) > 1:
+            return None
+        group = self.group_of.get(value.producer) if value.producer else None
+        if group is None or group.shared:
+            return None
+        return found.spec
+
+    def _unique(self, name: str) -> str:
+        """A name that no other `Quantize` layer has."""
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+    def _quantizer(self, value: Value) -> Between | None:
+        """The `Quantize` layer behind a value with a range that no wrapper holds."""
+        found = self.range_of.get(value)
+        if found is None or self._spec_inside(value) is not None:
+            return None
+        name = self._unique(_scope(value.name) + "_quant")
+        if found not in self.quantizers:
+            self.quantizers[found] = Quantize(
+                found.spec,
+                slots=len(found.observed),
+                tensors=tuple(each.name for each in found.observed),
+                name=name,
+                mixed=self.mixed,
+            )
+        slot = found.observed.index(value) if value in found.observed else None
+        return Between(self.quantizers[found], name, {"slot": slot})

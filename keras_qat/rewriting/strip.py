@@ -1,0 +1,143 @@
+"""From a quantization-aware model back to a plain float one, with the trained weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import Regularize
+from keras_qat.frontend.keras2.backend import customs_of, deserialization_scope, keras
+from keras_qat.frontend.keras2.readability import check_readable
+from keras_qat.lowering import lower
+from keras_qat.placement import lowered, placed
+from keras_qat.placement.fusion_groups import Group, groups
+from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
+from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX
+
+__all__ = ["strip_quantization"]
+
+
+def strip_quantization(model: Any, folded: bool = False) -> Any:
+    """Makes a plain float Keras model with the weights of a quantization-aware one.
+
+    It has the layers, names, nesting and inputs and outputs of the float model that
+    `quantize_model` was given, and the `trainable` flags of the quantization-aware one. It
+    computes what that one computes with quantization off, and Keras saves and loads it without
+    keras_qat.
+
+    Args:
+        model: a quantization-aware model. It is not changed.
+        folded: whether each BatchNormalization behind a convolution or dense layer is multiplied
+            into its kernel and bias, as exports do. The result is then flat, and layers that do
+            several things (a convolution with an activation, a separable convolution) are split
+            into parts, as a BatchNormalization may belong to one of them, and activities are not
+            regularized any more.
+
+    Returns:
+        A functional Keras model, not compiled.
+
+    Raises:
+        ValueError: if the model was not made by `quantize_model`, or has a `Lambda` and was loaded
+            in Keras' safe mode.
+
+    Example:
+        >>> keras_qat.strip_quantization(qat).save("float.keras")
+    """
+    if not isinstance(model, QuantizedModel):
+        check_readable(model)
+        raise ValueError(
+            f"'{model.name}' was not made by keras_qat.quantize_model: pass "
+            f"what that returned, or what keras.models.load_model read of it."
+        )
+    if model.float_config is None:
+        raise ValueError(
+            f"'{model.name}' knows no float model: Keras makes no configuration of what is in it, "
+            f"such as an activation that is a functools.partial."
+        )
+    customs = customs_of(graph_lib.layers_in(model)), model.customs
+    with deserialization_scope(*customs, safe=model.safe_mode):
+        # Some layers of Keras take their entries out of the configuration they are made from.
+        plain = keras.Model.from_config(deepcopy(model.float_config))
+    _take_weights(plain, model)
+    return _fold(plain) if folded else plain
+
+
+def _take_weights(plain: Any, model: QuantizedModel) -> None:
+    """Gives the float layers the weights and flags of those that quantization made of them."""
+    read = graph_lib.read(plain)
+    there = {layer.name: layer for layer in model.layers}
+
+    def is_there(call: Call) -> bool:
+        """Whether the model has a layer as a whole: earlier versions opened and split less."""
+        layer: Any = there.get(PREFIX + call.name)
+        layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
+        return type(layer) is type(call.layer)
+
+    graph = lowered(read, model.recipe, is_there)
+    norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
+    plain.trainable = True
+    done: set[Any] = set()
+    for call in graph.calls + graph.aside:
+        trained: Any = there.get(PREFIX + call.name)
+        pairs: list[tuple[Any, Any]] = [(call, trained)]
+        if isinstance(trained, QuantizeWrapper):
+            pairs = [(call, trained.layer), (norms.get(call), trained.batch_norm)]
+        elif isinstance(trained, QuantizeWeights):
+            pairs = [(call, trained.layer)]
+        for part, source in pairs:
+            if source is None or not source.weights or part.layer in done:
+                continue
+            done.add(part.layer)
+            part.source.trainable = trained.trainable and source.trainable
+            for ours, theirs in zip(
+                graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
+            ):
+                ours.assign(tf.cast(theirs, ours.dtype))
+    for layer in graph_lib.layers_in(plain)[1:]:
+        if isinstance(layer, keras.Model) and not layer.trainable_weights:
+            layer.trainable = False
+        layer.finalize_state()  # Normalization computes with what it makes of its weights.
+
+
+def _fold(model: Any) -> Any:
+    """A flat copy of a float model without the BatchNormalizations that fold into a kernel."""
+    graph = lower(graph_lib.read(model), activations=False)
+    folds = {group.kernel.layer: group for group in groups(graph, affine=False) if group.batch_norm}
+    norms = {group.batch_norm.layer for group in folds.values() if group.batch_norm}
+    copies: dict[Any, Any] = {}
+
+    def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        layer = call.layer
+        if layer in norms or type(layer) is Regularize:
+            return args[0]
+        if layer not in copies:
+            changes = {"use_bias": True} if layer in folds else {}
+            copies[layer] = graph_lib.clone(layer, name=call.name, **changes)
+        return copies[layer](*args, **kwargs)
+
+    folded = graph_lib.rebuild(graph, apply=apply)
+    for layer, copy in copies.items():
+        weights = graph.weights.get(layer, layer.weights)
+        for new, old in zip(copy.weights, weights, strict=layer not in folds):
+            new.assign(old)
+        if layer in folds:
+            if not layer.use_bias:
+                copy.bias.assign(tf.zeros_like(copy.bias))
+            _multiply_in(copy, folds[layer])
+        copy.finalize_state()
+    return folded
+
+
+def _multiply_in(layer: Any, group: Group) -> None:
+    """Merges the BatchNormalization of a group into its kernel layer, which has a bias."""
+    assert group.batch_norm is not None
+    factor, bias = normalization(layer.bias, group.batch_norm.layer)
+    ((name, axes),) = group.weights.items()
+    getattr(layer, name).assign(scaled(getattr(layer, name), axes, factor))
+    layer.bias.assign(bias)

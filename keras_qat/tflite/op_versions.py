@@ -1,0 +1,149 @@
+"""Versions of operators: the lowest that has what a file asks for, and the runtimes that know it.
+
+Source: TensorFlow Lite's `op_version.cc` and `runtime_version.cc`, for what this library writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.lite.python import schema_py_generated as schema
+
+from keras_qat.tflite.schema import OPERATORS, code_of
+
+__all__ = ["min_runtime_version", "version_of"]
+
+_Type = schema.TensorType
+
+BY_TYPE: dict[str, tuple[int, int, int]] = {
+    **dict.fromkeys(
+        (
+            *("ADD", "SOFTMAX", "MEAN", "MIRROR_PAD", "REDUCE_MAX", "REDUCE_MIN", "RELU6", "RSQRT"),
+            *("RELU", "CONCATENATION", "TANH", "LOGISTIC", "MAX_POOL_2D", "AVERAGE_POOL_2D"),
+            *("PACK", "PAD", "PADV2", "BATCH_MATMUL", "DEQUANTIZE"),
+        ),
+        (1, 2, 3),
+    ),
+    **dict.fromkeys(
+        (
+            *("MUL", "SPLIT", "SLICE", "MAXIMUM", "MINIMUM", "UNPACK", "GATHER"),
+            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+            *("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"),
+        ),
+        (1, 2, 4),
+    ),
+    **dict.fromkeys(("QUANTIZE", "LEAKY_RELU"), (1, 1, 2)),
+    **dict.fromkeys(
+        (
+            *("L2_NORMALIZATION", "STRIDED_SLICE", "ARG_MAX", "ARG_MIN", "EXP", "LOG", "SUM"),
+            "SQUARED_DIFFERENCE",
+        ),
+        (1, 2, 2),
+    ),
+    **dict.fromkeys(("SUB", "TRANSPOSE"), (1, 2, 5)),
+    **dict.fromkeys(("TRANSPOSE_CONV", "REVERSE_V2", "TILE"), (1, 3, 3)),
+    "CONV_2D": (1, 3, 4),
+    "DEPTHWISE_CONV_2D": (1, 3, 5),
+    "FULLY_CONNECTED": (1, 4, 7),
+    "BROADCAST_TO": (2, 3, 3),
+    "ABS": (1, 2, 3),
+    "CAST": (1, 3, 1),
+    "GELU": (1, 2, 1),
+    "SVDF": (1, 3, 3),
+}
+"""Operator -> version for activations in float, int8, int16; others have one version."""
+
+RUNTIMES: dict[str, dict[int, str]] = {
+    "DEPTHWISE_CONV_2D": {5: "2.3.0"},
+    "CONV_2D": {4: "2.3.0", 6: "2.9.0", 7: "2.13.0"},
+    "FULLY_CONNECTED": {5: "2.0.0", 6: "2.1.0", 7: "2.3.0", 10: "2.14.0"},
+    "SUB": {2: "1.14.0", 5: "2.4.0"},
+    "MUL": {4: "2.3.0"},
+    "BATCH_MATMUL": {2: "2.3.0", 3: "2.4.0"},
+    "GATHER": {4: "2.4.0"},
+    "TRANSPOSE": {4: "2.3.0", 5: "2.4.0", 6: "2.12.0"},
+    "TRANSPOSE_CONV": {3: "2.3.0", 4: "2.13.0"},
+    "RESIZE_BILINEAR": {3: "2.2.0", 4: "2.5.0"},
+    "RESIZE_NEAREST_NEIGHBOR": {3: "2.3.0", 4: "2.4.0"},
+    "LEAKY_RELU": {1: "1.13.1", 2: "2.3.0"},
+    "HARD_SWISH": {1: "2.0.0"},
+    "GELU": {1: "2.9.0"},
+    "ELU": {1: "1.14.0"},
+    "TILE": {2: "2.2.0", 3: "2.8.0"},
+    "STRIDED_SLICE": {4: "2.2.0", 6: "2.6.0"},
+    "SLICE": {4: "2.4.0", 5: "2.5.0"},
+    "QUANTIZE": {2: "2.2.0"},
+    "BROADCAST_TO": {2: "2.5.0", 3: "2.5.0"},
+    "DEPTH_TO_SPACE": {1: "2.1.0", 2: "2.5.0"},
+    "EXP": {2: "2.12.0"},
+    "LOG": {2: "2.15.0"},
+    "CAST": {3: "2.8.0"},
+    "SVDF": {3: "2.2.0"},
+    **{key: {3: "2.4.0"} for key in ("ADD", "MEAN")},
+    **{key: {3: "2.4.0", 4: "2.6.0"} for key in ("PAD", "PADV2")},
+    **{key: {2: "2.5.0"} for key in ("RSQRT", "SQUARED_DIFFERENCE")},
+    **{key: {3: "2.5.0"} for key in ("REDUCE_MAX", "REDUCE_MIN", "RELU6", "RELU", "REVERSE_V2")},
+    **{
+        key: {3: "2.3.0", 4: "2.3.0"}
+        for key in (
+            *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "TANH", "LOGISTIC"),
+            *("PACK", "SPLIT", "UNPACK", "MAXIMUM", "MINIMUM", "MIRROR_PAD"),
+        )
+    },
+}
+"""Operator -> version -> the first runtime that has it; for others 1.14.0, the first
+with int8. UNIDIRECTIONAL_SEQUENCE_LSTM in int8 is of version 1, as in float; the CAST in front of
+it asks for a runtime that has it."""
+
+
+def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
+    """The lowest version of operator number `code` that does what it is asked for."""
+    name, options = OPERATORS[code], operator.builtinOptions
+    inputs = [tensors[index] for index in operator.inputs if index >= 0]
+    outputs = [tensors[index] for index in operator.outputs]
+    data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
+    deciding = outputs[0] if name == "QUANTIZE" else data
+    by_type = BY_TYPE.get(name, (1, 1, 1))
+    place = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
+    version, rank = by_type[place], len(data.shape)
+    special = 1
+    if name == "CONV_2D":
+        grouped = inputs[1].shape[3] != data.shape[3]
+        special = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
+    elif name == "DEPTHWISE_CONV_2D":
+        special = 7 if inputs[1].type == _Type.INT4 else 1
+    elif name == "FULLY_CONNECTED":
+        special = 5 if options.keepNumDims else 1
+        special = 6 if len(inputs) == 2 else special
+        special = 10 if inputs[1].type == _Type.INT4 else special
+    elif name == "TRANSPOSE_CONV":
+        special = 4 if getattr(options, "fusedActivationFunction", 0) else 1
+    elif name == "MUL" and place == 1:
+        scales = [float(each.quantization.scale[0]) for each in [*inputs, outputs[0]]]
+        special = 3 if scales[0] * scales[1] / scales[2] >= 1 else 1
+    elif name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
+        corners = name == "RESIZE_NEAREST_NEIGHBOR" and options.alignCorners
+        special = 3 if options.halfPixelCenters or corners else 1
+    elif name == "TRANSPOSE":
+        special = 6 if rank > 5 else 4 if rank > 4 else 1
+    elif name in ("PAD", "PADV2"):
+        special = 4 if rank > 4 else 1
+    elif name == "SLICE":
+        special = 5 if rank > 4 else 1
+    elif name == "STRIDED_SLICE":
+        masks = options.ellipsisMask or options.newAxisMask
+        special = 6 if masks else 4 if rank > 4 else 1
+    elif name in ("SUB", "MAXIMUM", "MINIMUM") and place < 2:
+        ranks = [len(each.shape) for each in inputs]
+        differ = len({tuple(each.shape) for each in inputs}) > 1
+        special = 3 if differ and max(ranks) > 4 else 1
+    return max(version, special)
+
+
+def min_runtime_version(codes: list[Any]) -> str:
+    """The oldest TensorFlow Lite that has all operators of a file: its operator codes."""
+    found = ["1.14.0"]
+    for code in codes:
+        name = OPERATORS.get(code_of(code), "")
+        found += [at for version, at in RUNTIMES.get(name, {}).items() if version <= code.version]
+    return max(found, key=lambda each: [int(part) for part in each.split(".")])

@@ -1,0 +1,1 @@
+"""What a quantization-aware model is made of: layers, observers, schedules, calibration."""

@@ -1,0 +1,1 @@
+"""The ways in which BatchNormalization folds into the weights before it."""

@@ -1,0 +1,222 @@
+"""BatchNormalization folding with correction factors, as `tf.contrib.quantize` trained it.
+
+The kernel is folded with the moving variance, so that its range is smooth, and the result is
+corrected to what the batch's statistics would have given, until BatchNormalization is frozen.
+The batch's statistics come from a second convolution, with the float kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import cond
+from keras_qat.frontend.keras2 import backend
+from keras_qat.training.batch_norm.factor_and_bias import scaled
+from keras_qat.training.distribution import moments_of_all
+from keras_qat.training.layers.scheduled_layer import Phase
+
+__all__ = ["CorrectedFold"]
+
+MUCH_LESS = 0.8
+"""The share of a convolution's products below which passes over its inputs pay, as measured."""
+
+
+def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
+    """Mean and variance of each channel, with the gradient written out: in few passes over `z`."""
+    axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
+
+    @tf.custom_gradient
+    def of(z: Any) -> Any:
+        none, channels = tf.zeros(0), z.shape[channel_axis]
+        count = tf.cast(tf.size(z) / channels, z.dtype)
+        if fuses(z, channel_axis):
+            _, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+                x=z, scale=tf.ones(channels), offset=tf.zeros(channels), mean=none, variance=none
+            )
+            variance *= (count - 1) / count  # Off with Bessel's correction.
+        else:
+            mean, variance = tf.nn.moments(z, axes)
+
+        def gradient(d_mean: Any, d_variance: Any) -> Any:
+            slope = d_variance * (2.0 / count)
+            offset = d_mean / count - mean * slope  # Two passes here take less than a fused one.
+            return z * spread(slope, z, channel_axis) + spread(offset, z, channel_axis)
+
+        return (mean, variance), gradient
+
+    return of(z)
+
+
+def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
+    """Those of the columns of a matrix. The gradient takes one product of matrices, not two."""
+
+    @tf.custom_gradient
+    def of(rows: Any) -> Any:
+        count = tf.cast(tf.shape(rows)[0], rows.dtype)
+        mean = tf.reduce_mean(rows, 0)
+        centered = rows - mean
+        covariance = tf.matmul(centered, centered, transpose_a=True) / count
+
+        def gradient(d_mean: Any, d_covariance: Any) -> Any:
+            slope = (d_covariance + tf.transpose(d_covariance)) / count
+            # Of rows - mean: written so, graph optimization would keep what is computed above.
+            offset = d_mean / count - tf.linalg.matvec(slope, mean)
+            return tf.nn.bias_add(tf.matmul(rows, slope), offset)
+
+        return (mean, covariance), gradient
+
+    return of(rows)
+
+
+def takes_covariance(layer: Any, inputs: Any) -> bool:
+    """Whether the batch's statistics cost less from the covariance of a layer's inputs.
+
+    Those of a linear map follow from it. Products of a convolution of single pixels: three for each
+    weight and pixel, with the gradients; of the covariance two for each pair of inputs and pixel,
+    and three matrices. Batches of unknown size count as 32.
+    """
+    is_by_pixel = (
+        type(layer) is backend.keras.layers.Conv2D
+        and layer.kernel_size == (1, 1)
+        and layer.groups == 1
+        and layer.data_format == "channels_last"
+    )
+    if not is_by_pixel:
+        return False
+    (given, made), (batch, *sizes) = layer.kernel.shape[-2:], inputs.shape[:3]
+    pixels = batch or 32
+    for size, stride in zip(sizes, layer.strides, strict=True):
+        pixels *= math.ceil((size or 32) / stride)
+    return given * given * (2 + 3 * made / pixels) < MUCH_LESS * 3 * given * made
+
+
+def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:
+    """`y * factors + offsets`, both per channel."""
+    if not fuses(y, channel_axis):
+        return y * spread(factors, y, channel_axis) + spread(offsets, y, channel_axis)
+    return tf.raw_ops.FusedBatchNormV3(
+        x=y,
+        scale=factors,
+        offset=offsets,
+        mean=tf.zeros_like(factors),
+        variance=tf.ones_like(factors),
+        epsilon=0.0,
+        is_training=False,
+    ).y
+
+
+def fuses(x: Any, channel_axis: int) -> bool:
+    """Whether TensorFlow's fused BatchNormalization takes `x`: each half of it is a pass less."""
+    return len(x.shape) == 4 and channel_axis == 3 and x.dtype == tf.float32
+
+
+def spread(values: Any, y: Any, channel_axis: int) -> Any:
+    """Values per channel, shaped to broadcast against `y`."""
+    return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
+
+
+class CorrectedFold:
+    """One call of a layer with BatchNormalization: corrected or not.
+
+    Training does not correct either once the statistics are frozen: there the original's
+    correction cancels out, and one convolution is enough.
+
+    The order of operations is the original's, and values of the moving statistics are those from
+    before the step: results agree with recorded runs to float rounding.
+    """
+
+    def __init__(self, wrapper: Any, inputs: Any, phase: Phase) -> None:
+        self.layer, self.norm = wrapper.layer, wrapper.batch_norm
+        self.inputs, self.phase = inputs, phase
+        ((self.weight, self.channel_axes),) = wrapper.weight_axes.items()
+        self.quantizer = wrapper.weight_quantizers.get(self.weight)
+        self.kernel = tf.convert_to_tensor(getattr(self.layer, self.weight))
+        self.mean = self.norm.moving_mean.read_value()
+        self.variance = self.norm.moving_variance.read_value()
+        self.gamma = self.norm.gamma if self.norm.scale else tf.ones_like(self.mean)
+        self.beta = self.norm.beta if self.norm.center else tf.zeros_like(self.mean)
+        self.synchronized = getattr(self.norm, "synchronized", False)
+        self.moments: Any = None
+
+    def __call__(self, learning: Any) -> Any:
+        """The result, corrected to what the batch's statistics give where `learning`.
+
+        What is not corrected is what inference computes, and is exported. No replica may wait for
+        others within a branch: there only the terms are computed that differ.
+        """
+        if learning is not False and self.synchronized:
+            self.moments = self.batch_moments()
+        folded, factor, offset = cond(learning, self.corrected, self.uncorrected)
+        y = self.convolve(self.quantize(folded))
+        if learning is False:
+            return y + spread(offset, y, self.norm.axis[0])
+        return scale_and_shift(y, factor, offset, self.norm.axis[0])
+
+    def corrected(self) -> tuple[Any, Any, Any]:
+        """Kernel, factor and offset with the batch's statistics; updates the moving ones."""
+        mean, variance, count = self.moments or self.batch_moments()
+        inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
+        correction = moving_inverse / inverse
+        folded = scaled(self.kernel, self.channel_axes, correction)
+        folded = scaled(folded, self.channel_axes, self.gamma * inverse)
+        self.update(mean, variance, count)
+        return folded, 1.0 / correction, self.beta - mean * self.gamma * inverse
+
+    def uncorrected(self) -> tuple[Any, Any, Any]:
+        """The same with the moving statistics."""
+        factor = self.gamma * self.inverse(self.variance)
+        folded = scaled(self.kernel, self.channel_axes, factor)
+        return folded, tf.ones_like(factor), self.beta - self.mean * factor
+
+    def batch_moments(self) -> tuple[Any, Any, Any]:
+        """Mean and variance of what the float kernel gives in this batch; of how many values."""
+        mean, variance, size = self.local_moments()
+        found = mean, variance, tf.cast(size, mean.dtype)
+        return moments_of_all(*found) if self.synchronized else found
+
+    def local_moments(self) -> tuple[Any, Any, Any]:
+        """Those of this replica's part of the batch.
+
+        From its outputs, or from the mean and the covariance of its inputs, where that costs less.
+        """
+        if not takes_covariance(self.layer, self.inputs):
+            z = self.convolve(self.kernel)
+            mean, variance = moments(z, self.norm.axis[0])
+            return mean, variance, tf.size(z) / tf.size(mean)
+        rows, columns = self.layer.strides
+        pixels = tf.reshape(self.inputs[:, ::rows, ::columns], [-1, self.inputs.shape[-1]])
+        pixel_mean, covariance = mean_and_covariance(tf.cast(pixels, tf.float32))
+        matrix = self.kernel[0, 0]
+        mean = tf.linalg.matvec(matrix, pixel_mean, transpose_a=True)
+        variance = tf.reduce_sum(matrix * (covariance @ matrix), 0)
+        if self.layer.use_bias:
+            mean += self.layer.bias
+        return mean, variance, tf.shape(pixels)[0]
+
+    def update(self, mean: Any, variance: Any, count: Any) -> None:
+        """Moves the moving statistics towards the batch's."""
+        weight = tf.constant(1.0 - self.norm.momentum)
+        # Bessel's correction makes it the estimate of the population's variance.
+        variance = variance * (count / tf.maximum(count - 1, 1))
+        for variable, moving, batch in (
+            (self.norm.moving_mean, self.mean, mean),
+            (self.norm.moving_variance, self.variance, variance),
+        ):
+            variable.assign_sub((moving - tf.stop_gradient(batch)) * weight)
+
+    def inverse(self, variance: Any) -> Any:
+        """One over the standard deviation."""
+        return tf.math.rsqrt(variance + self.norm.epsilon)
+
+    def convolve(self, kernel: Any) -> Any:
+        """The layer with another kernel, in the precision that it computes in."""
+        kernel = tf.cast(kernel, self.layer.compute_dtype)
+        with backend.swapped(self.layer, **{self.weight: kernel}):
+            return tf.cast(self.layer(self.inputs), tf.float32)
+
+    def quantize(self, folded: Any) -> Any:
+        """The folded kernel, quantized if the plan says so."""
+        return folded if self.quantizer is None else self.quantizer(folded, self.phase)

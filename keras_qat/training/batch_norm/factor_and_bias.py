@@ -1,0 +1,72 @@
+"""The factor and the bias that a BatchNormalization becomes when it is folded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.keras2 import backend
+
+__all__ = ["factor_and_bias", "normalization", "scaled"]
+
+_layers = backend.keras.layers
+
+
+def factor_and_bias(wrapper: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
+    """What a wrapper at inference multiplies its kernel by and adds, per output channel.
+
+    BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
+    a = gamma / sqrt(variance + epsilon).
+
+    Args:
+        wrapper: the wrapper.
+        dtype: what is computed with, and returned.
+
+    Returns:
+        The factor and the bias, each a vector or None. An affine layer (`kernels.AFFINE`) has no
+        kernel: its factor stands for one.
+    """
+    layer, norm = wrapper.layer, wrapper.batch_norm
+    factor, bias = None, getattr(layer, "bias", None)
+    bias = None if bias is None else tf.cast(bias, dtype)
+    if not wrapper.weight_axes:
+        channels = wrapper.channels
+        if isinstance(layer, _layers.Normalization):
+            mean, variance = (
+                tf.reshape(tf.cast(each, dtype), [-1]) for each in (layer.mean, layer.variance)
+            )
+            deviation = tf.maximum(tf.sqrt(variance), backend.keras.backend.epsilon())
+            factor, bias = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
+        elif isinstance(layer, _layers.Rescaling):
+            factor, bias = (
+                tf.cast(np.asarray(each, np.float32), dtype) for each in (layer.scale, layer.offset)
+            )
+        elif isinstance(layer, _layers.BatchNormalization):
+            norm = layer
+        else:  # ConvNeXt's LayerScale.
+            factor = tf.cast(layer.gamma, dtype)
+            bias = tf.zeros_like(factor)
+        if norm is None:
+            return tf.broadcast_to(factor, [channels]), tf.broadcast_to(bias, [channels])
+    return (factor, bias) if norm is None else normalization(bias, norm, dtype)
+
+
+def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
+    """The factor of a BatchNormalization at inference, and the bias in front of it folded in."""
+    factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
+    if norm.scale:
+        factor *= tf.cast(norm.gamma, dtype)
+    bias = (0.0 if bias is None else bias) - tf.cast(norm.moving_mean, dtype)
+    bias *= factor
+    if norm.center:
+        bias += tf.cast(norm.beta, dtype)
+    return factor, bias
+
+
+def scaled(kernel: Any, channel_axes: tuple[int, ...], factor: Any) -> Any:
+    """A kernel with each output channel multiplied by its factor."""
+    rank = len(kernel.shape)
+    shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]
+    return kernel * tf.reshape(factor, shape)

@@ -1,0 +1,1 @@
+"""Calibration: ranges from data, without training."""

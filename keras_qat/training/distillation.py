@@ -1,0 +1,153 @@
+"""Distillation: a quantization-aware model learns what its float model says, without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.phase_graphs import check_started
+from keras_qat.training.schedule import check_quantized
+
+__all__ = ["Distiller"]
+
+Distance = Callable[[Any, Any], Any]
+"""From the teacher's output and the student's to how far they are apart, a number."""
+
+
+class Distiller(keras.Model):
+    """Trains a quantization-aware model to give what a teacher gives, its float model most often.
+
+    `compile` and `fit` as any model. Without a loss in `compile` no labels are needed: `fit(x)`.
+    With one, its value is added. `save` and `save_weights` save the student, which is the model
+    that is evaluated and exported.
+
+    Args:
+        student: what `quantize_model` returned.
+        teacher: a model with the same inputs and outputs. It is not changed.
+        distance: how far outputs are apart: "logits", their Kullback-Leibler divergence as logits
+            of classes; "probabilities", the same of probabilities; "squared", the mean squared
+            difference; or a function of the teacher's output and the student's.
+        temperature: what logits are divided by: higher ones tell more of the classes that are
+            wrong. 1 and up.
+        share: of the distance in the loss; the rest is that of the loss in `compile`, if any.
+
+    Raises:
+        ValueError: if the student is not quantized, there is no such distance, or the temperature
+            or the share is out of range.
+
+    Example:
+        >>> distiller = keras_qat.Distiller(qat, model)
+        >>> distiller.compile("adam")
+        >>> distiller.fit(x_train, epochs=2)
+        >>> keras_qat.export_tflite(qat, "model.tflite")
+
+    Source: Hinton et al. 2015 (arXiv:1503.02531); Mishra and Marr 2017 (arXiv:1711.05852).
+    """
+
+    def __init__(
+        self,
+        student: Any,
+        teacher: Any,
+        *,
+        distance: str | Distance = "logits",
+        temperature: float = 2.0,
+        share: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        check_quantized(student, ": call keras_qat.quantize_model(model) first.")
+        if not callable(distance) and distance not in DISTANCES:
+            names = ", ".join(map(repr, DISTANCES))
+            raise ValueError(f"distance={distance!r}: use one of {names}, or a function.")
+        if temperature < 1 or not 0 < share <= 1:
+            raise ValueError(
+                f"temperature={temperature}, share={share}: give a temperature of 1 and up, and a "
+                f"share above 0, at most 1."
+            )
+        super().__init__(**kwargs)
+        self.student = student
+        object.__setattr__(self, "teacher", teacher)  # Past Keras, which would train and save it.
+        self.distance = distance if callable(distance) else DISTANCES[distance]
+        self.temperature = temperature if distance == "logits" else 1.0
+        self.share = share
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.distance_tracker = keras.metrics.Mean(name="distance")
+
+    @property
+    def metrics(self) -> list[Any]:
+        """Those of `compile`, with the loss and the distance."""
+        return [self.loss_tracker, self.distance_tracker, *super().metrics]
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """What the student gives."""
+        return self.student(inputs, training=training)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As Keras documents it."""
+        check_started(self.student)
+        return super().make_train_function(force)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """As Keras documents it: one step, with labels or without."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        wanted = self.teacher(x, training=False)
+        with tf.GradientTape() as tape:
+            found = self.student(x, training=True)
+            distance = self._distance(wanted, found)
+            loss = distance
+            if y is not None and self.compiled_loss is not None and self.loss is not None:
+                rest = self.compiled_loss(y, found, weights)
+                loss = self.share * distance + (1 - self.share) * rest
+            loss += tf.add_n([tf.zeros([]), *(tf.cast(e, tf.float32) for e in self.student.losses)])
+        self.optimizer.minimize(loss, self.student.trainable_variables, tape=tape)
+        self.loss_tracker.update_state(loss)
+        self.distance_tracker.update_state(distance)
+        if y is not None:
+            self.compiled_metrics.update_state(y, found, weights)
+        return {each.name: each.result() for each in self.metrics}
+
+    def _distance(self, wanted: Any, found: Any) -> Any:
+        """The mean over outputs."""
+        pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True)
+        by = self.temperature
+        parts = [
+            self.distance(tf.cast(one, tf.float32) / by, tf.cast(other, tf.float32) / by) * by**2
+            for one, other in pairs
+        ]
+        return tf.add_n(parts) / len(parts)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the student."""
+        self.student.save(*args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the student's weights."""
+        return self.student.save_weights(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads the student's weights."""
+        return self.student.load_weights(*args, **kwargs)
+
+
+def _of_logits(wanted: Any, found: Any) -> Any:
+    exact, log = tf.nn.softmax(wanted), tf.nn.log_softmax
+    return tf.reduce_mean(tf.reduce_sum(exact * (log(wanted) - log(found)), -1))
+
+
+def _of_probabilities(wanted: Any, found: Any) -> Any:
+    wanted, found = (tf.clip_by_value(each, 1e-7, 1.0) for each in (wanted, found))
+    return tf.reduce_mean(tf.reduce_sum(wanted * tf.math.log(wanted / found), -1))
+
+
+def _squared(wanted: Any, found: Any) -> Any:
+    return tf.reduce_mean(tf.math.squared_difference(wanted, found))
+
+
+DISTANCES: dict[str, Distance] = {
+    "logits": _of_logits,
+    "probabilities": _of_probabilities,
+    "squared": _squared,
+}
+"""Name -> the function."""

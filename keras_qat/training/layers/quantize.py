@@ -1,0 +1,240 @@
+"""Activation quantizers: the part that wrappers hold, and the layer that stands by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.control_flow import cond, straight_through
+from keras_qat.config import specs
+from keras_qat.frontend.keras2 import backend
+from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
+from keras_qat.training.ranges import observers
+from keras_qat.training.ranges.learned import fake_quantize_learned
+from keras_qat.training.recompute import source_of
+
+__all__ = ["ActivationQuantizer", "Quantize"]
+
+
+class ActivationQuantizer:
+    """Observes and fake-quantizes activations, per tensor.
+
+    Args:
+        spec: `QuantSpec` or `FixedSpec`.
+        host: the layer that owns the variables; called while that layer is built.
+        name: prefix of the variables' names.
+        slots: how many tensors share the range. Each is observed by itself; the range holds them
+            all. Tensors that a concatenation joins share one.
+    """
+
+    def __init__(
+        self, spec: specs.QuantSpec | specs.FixedSpec, host: Any, name: str, slots: int = 1
+    ) -> None:
+        self.spec = spec
+        self.watched: Callable[[int, Any], None] | None = None
+        """What gets the slot and the values of each tensor in front of it; for `calibrate`."""
+        self.observers: list[Any] = []
+        if isinstance(spec, specs.QuantSpec):
+            names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
+            self.observers = [observers.make(spec, host, each) for each in names]
+
+    def __call__(
+        self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
+    ) -> Any:
+        """Fake-quantizes `x`, which is observed in `slot` if this is training.
+
+        Without a slot, `x` is an average of values that this quantizer has been applied to. With
+        a `ceiling`, what is quantized is a ReLU of `x` that ends there.
+        """
+        minimum, maximum = self._numbers(phase) or self._observed(x, phase, slot, ceiling)
+        applies = self.applies(phase, minimum, maximum)
+        if slot is not None and self.learns:
+            y = fake_quantize_learned(
+                applies,
+                x,
+                minimum,
+                maximum,
+                self.spec.bits,
+                rounding=getattr(self.spec, "observer", "") == "learned",
+                fixed=phase.fixed,
+            )
+            if self.watched is not None:
+                self.watched(slot, y)
+            return y
+        if slot is not None:
+            is_known = phase.training is True and isinstance(applies, bool) and ceiling is None
+            source = source_of(x) if is_known else None
+            y = fake_quant.fake_quantize_if(
+                applies, x, minimum, maximum, self.spec.bits, False, ceiling, source
+            )
+            if self.watched is not None:
+                self.watched(slot, y)
+            return y
+        average = partial(
+            fake_quant.fake_quantize_average, minimum=minimum, maximum=maximum, bits=self.spec.bits
+        )
+        return straight_through(
+            lambda x: cond(applies, lambda: average(x), lambda: tf.identity(x)), x
+        )
+
+    def _numbers(self, phase: Phase) -> tuple[float, float] | None:
+        """The range, if it is known while the graph is traced: then no operation computes it."""
+        if isinstance(self.spec, specs.FixedSpec):
+            return float(self.spec.minimum), float(self.spec.maximum)
+        if not phase.known or self.learns:
+            return None
+        minimum, maximum = self.current_range()
+        return (minimum, maximum) if minimum < maximum else None
+
+    def take_in(self, x: Any, phase: Phase) -> None:
+        """Observes `x` if this is training, and quantizes nothing."""
+        self._observed(x, phase, 0, None)
+        if self.watched is not None:
+            self.watched(0, x)
+
+    def _observed(self, x: Any, phase: Phase, slot: int | None, ceiling: float | None) -> Any:
+        training = False if phase.fixed is True else phase.training
+        taken = True if phase.fixed is False else tf.logical_not(phase.fixed)
+        return self.observe(x, training, slot, ceiling, taken)
+
+    @property
+    def learns(self) -> bool:
+        """Whether its range trains."""
+        learned = ("learned", "learned_clipping")
+        return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
+
+    @property
+    def clips_at_zero(self) -> bool:
+        """Whether the range begins at zero, so that the quantizer computes a ReLU as well."""
+        spec = self.spec
+        if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
+            return False
+        if self.learns:
+            return False
+        starts_at_zero = spec.initial_range is None or spec.initial_range[0] == 0.0
+        return spec.lower_bound == 0.0 and not spec.symmetric and starts_at_zero
+
+    def observe(
+        self,
+        x: Any,
+        training: Any,
+        slot: int | None = 0,
+        ceiling: float | None = None,
+        taken: Any = True,
+    ) -> tuple[Any, Any]:
+        """The range, with `x` taken in if `training` and `taken`, which makes no branch."""
+        if isinstance(self.spec, specs.FixedSpec):
+            return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
+        ranges = [
+            cond(training, partial(observer.update, x, ceiling, taken), partial(observer.range, x))
+            if index == slot
+            else observer.range(x)
+            for index, observer in enumerate(self.observers)
+        ]
+        if len(ranges) == 1:
+            return ranges[0]
+        minima, maxima = zip(*ranges, strict=True)
+        return tf.reduce_min(tf.stack(minima)), tf.reduce_max(tf.stack(maxima))
+
+    def applies(self, phase: Phase, minimum: Any, maximum: Any) -> Any:
+        """Whether this call quantizes: not before its delay, nor before it has seen data."""
+        if phase.calibrated:
+            return phase.quantizing
+        return tf.logical_and(phase.quantizing, self.has_range(minimum, maximum))
+
+    def has_range(self, minimum: Any, maximum: Any) -> Any:
+        """Whether this is a range to quantize to, and not that of a quantizer without data."""
+        if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
+            return True
+        return maximum > minimum
+
+    @property
+    def has_only_begun(self) -> bool:
+        """Whether its range is still the one that the recipe begins with."""
+        if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
+            return False
+        counters = [observer.counter for observer in self.observers]
+        return all(each is not None and each.numpy() == 0 for each in counters)
+
+    def is_calibrated(self) -> Any:
+        """Whether it has a range."""
+        return self.has_range(*self.observe(None, training=False))
+
+    def current_range(self) -> tuple[float, float]:
+        """The range as numbers: (0, 0) before any data."""
+        with tf.init_scope():  # The numbers, also while a function is being traced.
+            minimum, maximum = self.observe(None, training=False)
+            return float(minimum), float(maximum)
+
+
+def _before_relu(x: Any) -> tuple[Any, float | None]:
+    """What the ReLU in front was computed from, and where it ends; `x` and None without one.
+
+    A quantizer that clips at zero computes it as well, so that training need not keep its output.
+    """
+    kind = "" if tf.executing_eagerly() else x.op.type
+    ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(kind)
+    return (x, None) if ceiling is None else (x.op.inputs[0], ceiling)
+
+
+@backend.register
+class Quantize(ScheduledLayer):
+    """Fake-quantizes activations: at merges, at the model's inputs, wherever no wrapper does.
+
+    One layer may be called on several tensors that share a range, each in its own `slot`.
+
+    Args:
+        spec: `QuantSpec` or `FixedSpec`.
+        slots: how many tensors are observed for the range.
+        tensors: names of those tensors in the float model, for reports.
+
+    Shapes: any; the output has the input's shape.
+    """
+
+    def __init__(
+        self,
+        spec: specs.QuantSpec | specs.FixedSpec | dict[str, Any],
+        slots: int = 1,
+        tensors: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spec = specs.from_config(spec)
+        self.slots = slots
+        self.tensors = tuple(tensors)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
+        super().build(input_shape)
+
+    @property
+    def quantizers(self) -> list[Any]:
+        return [self.quantizer]
+
+    @tf.autograph.experimental.do_not_convert
+    def compute(
+        self, inputs: Any, training: Any, slot: int | None = 0, source: Any = None, kernel: str = ""
+    ) -> Any:
+        # `source` and `kernel` are in models that the first version saved.
+        phase = self.advance(training)
+        x, ceiling = inputs, None
+        if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
+            x, ceiling = _before_relu(x)
+        return self.quantizer(x, phase, slot, ceiling)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "spec": specs.to_config(self.spec),
+            "slots": self.slots,
+            "tensors": list(self.tensors),
+        }

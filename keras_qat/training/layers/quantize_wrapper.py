@@ -1,0 +1,182 @@
+"""The wrapper that stands for a layer with a kernel, its BatchNormalization and its activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.config import specs
+from keras_qat.frontend.keras2 import backend
+from keras_qat.ops.registry import relu_maximum
+from keras_qat.training.batch_norm import fold_modes
+from keras_qat.training.layers.quantize import ActivationQuantizer
+from keras_qat.training.layers.scheduled_layer import ScheduledLayer
+from keras_qat.training.layers.weight_quantizer import CellQuantizer, GateQuantizer, WeightQuantizer
+
+__all__ = ["QuantizeWrapper"]
+
+
+@backend.register
+class QuantizeWrapper(ScheduledLayer):
+    """Computes a layer with fake-quantized weights and a fake-quantized output.
+
+    Args:
+        layer: the layer; its own `call` is used, so it keeps every option it has.
+        weights: attribute of `layer` that holds a weight, or path to it, -> axes of its output
+            channels, counted from the end, e.g. `{"kernel": (-1,)}`.
+        weight_spec: how the weights are quantized, or None: not at all.
+        batch_norm: the BatchNormalization behind the layer, or None. Exports fold it.
+        batch_norm_frozen: whether it always uses its moving statistics.
+        fold: how `batch_norm` and weight quantization go together, a name in `fold_modes.FOLDS`.
+        activation: the activation layer behind that, or None.
+        output_spec: how the output is quantized, or None if another layer does it or nobody.
+        tensor: name of the output in the float model, for reports.
+        inner_specs: how what is inside of the layer is quantized, by the name of its range.
+        state_bits: of an LSTM: how many bits the state that it reads again has, 8 or 16.
+
+    Shapes: those of `layer`.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        weights: dict[str, Any],
+        weight_spec: Any = None,
+        batch_norm: Any = None,
+        batch_norm_frozen: bool = False,
+        fold: str = "per_channel",
+        activation: Any = None,
+        output_spec: Any = None,
+        tensor: str = "",
+        inner_specs: dict[str, Any] | None = None,
+        state_bits: int = 8,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.layer = _layer(layer)
+        self.supports_masking = self.layer.supports_masking
+        self.weight_axes = {name: tuple(axes) for name, axes in weights.items()}
+        self.weight_spec = specs.from_config(weight_spec)
+        self.batch_norm = _layer(batch_norm)
+        self.batch_norm_frozen = batch_norm_frozen
+        self.fold = fold
+        self.activation = _layer(activation)
+        self.output_spec = specs.from_config(output_spec)
+        self.tensor = tensor
+        self.state_bits = state_bits
+        given = inner_specs or {}
+        self.inner_specs = {name: specs.from_config(spec) for name, spec in given.items()}
+
+    @property
+    def quantizers(self) -> list[Any]:
+        last = [] if self.output_quantizer is None else [self.output_quantizer]
+        return [*self.inner.values(), *last]
+
+    @property
+    def sublayers(self) -> list[Any]:
+        """The float layers inside, in the order in which they compute."""
+        return [each for each in (self.layer, self.batch_norm, self.activation) if each is not None]
+
+    def build(self, input_shape: Any) -> None:
+        shape = input_shape = _shapes(input_shape)
+        self.channels = input_shape[-1]
+        for sublayer in self.sublayers:
+            if not sublayer.built:
+                with tf.name_scope(sublayer.name):
+                    sublayer.build(shape)
+            shape = backend.output_shape(sublayer, shape)
+        self.weight_quantizers = {}
+        if self.weight_spec is not None:
+            make = _weight_quantizer(self)
+            self.weight_quantizers = {
+                name: make(self.weight_spec, self, name.replace(".", "_"), axes)
+                for name, axes in self.weight_axes.items()
+            }
+        self.inner = {
+            name: ActivationQuantizer(spec, self, name) for name, spec in self.inner_specs.items()
+        }
+        self.output_quantizer = None
+        self.ceiling = None
+        """Upper end of the ReLU that the output quantizer computes as well."""
+        if self.output_spec is not None:
+            self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
+            if self.activation is not None and self.output_quantizer.clips_at_zero:
+                self.ceiling = relu_maximum(self.activation)
+        self.stateful = self.layer.stateful
+        super().build(input_shape)
+
+    def reset_states(self) -> None:
+        """Of a recurrent layer that keeps its states: writes zeros into them."""
+        self.layer.reset_states()
+
+    @tf.autograph.experimental.do_not_convert
+    def compute(self, inputs: Any, training: Any, call: int = 0) -> Any:
+        # `call` is in models that the first version saved.
+        phase = self.advance(training)
+        if self.batch_norm_frozen:
+            phase = phase._replace(frozen=True)
+        x = fold_modes.FOLDS[self.fold](self, inputs, phase)
+        if self.activation is not None and self.ceiling is None:
+            x = self.activation(x)
+        if self.output_quantizer is not None:
+            x = self.output_quantizer(x, phase, ceiling=self.ceiling)
+        return tf.cast(x, self.output_dtype(inputs))
+
+    def output_dtype(self, inputs: Any) -> Any:
+        return self.sublayers[-1].compute_dtype
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return self.layer.compute_mask(inputs, mask)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        for sublayer in self.sublayers:
+            input_shape = backend.output_shape(sublayer, input_shape)
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "layer": backend.serialize(self.layer),
+            "weights": {name: list(axes) for name, axes in self.weight_axes.items()},
+            "weight_spec": specs.to_config(self.weight_spec),
+            "batch_norm": self.batch_norm and backend.serialize(self.batch_norm),
+            "batch_norm_frozen": self.batch_norm_frozen,
+            "fold": self.fold,
+            "activation": self.activation and backend.serialize(self.activation),
+            "output_spec": specs.to_config(self.output_spec),
+            "tensor": self.tensor,
+            **self._inner_config(),
+        }
+
+    def _inner_config(self) -> dict[str, Any]:
+        """What few layers have, for those alone: files of others stay as they were."""
+        found = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
+        config: dict[str, Any] = {"inner_specs": found} if found else {}
+        return config if self.state_bits == 8 else {**config, "state_bits": self.state_bits}
+
+
+def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
+    if isinstance(wrapper.layer, backend.keras.layers.LSTM):
+        return GateQuantizer
+    return CellQuantizer if wrapper.inner_specs else WeightQuantizer
+
+
+def _shapes(given: Any) -> Any:
+    """A shape or a list of some. Keras 2.15 reads lists of sizes from files."""
+    is_one = all(size is None or isinstance(size, int) for size in given)
+    return tf.TensorShape(given) if is_one else [tf.TensorShape(each) for each in given]
+
+
+def _layer(layer: Any) -> Any:
+    """A layer from its config; a layer or None as it is.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(layer, dict):
+        with backend.applications_scope():
+            layer = backend.keras.layers.deserialize(layer)
+    if layer is not None and not isinstance(layer, backend.keras.layers.Layer):
+        raise ValueError(f"A QuantizeWrapper holds layers, not {layer!r}.")
+    return layer

@@ -1,0 +1,53 @@
+"""Recurrent layers in training, with what they read again quantized at each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.frontend.keras2 import backend
+from keras_qat.ops.recurrent.lstm import CELL, HIDDEN
+from keras_qat.training.layers.recurrent.states import keep_states
+from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.layers.weight_quantizer import weights_replaced
+
+__all__ = ["lstm_quantized"]
+
+
+def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bits: int = 8) -> Any:
+    """An LSTM with other weights, whose states are fake-quantized from step to step.
+
+    Args:
+        layer: the layer, without masks and states of a user's own.
+        x: its input.
+        weights: by their paths.
+        phase: what the call does.
+        bits: of the hidden state: 16 if activations have so many, else 8.
+    """
+    limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
+    low, high = (tf.constant(each) for each in limits)
+    highest = float(CELL.highest * CELL.scale)
+
+    def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
+        _, (hidden, cell) = layer.cell(x, states, training=phase.training)
+        hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
+        # Its steps are 16 times as fine as those of 8 bits: only where they end matters.
+        cell = tf.clip_by_value(cell, -highest, highest)
+        return hidden, [hidden, cell]
+
+    backend.forget_dropout(layer)
+    with weights_replaced(layer, weights):
+        last, outputs, states = backend.keras.backend.rnn(
+            step,
+            x,
+            layer.states if layer.stateful else layer.get_initial_state(x),
+            go_backwards=layer.go_backwards,
+            unroll=layer.unroll,
+            input_length=x.shape[1],
+            return_all_outputs=layer.return_sequences,
+        )
+    if layer.stateful:
+        keep_states(layer, states)
+    return outputs if layer.return_sequences else last

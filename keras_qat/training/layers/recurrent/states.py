@@ -1,0 +1,79 @@
+"""States that recurrent layers keep from one call to the next: those with `stateful=True`.
+
+They are the variables that Keras' layers have. Kernels' states in integers are real numbers that
+float32 holds, so training, inference and `reset_states` share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import layers_in
+from keras_qat.frontend.keras2.backend import keras
+
+__all__ = ["Stream", "keep_states", "kept_batch", "states_of", "unchanged"]
+
+
+def states_of(model: Any) -> list[Any]:
+    """The variables with states that a model keeps."""
+    layers = [each for each in layers_in(model) if isinstance(each, keras.layers.RNN)]
+    return [state for each in layers if each.stateful for state in tf.nest.flatten(each.states)]
+
+
+def kept_batch(model: Any, examples: int | None = None) -> int | None:
+    """How many sequences a model keeps states of, each call taking as many; None without states.
+
+    Raises:
+        ValueError: if so many examples are no whole number of calls.
+    """
+    sizes = [int(state.shape[0]) for state in states_of(model)]
+    if sizes and examples is not None and examples % sizes[0]:
+        raise ValueError(
+            f"'{model.name}' keeps the states of {sizes[0]} sequences, so it takes {sizes[0]} "
+            f"examples at a time; {examples} are given."
+        )
+    return sizes[0] if sizes else None
+
+
+def keep_states(layer: Any, states: Sequence[Any]) -> None:
+    """Writes what a layer's last step gave into its own variables."""
+    for variable, state in zip(layer.states, states, strict=True):
+        variable.assign(tf.cast(state, variable.dtype))
+
+
+class Stream:
+    """States of its own, zeros to begin with, for one of several that run a model's layers.
+
+    Inside of `with stream:` the model has them, behind it those that it had before.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._variables = states_of(model)
+        self._others = [tf.zeros_like(each) for each in self._variables]
+
+    def _swap(self) -> None:
+        now = [tf.identity(each) for each in self._variables]
+        for variable, value in zip(self._variables, self._others, strict=True):
+            variable.assign(value)
+        self._others = now
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *error: Any) -> None:
+        self._swap()
+
+
+@contextlib.contextmanager
+def unchanged(states: list[Any]) -> Iterator[None]:
+    """Runs a block, also one that is traced, behind which states are what they were before."""
+    before = [tf.identity(each) for each in states]
+    try:
+        yield
+    finally:
+        for variable, value in zip(states, before, strict=True):
+            variable.assign(value)

@@ -1,0 +1,229 @@
+"""What files unroll, in training: Keras' loop over the steps, with all tensors fake-quantized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.keras2 import backend
+from keras_qat.ops.recurrent.step_math import (
+    CONV_LSTMS,
+    Part,
+    columns,
+    names_of_states,
+    offsets,
+    parts,
+    step_of,
+)
+from keras_qat.ops.recurrent.step_ops import fixed_params
+from keras_qat.ops.registry import match
+from keras_qat.training.layers.recurrent.states import keep_states
+from keras_qat.training.layers.scheduled_layer import Phase
+
+__all__ = ["biases", "steps_quantized", "unrolled_quantized"]
+
+Round = Callable[[str, Any], Any]
+"""Fake-quantizes a tensor in the range of that name."""
+
+Linear = Callable[[Any, Any], Any]
+"""From inputs and a kernel to their product."""
+
+
+class _InTraining:
+    """Steps in real numbers; what is rounded is noted by the name of its range.
+
+    Args:
+        product: of a hidden state with a part of the recurrent weights, by its name.
+        rounded: rounds what is inside of a step.
+    """
+
+    def __init__(self, product: Round, rounded: Round) -> None:
+        self.multiplied, self.rounded = product, rounded
+        self.seen: dict[str, list[Any]] = {}
+
+    def note(self, name: str, x: Any) -> Any:
+        self.seen.setdefault(name, []).append(x)
+        return self.rounded(name, x)
+
+    def product(self, part: str, hidden: Any) -> Any:
+        return self.note(f"state_{part}", self.multiplied(part, hidden))
+
+    def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
+        total = first + second
+        if maximum is not None:
+            finite = maximum < math.inf
+            total = tf.clip_by_value(total, 0.0, maximum) if finite else tf.nn.relu(total)
+        return self.note(name, total)
+
+    def multiply(self, first: Any, second: Any, name: str) -> Any:
+        return self.note(name, first * second)
+
+    def sigmoid(self, x: Any, name: str) -> Any:
+        return self.note(name, tf.sigmoid(x))
+
+    def tanh(self, x: Any, name: str) -> Any:
+        return self.note(name, tf.tanh(x))
+
+    def from_one(self, x: Any) -> Any:
+        return self.note("sigmoid", 1.0 - x)
+
+    def split(self, x: Any, count: int) -> list[Any]:
+        return tf.split(x, count, -1)
+
+
+def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
+    """A layer in a wrapper with other weights; its inner quantizers see the tensors of all steps.
+
+    What is inside of a step is rounded to the ranges of before.
+    """
+    inner = wrapper.inner
+    ranges = {name: each.observe(None, training=False) for name, each in inner.items()}
+    applies = {name: each.applies(phase, *ranges[name]) for name, each in inner.items()}
+
+    def rounded(name: str, x: Any) -> Any:
+        if name in inner:
+            return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
+        own = fixed_params(name)
+        if own.bits == 16 and name != "cell":
+            return x  # Finer than what it is made of, and nothing changes where its range ends.
+        low, high = (
+            tf.constant(float((end - own.zero_point) * own.scale))
+            for end in (own.lowest, own.highest)
+        )
+        return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, own.bits)
+
+    def first(name: str, x: Any) -> Any:
+        return inner[name](x, phase)
+
+    outputs, seen = steps_quantized(wrapper.layer, x, weights, phase, first, rounded)
+    for name, tensors in seen.items():
+        inner[name].take_in(tf.stack(tensors), phase)
+    return outputs
+
+
+def steps_quantized(
+    layer: Any, x: Any, weights: dict[str, Any], phase: Phase, first: Round, rounded: Round
+) -> tuple[Any, dict[str, list[Any]]]:
+    """What a layer gives, and the tensors inside of its steps, by the name of their range.
+
+    Args:
+        layer: the layer, without masks.
+        x: its input, or a list of that and the state that it begins with.
+        weights: by their paths, instead of its own.
+        phase: what the call does.
+        first: rounds the products of all inputs.
+        rounded: rounds what is inside of a step.
+    """
+    cell, dtype, of = layer.cell, layer.compute_dtype, parts(layer)
+    x, *given_state = tf.nest.flatten(x)
+    op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
+    assert op is not None, reason
+    step_once, inner = step_of(attributes), op.inner(attributes)
+    kernel, recurrent = (
+        tf.cast(weights[f"cell.{name}"], dtype) for name in ("kernel", "recurrent_kernel")
+    )
+    bias, own_bias = biases(layer, dtype, weights.get("cell.bias"))
+    x = tf.cast(x, dtype)
+    backend.forget_dropout(layer)
+    masks, of_blocks = None, isinstance(layer, CONV_LSTMS)
+    if 0 < cell.dropout < 1:
+        found = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
+        masks = [each[:, None] for each in found]
+        x, masks = (x, masks) if of_blocks else (x * masks[0], None)
+    linear, linear_again = _linear(layer)
+    given = {
+        name: first(f"input_{name}", _product(linear, x, (kernel, bias), part, masks))
+        for name, part in of.items()
+    }
+
+    def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
+        hidden, *others = states
+        masks = None
+        if 0 < cell.recurrent_dropout < 1:
+            masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=4)
+            hidden, masks = (hidden, masks) if of_blocks else (hidden * masks[0], None)
+
+        def product(name: str, hidden: Any) -> Any:
+            return _product(linear_again, hidden, (recurrent, own_bias), of[name], masks)
+
+        m = _InTraining(product, rounded)
+        after = step_once(m, dict(zip(of, values, strict=True)), (hidden, *others))
+        seen = {name: each for name, each in m.seen.items() if name in inner}
+        return {"sequence": after[0], "seen": seen}, list(after)
+
+    states = [rounded("hidden", tf.cast(each, dtype)) for each in given_state]
+    if not states:
+        zeros = tf.zeros_like(list(given.values())[-1][:, 0])
+        states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
+    _, outputs, last = backend.keras.backend.rnn(
+        step,
+        list(given.values()),
+        states,
+        go_backwards=layer.go_backwards,
+        input_length=x.shape[1],
+        return_all_outputs=True,
+    )
+    if layer.stateful:
+        keep_states(layer, last)
+    sequence, seen = outputs["sequence"], outputs["seen"]
+    if given_state and "hidden" in seen:  # Of what ReLUs give: a state below zero is zero.
+        seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
+    return sequence if layer.return_sequences else sequence[:, -1], seen
+
+
+def _linear(layer: Any) -> tuple[Linear, Linear]:
+    """What multiplies all inputs with a kernel, and what a hidden state."""
+    if not isinstance(layer, CONV_LSTMS):
+        return lambda x, kernel: tf.tensordot(x, kernel, 1), tf.matmul
+    cell = layer.cell
+
+    def of_inputs(x: Any, kernel: Any) -> Any:
+        folded = tf.reshape(x, [-1, *x.shape[2:]])
+        y = cell.input_conv(folded, kernel, padding=cell.padding)
+        return tf.reshape(y, [-1, *x.shape[1:2], *y.shape[1:]])
+
+    return of_inputs, cell.recurrent_conv
+
+
+def _product(linear: Linear, x: Any, weights: tuple[Any, Any], part: Part, masks: Any) -> Any:
+    """The product with a part of weights, and their bias, each block with a dropout mask."""
+    kernel, bias = weights
+    if masks is None:
+        y = linear(x, columns(kernel, part))
+    else:
+        size = part.blocks[0].stop - part.blocks[0].start
+        of_blocks = [
+            linear(x * masks[each.start // size], kernel[..., each]) for each in part.blocks
+        ]
+        y = tf.concat(of_blocks, -1)
+    y = y if bias is None else y + columns(bias, part)
+    return y if part.slope == 1 else y * part.slope
+
+
+def _value(x: Any) -> Value:
+    return Value("x", tuple(x.shape), x.dtype.name)
+
+
+def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
+    """A layer's, of inputs and of the hidden state; None for none.
+
+    That of inputs holds the offsets of its parts, as does one that is given.
+    """
+    if bias is None:
+        bias, offset = layer.cell.bias, offsets(layer)
+        if bias is None and not offset.any():
+            return None, None
+        if bias is not None and bias.shape.rank == 2:
+            offset = np.stack([offset, np.zeros_like(offset)])
+        offset = tf.constant(offset, dtype)
+        bias = offset if bias is None else tf.cast(bias, dtype) + offset
+    bias = tf.cast(bias, dtype)
+    if bias.shape.rank == 1:
+        return bias, None
+    return bias[0], bias[1]

@@ -1,0 +1,199 @@
+"""When a layer quantizes and when its BatchNormalization is frozen.
+
+Every quantize-aware layer counts its own training steps and compares them with two thresholds,
+all three being weights: the change happens inside the training graph, exact to the step however
+many steps Keras runs per execution, and a reloaded model goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import cond
+from keras_qat.frontend.keras2 import backend
+
+__all__ = [
+    "NEVER",
+    "Phase",
+    "ScheduledLayer",
+    "assuming",
+    "shapes_are_enough",
+    "shapes_only",
+    "thresholds_in",
+]
+
+NEVER = 2**62
+"""A threshold that no training reaches."""
+
+_RANGES = 2**31
+"""What the threshold for ranges is multiplied with in the weight that holds it, too."""
+
+
+class Phase(NamedTuple):
+    """What one call of a layer does. Each is a bool, or a scalar tensor known at run time."""
+
+    training: Any
+    quantizing: Any
+    frozen: Any
+    calibrated: bool = False
+    """Whether all quantizers are known to have a range."""
+    fixed: Any = False
+    """Whether ranges are as they are: training observes them no more."""
+    known: int = 0
+    """Not 0 in a graph that is traced for the ranges as they stand: which ones they are."""
+
+
+def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
+    """The thresholds that the weights of a layer, or of several, hold."""
+    rest = freeze_from % NEVER
+    ranges = rest // _RANGES
+    return {
+        "quantize_from": quantize_from,
+        "freeze_from": tf.where(freeze_from >= NEVER, tf.cast(NEVER, tf.int64), rest % _RANGES),
+        "freeze_ranges_from": tf.where(ranges > 0, ranges, NEVER),
+    }
+
+
+@contextlib.contextmanager
+def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
+    """Runs a block in which all calls of `layers` are known to be in `phase` (None: not known).
+
+    What is traced there has no branches for other phases.
+    """
+    for layer in layers:
+        object.__setattr__(layer, "assumed", phase)  # Past Keras, which would track the tuple.
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__setattr__(layer, "assumed", None)
+
+
+_shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Runs a block in which layers are called on symbolic tensors just to find out shapes.
+
+    Keras would trace every layer for that, which takes most of the time of building a model.
+    """
+    token = _shapes_only.set(True)
+    try:
+        yield
+    finally:
+        _shapes_only.reset(token)
+
+
+def shapes_are_enough() -> bool:
+    """Whether this is within `shapes_only`."""
+    return _shapes_only.get()
+
+
+class ScheduledLayer(backend.keras.layers.Layer):
+    """A layer that knows the training step.
+
+    Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
+    step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
+    The latter also holds the first step that observes no ranges, as files of earlier versions
+    have no weight of its own for it: see `thresholds`.
+
+    It computes in float32; the layers inside it compute as their own policies say.
+
+    Args:
+        mixed: whether the model computes in half precision, where steps with infinity or NaN are
+            skipped: ranges take in nothing of those.
+    """
+
+    recipe: Any = None
+    """The recipe of the model that it was made for, so that models of parts of it know theirs."""
+    made_in: int = 0
+    """The process that made its weights."""
+    assumed: Phase | None = None
+    """The phase that calls are known to be in: seen by all threads, as replicas have their own."""
+
+    def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.mixed = mixed
+
+    def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
+        kwargs.pop("mask", None)  # Keras passes it to whatever takes any argument.
+        if _shapes_only.get():
+            with tf.init_scope():  # Keras finds out the shapes of custom layers in eager mode.
+                shapes = tf.nest.map_structure(lambda each: each.shape, inputs)
+                shape = self.compute_output_shape(shapes)
+            return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
+        return self.compute(inputs, training, **kwargs)
+
+    def output_dtype(self, inputs: Any) -> Any:
+        """The type of what it gives."""
+        return inputs.dtype
+
+    def build(self, input_shape: Any) -> None:
+        self.made_in = os.getpid()
+        self.step = self._counter("step", 0)
+        self.quantize_from = self._counter("quantize_from", 0)
+        self.freeze_from = self._counter("freeze_from", NEVER)
+        super().build(input_shape)
+
+    def thresholds(self) -> dict[str, Any]:
+        """The first step of each change, as tensors."""
+        return thresholds_in(self.quantize_from.read_value(), self.freeze_from.read_value())
+
+    def set_thresholds(self, **thresholds: int) -> None:
+        """Sets some of them; the others stay."""
+        if "quantize_from" in thresholds:
+            self.quantize_from.assign(thresholds["quantize_from"])
+        if not thresholds.keys() <= {"quantize_from"}:
+            found = {**self.thresholds(), **thresholds}
+            ranges, norm = (
+                tf.cast(found[name], tf.int64) for name in ("freeze_ranges_from", "freeze_from")
+            )
+            ranges = tf.where(ranges < NEVER, tf.clip_by_value(ranges, 1, _RANGES - 1), 0)
+            norm = tf.where(norm < NEVER, tf.minimum(norm, _RANGES - 1), NEVER)
+            self.freeze_from.assign(ranges * _RANGES + norm)
+
+    @property
+    def switches(self) -> list[Any]:
+        """The weights that say what a call does."""
+        return [self.step, self.quantize_from, self.freeze_from]
+
+    @property
+    def quantizers(self) -> list[Any]:
+        """The layer's activation quantizers."""
+        return []
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
+
+    def _counter(self, name: str, value: int) -> Any:
+        return self.add_weight(
+            name=name,
+            shape=(),
+            dtype="int64",
+            initializer=tf.constant_initializer(value),
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    def advance(self, training: Any) -> Phase:
+        """Counts the step if it is a training step, and says what this call does."""
+        training = backend.resolve_training(training)
+        step = cond(
+            training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value
+        )
+        if self.assumed is not None and self.assumed.training is training:
+            return self.assumed
+        starts = self.thresholds()
+        return Phase(
+            training,
+            step >= starts["quantize_from"],
+            step >= starts["freeze_from"],
+            fixed=step >= starts["freeze_ranges_from"],
+        )

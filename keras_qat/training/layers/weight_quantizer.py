@@ -1,0 +1,156 @@
+"""Weight quantizers: the part of a wrapper that fake-quantizes one weight."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.control_flow import cond, straight_through
+from keras_qat.config.specs import QuantSpec
+from keras_qat.frontend.keras2 import backend
+from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.ranges import observers
+from keras_qat.training.ranges.learned import fake_quantize_weights_learned
+from keras_qat.training.sparsity_preserving import PRESERVED
+
+__all__ = ["CellQuantizer", "GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]
+
+LEAST_LIMIT = 1e-12
+"""Of a learned range, so that no step of training makes it empty."""
+
+
+class WeightQuantizer:
+    """Fake-quantizes one weight of a layer, per tensor or per output channel.
+
+    Args:
+        spec: how. Per channel is symmetric with a narrow range and takes the current values; so
+            may one range for all be, which then is the same with a single channel.
+        host: the layer that owns the variables; called while that layer is built.
+        name: the weight's attribute name, prefix of the variables' names.
+        channel_axes: axes of the output channels, counted from the end.
+    """
+
+    def __init__(
+        self, spec: QuantSpec, host: Any, name: str, channel_axes: tuple[int, ...]
+    ) -> None:
+        self.spec = spec
+        self.channel_axes = channel_axes if spec.per_channel else ()
+        is_current = spec.observer == "current_value" and spec.symmetric and spec.narrow_range
+        is_stored = not (spec.per_channel or is_current)
+        is_learned = spec.per_channel and spec.observer == "learned"
+        self.observer = observers.make(spec, host, name) if is_stored else None
+        self.learned = self._learned(host, name) if is_learned and channel_axes else None
+        """The limits of the channels, where training learns them."""
+
+    def _learned(self, host: Any, name: str) -> Any:
+        shape = getattr(host.layer, name).shape
+        rank, axes = len(shape), self.channel_axes
+        return host.add_weight(
+            name=f"{name}_limits",
+            shape=[shape[axis] if axis in axes else 1 for axis in range(-rank, 0)],
+            dtype="float32",
+            initializer="ones",
+        )
+
+    def limits(self, weights: Any) -> Any:
+        """The largest magnitude that each output channel can have, shaped to broadcast."""
+        if self.learned is None:
+            return fake_quant.channel_limits(weights, self.channel_axes)
+        return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
+
+    def set_limits(self, limits: Any) -> None:
+        """Sets limits that are learned; others are those of the weights."""
+        if self.learned is not None:
+            self.learned.assign(limits)
+
+    def codes_from(self, weights: Any) -> Any:
+        """What is rounded: the weights, clipped where limits are learned."""
+        limits = self.limits(weights)
+        return weights if self.learned is None else tf.clip_by_value(weights, -limits, limits)
+
+    def __call__(self, weights: Any, phase: Phase) -> Any:
+        """Fake-quantizes `weights`, which are observed if this is training."""
+        spec, observer = self.spec, self.observer
+        weights = tf.convert_to_tensor(weights)
+        if spec.preserve is not None:
+            weights = PRESERVED[spec.preserve](weights)
+        quantizing = phase.quantizing if spec.delayed else True
+        if observer is not None:
+            minimum, maximum = cond(
+                phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
+            )
+            return fake_quant.fake_quantize_if(
+                quantizing, weights, minimum, maximum, spec.bits, spec.narrow_range
+            )
+
+        if self.learned is not None:
+            limits = self.limits(weights)
+            return fake_quantize_weights_learned(quantizing, weights, limits, spec.bits)
+
+        def quantized(weights: Any) -> Any:
+            return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
+
+        if quantizing is True:  # It passes the gradient by itself.
+            return quantized(weights)
+        return straight_through(
+            lambda weights: cond(
+                quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
+            ),
+            weights,
+        )
+
+    def current_range(self, weights: Any) -> tuple[Any, Any]:
+        """The range as numpy values: scalars, or one for each channel."""
+        if self.observer is not None:
+            minimum, maximum = self.observer.range(weights)
+            return minimum.numpy(), maximum.numpy()
+        limits = tf.reshape(self.limits(weights), [-1]).numpy()
+        return -limits, limits
+
+
+class CellQuantizer(WeightQuantizer):
+    """That of a recurrent layer's weights. Ranges are those of the weights: none is learned."""
+
+    def __init__(self, spec: QuantSpec, *args: Any) -> None:
+        super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
+
+
+class GateQuantizer(CellQuantizer):
+    """That of an LSTM's weights, with one range for each gate: four blocks of columns."""
+
+    def limits(self, weights: Any) -> Any:
+        rows, columns = weights.shape
+        found = fake_quant.channel_limits(tf.reshape(weights, [rows, 4, -1]), (-2,))
+        return tf.reshape(tf.repeat(found, columns // 4, -1), [1, columns])
+
+
+def weight_at(layer: Any, path: str) -> Any:
+    """A weight inside of a layer, such as `"cell.kernel"`."""
+    owner, name = _owner(layer, path)
+    return getattr(owner, name)
+
+
+@contextlib.contextmanager
+def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
+    """Runs a block in which a layer computes with other weights, by their paths."""
+    with contextlib.ExitStack() as stack:
+        for path, weight in weights.items():
+            owner, name = _owner(layer, path)
+            weight = tf.cast(weight, owner.compute_dtype)
+            stack.enter_context(backend.swapped(owner, **{name: weight}))
+        yield
+
+
+def _owner(layer: Any, path: str) -> tuple[Any, str]:
+    *steps, name = path.split(".")
+
+    def go(owner: Any, step: str) -> Any:
+        return owner[int(step)] if step.isdigit() else getattr(owner, step)
+
+    return functools.reduce(go, steps, layer), name

@@ -1,0 +1,96 @@
+"""The wrapper of layers that compute in float, with weights of 8 bits."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.config import specs
+from keras_qat.frontend.graph import takes_training
+from keras_qat.frontend.keras2 import backend
+from keras_qat.training.layers.scheduled_layer import ScheduledLayer
+from keras_qat.training.layers.weight_quantizer import WeightQuantizer, weight_at, weights_replaced
+
+__all__ = ["QuantizeWeights"]
+
+
+@backend.register
+class QuantizeWeights(ScheduledLayer):
+    """Computes a layer with fake-quantized weights, and all else in float.
+
+    For layers without int8 kernels, such as recurrent ones: their file holds the weights in 8 bits
+    and computes with exactly the values that training had.
+
+    Args:
+        layer: the layer; its own `call` is used, with any arguments, states and masks.
+        weights: path of each weight inside the layer, such as `"cell.kernel"` -> axes of its
+            output channels, counted from the end; none for one range.
+        weight_spec: how the weights are quantized.
+
+    Shapes: those of `layer`.
+    """
+
+    def __init__(
+        self, layer: Any, weights: dict[str, Any], weight_spec: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.layer = backend.keras.layers.deserialize(layer) if isinstance(layer, dict) else layer
+        self.supports_masking = self.layer.supports_masking
+        self.weight_axes = {path: tuple(axes) for path, axes in weights.items()}
+        self.weight_spec = specs.from_config(weight_spec)
+
+    def build(self, input_shape: Any) -> None:
+        self.weight_quantizers = {
+            path: WeightQuantizer(self.weight_spec, self, path.replace(".", "_"), axes)
+            for path, axes in self.weight_axes.items()
+        }
+        super().build(input_shape)
+
+    def call(self, inputs: Any, *args: Any, training: Any = None, **kwargs: Any) -> Any:
+        return self._compute((inputs, *args), kwargs, training)
+
+    @tf.autograph.experimental.do_not_convert
+    def _compute(self, args: Any, kwargs: dict[str, Any], training: Any) -> Any:
+        phase = self.advance(training)
+        if takes_training(self.layer):
+            kwargs = {**kwargs, "training": training}
+        if not backend.takes_mask(self.layer):
+            kwargs.pop("mask", None)
+        if not self._is_built():
+            self.layer(*args, **kwargs)
+        quantized = {
+            path: quantizer(self.weight(path), phase)
+            for path, quantizer in self.weight_quantizers.items()
+        }
+        with self.weights_replaced(quantized):
+            return self.layer(*args, **kwargs)
+
+    def _is_built(self) -> bool:
+        try:
+            return all(self.weight(path) is not None for path in self.weight_axes)
+        except AttributeError:
+            return False
+
+    def weight(self, path: str) -> Any:
+        """A weight of the layer."""
+        return weight_at(self.layer, path)
+
+    def weights_replaced(self, weights: dict[str, Any]) -> AbstractContextManager[None]:
+        """Runs a block in which the layer computes with other weights, by their paths."""
+        return weights_replaced(self.layer, weights)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return self.layer.compute_mask(inputs, mask)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return self.layer.compute_output_shape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "layer": backend.keras.layers.serialize(self.layer),
+            "weights": {path: list(axes) for path, axes in self.weight_axes.items()},
+            "weight_spec": specs.to_config(self.weight_spec),
+        }

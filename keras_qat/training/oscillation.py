@@ -1,0 +1,53 @@
+"""Weights of few bits that jump between two levels, step by step, and how they come to rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+
+__all__ = ["Oscillations"]
+
+
+class Oscillations:
+    """How often the weights of a kernel turn back to the level that they came from.
+
+    Args:
+        weights: the variable.
+        quantizer: its `WeightQuantizer`.
+        momentum: of the averages.
+    """
+
+    def __init__(self, weights: Any, quantizer: Any, momentum: float) -> None:
+        self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
+        codes = self._codes()
+        zeros = tf.zeros_like(codes)
+        self.codes, self.direction, self.mean = map(tf.Variable, (codes, zeros, codes))
+        self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
+        """The latter is 1 where a weight rests: at its mean."""
+
+    def _codes(self) -> Any:
+        weights, quantizer = tf.convert_to_tensor(self.weights), self.quantizer
+        limits = quantizer.limits(weights)
+        return fake_quant.quantize_channels(
+            quantizer.codes_from(weights), limits, quantizer.spec.bits
+        )
+
+    def update(self, threshold: Any) -> None:
+        """Looks at the weights behind a step, and sets those to rest that turn too often."""
+        codes, rate = self._codes(), self.momentum
+        change = tf.sign(codes - self.codes)
+        turned = tf.cast(change * self.direction < 0, tf.float32)
+        self.codes.assign(codes)
+        self.direction.assign(tf.where(change == 0, self.direction, change))
+        self.frequency.assign_add(rate * (turned - self.frequency))
+        is_free = self.frozen == 0
+        self.mean.assign_add(tf.where(is_free, rate * (codes - self.mean), 0.0))
+        stops = tf.logical_and(is_free, self.frequency > threshold)
+        self.mean.assign(tf.where(stops, tf.round(self.mean), self.mean))
+        self.frozen.assign(tf.where(stops, 1.0, self.frozen))
+        weights = tf.convert_to_tensor(self.weights)
+        scale = self.quantizer.limits(weights) / float(2 ** (self.quantizer.spec.bits - 1) - 1)
+        self.weights.assign(tf.where(self.frozen > 0, self.mean * scale, weights))

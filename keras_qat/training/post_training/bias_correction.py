@@ -1,0 +1,112 @@
+"""Bias correction: what rounding shifts on average is taken back by the biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.training.batch_norm.factor_and_bias import normalization
+from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.post_training.sweep import (
+    IN_FLOAT,
+    QUANTIZED,
+    Part,
+    Tensors,
+    before_activation,
+    sweep,
+    walk,
+)
+
+__all__ = ["bias_correction", "correct", "means_in_float"]
+
+
+@one_at_a_time
+def bias_correction(
+    model: Any,
+    data: Any,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    *,
+    verbose: int = 0,
+) -> None:
+    """Corrects biases for the mean error of quantization, without labels.
+
+    Rounded weights shift the mean of a layer's outputs. What they differ from the float model's, on
+    average over the data, is subtracted: from the layer's bias, or from the offset of the
+    BatchNormalization behind it. From the first layer to the last, each sees those before it as
+    they are quantized and corrected. Layers with neither, and those called several times, stay.
+
+    Args:
+        model: a calibrated quantization-aware model; its weights change.
+        data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
+        verbose: 1 shows progress.
+
+    Raises:
+        ValueError: if the model is not quantized or calibrated, or the data is not what it takes.
+
+    Example:
+        >>> keras_qat.calibrate(qat, x_train[:256])
+        >>> keras_qat.bias_correction(qat, x_train[:256])
+
+    Source: Nagel et al. 2019 (arXiv:1906.04721).
+    """
+
+    def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
+        correct(part, quantized, means_in_float(part, in_float))
+
+    options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
+    sweep(model, data, visit, "Bias correction", **options)  # type: ignore[arg-type]
+
+
+def means_in_float(part: Part, in_float: list[Tensors]) -> dict[Any, np.ndarray]:
+    """What each wrapper of a part that has quantized weights gives in float, on average."""
+    return {
+        call.layer: _mean(call, batches, IN_FLOAT)
+        for call, batches in walk(part, in_float, IN_FLOAT)
+        if call in part.alone and call.layer.weight_quantizers
+    }
+
+
+def correct(part: Part, quantized: list[Tensors], wanted: dict[Any, np.ndarray]) -> None:
+    """Makes each of these wrappers give its mean in float, those before it being corrected."""
+    for call, batches in walk(part, quantized, QUANTIZED):
+        if call.layer in wanted:
+            shift_output(call.layer, wanted[call.layer] - _mean(call, batches, QUANTIZED))
+
+
+def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
+    """The mean of all examples, in front of the activation."""
+    inputs = [each[call.inputs[0]] for each in batches]
+    return mean_of([before_activation(call.layer, each, phase) for each in inputs])
+
+
+def mean_of(batches: list[Any]) -> np.ndarray:
+    """The mean of all examples."""
+    sums = [tf.reduce_sum(tf.cast(each, tf.float64), 0).numpy() for each in batches]
+    return np.sum(sums, 0) / sum(int(each.shape[0]) for each in batches)
+
+
+def shift_output(wrapper: Any, shift: np.ndarray) -> None:
+    """Adds the mean of `shift`, which is shaped as an output, to what each channel gives."""
+    norm, bias = wrapper.batch_norm, getattr(wrapper.layer, "bias", None)
+    if norm is None:
+        if bias is not None:
+            bias.assign_add(_as(bias, shift))
+    elif norm.center:
+        norm.beta.assign_add(_as(norm.beta, shift))
+    else:
+        factor = normalization(None, norm)[0].numpy()
+        shift = _as(norm.moving_mean, shift)
+        norm.moving_mean.assign_sub(shift / np.where(factor == 0, np.inf, factor))
+
+
+def _as(variable: Any, shift: np.ndarray) -> np.ndarray:
+    """The mean in the shape of a variable that is broadcast against it."""
+    rank = len(variable.shape)
+    shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
+    axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)
+    return np.mean(shift, axis=axes, keepdims=True).astype(np.float32)

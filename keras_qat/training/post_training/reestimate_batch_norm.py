@@ -1,0 +1,101 @@
+"""Statistics of BatchNormalization taken anew, from data and quantized weights."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import keras, one_at_a_time, swapped, traced
+from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.io.data import batch_count, batches
+from keras_qat.io.progress import shown
+from keras_qat.training.calibration.watch import infer
+from keras_qat.training.layers import QuantizeWrapper
+from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.post_training.sweep import check_calibrated
+from keras_qat.training.schedule import scheduled_layers
+
+__all__ = ["reestimate_batch_norm"]
+
+_LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True, fixed=True)
+
+
+@one_at_a_time
+def reestimate_batch_norm(
+    model: Any,
+    data: Any,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    *,
+    verbose: int = 0,
+) -> None:
+    """Takes BatchNormalization's moving statistics anew: the average of some batches.
+
+    Moving averages follow training with a delay, and weights of few bits jump. So the statistics
+    that inference uses may be some that no weights had. It costs a look at some 50 batches, without
+    labels, before `evaluate` and the export, and helps depthwise networks most. Nothing else
+    changes. BatchNormalization that is frozen, in the float model or by `freeze_bn_delay`, is taken
+    anew only where it computes with the batch's statistics in training.
+
+    Args:
+        model: a calibrated or trained quantization-aware model.
+        data, steps, batch_size: as in `calibrate`. Batches should be as large as those of training.
+        verbose: 1 shows progress.
+
+    Raises:
+        ValueError: if the model is not quantized or calibrated, or the data is not what it takes.
+
+    Example:
+        >>> keras_qat.reestimate_batch_norm(qat, x_train, steps=50, batch_size=64)
+
+    Source: Nagel et al. 2022 (arXiv:2203.11086).
+    """
+    check_calibrated(model)
+    layers = list(scheduled_layers(model))
+    found = graph_lib.layers_in(model)
+    norms = [each for each in found if isinstance(each, keras.layers.BatchNormalization)]
+    statistics = [weight for norm in norms for weight in (norm.moving_mean, norm.moving_variance)]
+    before = model.get_weights()
+    graph = graph_lib.read(model)
+
+    def observe(*inputs: Any) -> None:
+        with assuming(_LEARNING, layers):
+            graph_lib.evaluate(graph, list(inputs), _observe)
+
+    watch = traced(observe)
+    dtypes = [each.dtype for each in model.inputs]
+    sums, count = [0.0] * len(statistics), 0
+    total = batch_count(model, data, batch_size, steps)
+    try:
+        with contextlib.ExitStack() as stack:
+            for norm in norms:  # What is "moving" is then that of the last batch.
+                stack.enter_context(swapped(norm, momentum=0.0))
+            read = batches(model, data, batch_size, steps, finite=True)
+            for batch in shown(read, "BatchNormalization", verbose, total):
+                watch(*map(tf.constant, batch, dtypes))
+                sums = [
+                    each + weight.numpy() for each, weight in zip(sums, statistics, strict=True)
+                ]
+                count += 1
+    except BaseException:
+        count = 0
+        raise
+    finally:
+        model.set_weights(before)
+        for weight, each in zip(statistics, sums, strict=True) if count else ():
+            weight.assign(np.asarray(each) / count)
+
+
+def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a layer as at inference, with the statistics of the batch."""
+    layer = call.layer
+    learns = isinstance(layer, (QuantizeWrapper, keras.layers.BatchNormalization))
+    if not learns or kwargs.get("training") is False:
+        return infer(call, args, kwargs)
+    with computing_in_float32(layer):
+        return layer(*args, **{**kwargs, "training": True})

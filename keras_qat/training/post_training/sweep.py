@@ -1,0 +1,198 @@
+"""One pass through a quantization-aware model, part by part: all examples at once.
+
+Each part is computed as in float and as quantized. In between its weights may be changed, so that
+the parts behind it see what has become of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.io.data import batches
+from keras_qat.io.progress import shown
+from keras_qat.ops.registry import relu_maximum
+from keras_qat.training.batch_norm import fold_modes
+from keras_qat.training.calibration.watch import infer
+from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
+from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.schedule import check_quantized, scheduled_layers
+
+__all__ = [
+    "IN_FLOAT",
+    "QUANTIZED",
+    "Part",
+    "Tensors",
+    "Visit",
+    "before_activation",
+    "check_calibrated",
+    "computed",
+    "sweep",
+    "walk",
+]
+
+IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
+QUANTIZED = IN_FLOAT._replace(quantizing=True)
+
+Tensors = dict[Value, Any]
+
+
+class Part(NamedTuple):
+    """Calls one after the other.
+
+    Args:
+        calls: the calls, in order.
+        reads: the values that they read and do not give.
+        gives: the values of theirs that other calls read, or the model gives.
+        alone: those of the calls that are the only ones of their layer, a `QuantizeWrapper`.
+    """
+
+    calls: list[Call]
+    reads: list[Value]
+    gives: list[Value]
+    alone: list[Call]
+
+
+Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
+"""Gets a part and the tensors of each batch: those in float, with what the part gives, and those
+that it reads as quantized so far."""
+
+
+def check_calibrated(model: Any) -> None:
+    """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    layers = scheduled_layers(model)
+    blind = [each for layer in layers for each in layer.quantizers if not each.is_calibrated()]
+    if blind:
+        raise ValueError(
+            f"{len(blind)} quantizers of '{model.name}' have seen no data yet: call "
+            f"keras_qat.calibrate(model, data) first."
+        )
+
+
+def before_activation(wrapper: Any, x: Any, phase: Phase) -> Any:
+    """What a wrapper computes in front of its activation, BatchNormalization included."""
+    return fold_modes.FOLDS[wrapper.fold](wrapper, x, phase)
+
+
+def sweep(
+    model: Any,
+    data: Any,
+    visit: Visit,
+    what: str,
+    *,
+    blocks: bool = False,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    verbose: int = 0,
+) -> None:
+    """Goes through a model and lets `visit` change the weights of each part.
+
+    Args:
+        model: a calibrated quantization-aware model.
+        data, steps, batch_size: as in `calibrate`. All of it is held in memory, part by part.
+        visit: what is done with a part before it is computed as quantized.
+        what: what that is, in a word or two, for progress.
+        blocks: whether a part is what lies between two tensors that everything passes through, as a
+            residual block does, with the ReLU behind; otherwise each call is one.
+        verbose: 1 shows progress.
+
+    Raises:
+        ValueError: if the model is not quantized, or has no ranges.
+    """
+    check_calibrated(model)
+    graph = graph_lib.read(model)
+    inputs = values_in(graph.inputs)
+    read = [
+        [tf.constant(each, tensor.dtype) for each, tensor in zip(batch, model.inputs, strict=True)]
+        for batch in batches(model, data, batch_size, steps, finite=True)
+    ]
+    in_float = [dict(zip(inputs, batch, strict=True)) for batch in read]
+    quantized = [dict(batch) for batch in in_float]
+    parts = _parts(graph, blocks)
+    last = {value: part for part in parts for value in part.reads}
+    for part in shown(parts, what, verbose, unit="block" if blocks else "layer"):
+        _add(part, in_float, IN_FLOAT)
+        visit(part, in_float, quantized)
+        _add(part, quantized, QUANTIZED)
+        done = [value for value in part.reads if last[value] is part]
+        for tensors in (*in_float, *quantized):
+            for value in done:
+                del tensors[value]
+
+
+def _parts(graph: Graph, blocks: bool) -> list[Part]:
+    """A model's calls, one by one or block by block."""
+    counts, outputs = graph.call_counts(), set(values_in(graph.outputs))
+    left = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
+    waiting = {value for value in values_in(graph.inputs) if left[value]}  # For calls behind.
+    parts: list[Part] = []
+    calls: list[Call] = []
+    for call, behind in zip(graph.calls, [*graph.calls[1:], None], strict=True):
+        calls.append(call)
+        left.subtract(dict.fromkeys(call.inputs, 1))
+        waiting = {value for value in (*waiting, *values_in(call.outputs)) if left[value]}
+        if blocks and (len(waiting) > 1 or _is_relu(behind)):
+            continue
+        made = dict.fromkeys(value for each in calls for value in values_in(each.outputs))
+        read = dict.fromkeys(value for each in calls for value in each.inputs)
+        wrappers = [each for each in calls if isinstance(each.layer, QuantizeWrapper)]
+        parts.append(
+            Part(
+                calls,
+                reads=[value for value in read if value not in made],
+                gives=[value for value in made if value in waiting or value in outputs],
+                alone=[each for each in wrappers if counts[each.layer] == 1],
+            )
+        )
+        calls = []
+    return parts
+
+
+def _is_relu(call: Call | None) -> bool:
+    if call is None or len(call.inputs) != 1:
+        return False
+    layer = call.layer.layer if isinstance(call.layer, QuantizeWrapper) else call.layer
+    return not layer.weights and relu_maximum(layer) is not None
+
+
+def walk(part: Part, given: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
+    """The calls of a part, each with the tensors of each batch just before it is computed.
+
+    Args:
+        part: the calls.
+        given: what the part reads, for each batch.
+        phase: in which it is computed.
+    """
+    batches = [{value: tensors[value] for value in part.reads} for tensors in given]
+    last = {value: call for call in part.calls for value in call.inputs}
+    for call in part.calls[:-1]:
+        yield call, batches
+        done = [value for value in call.inputs if last[value] is call and value not in part.gives]
+        for tensors in batches:
+            tensors |= computed(call, tensors, phase)
+            for value in dict.fromkeys(done):
+                del tensors[value]
+    yield part.calls[-1], batches
+
+
+def _add(part: Part, given: list[Tensors], phase: Phase) -> None:
+    """Adds what a part gives to the tensors of each batch."""
+    *_, (call, batches) = walk(part, given, phase)
+    for tensors, found in zip(given, batches, strict=True):
+        found |= computed(call, found, phase)
+        tensors |= {value: found[value] for value in part.gives}
+
+
+def computed(call: Call, tensors: Tensors, phase: Phase) -> Tensors:
+    """What a call gives, of the tensors that it reads."""
+    layers = [call.layer] if isinstance(call.layer, ScheduledLayer) else []
+    with assuming(phase, layers):
+        args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
+        found = infer(call, args, kwargs)
+    return dict(zip(values_in(call.outputs), tf.nest.flatten(found), strict=True))

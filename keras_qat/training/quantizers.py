@@ -1,0 +1,113 @@
+"""The quantizers of a model, listed: what each quantizes, how, and its range."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from keras_qat.config.specs import FixedSpec, QuantSpec
+from keras_qat.training.batch_norm.per_tensor_fold import folded
+from keras_qat.training.layers import Quantize, QuantizeWeights
+from keras_qat.training.layers.weight_quantizer import weight_at
+from keras_qat.training.schedule import check_quantized, scheduled_layers
+
+__all__ = [
+    "PREFIX",
+    "Quantizer",
+    "activation_quantizers",
+    "layer_quantizers",
+    "quantized_weight",
+    "quantizers",
+]
+
+PREFIX = "quant_"
+"""Goes in front of the name of every layer but the inputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantizer:
+    """A quantizer of a model and what it is set to.
+
+    Args:
+        name: unique in the model: the layer's name and `output` or the weight's.
+        quantizes: the tensors of the float model it quantizes.
+        spec: how.
+        minimum: lower end of its range; an array for one range per channel.
+        maximum: upper end.
+    """
+
+    name: str
+    quantizes: tuple[str, ...]
+    spec: QuantSpec | FixedSpec
+    minimum: Any
+    maximum: Any
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it has a range: without one it passes values through."""
+        starts_with_one = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
+        known = starts_with_one or np.any(self.maximum > self.minimum)
+        return bool(np.all(np.isfinite([self.minimum, self.maximum])) and known)
+
+
+def quantizers(model: Any) -> list[Quantizer]:
+    """Lists every quantizer of a quantization-aware model, in the order of the layers.
+
+    Raises:
+        ValueError: if the model is not quantization-aware.
+
+    Example:
+        >>> for quantizer in keras_qat.quantizers(qat):
+        ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
+    """
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    return [
+        each
+        for layer in scheduled_layers(model)
+        for part in layer_quantizers(layer)
+        for each in part
+    ]
+
+
+def activation_quantizers(model: Any) -> list[Quantizer]:
+    """Those of `quantizers` that quantize activations: they are quick to list."""
+    return [each for layer in scheduled_layers(model) for each in _activation_quantizers(layer)]
+
+
+def layer_quantizers(layer: Any) -> tuple[list[Quantizer], list[Quantizer]]:
+    """Those of a layer: of its weights, and of activations."""
+    return _weight_quantizers(layer), _activation_quantizers(layer)
+
+
+def quantized_weight(layer: Any, name: str) -> Any:
+    """The weight of a layer that a quantizer of this name quantizes."""
+    if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
+        return weight_at(layer.layer, name)
+    return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
+
+
+def _weight_quantizers(layer: Any) -> list[Quantizer]:
+    found = []
+    for name, quantizer in getattr(layer, "weight_quantizers", {}).items():
+        limits = quantizer.current_range(quantized_weight(layer, name))
+        label = f"{layer.name.removeprefix(PREFIX)}/{name}"
+        found.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
+    return found
+
+
+def _activation_quantizers(layer: Any) -> list[Quantizer]:
+    """Those inside of a layer first, then that of its output."""
+    tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
+    inner = getattr(layer, "inner", {})
+    names = [*inner, *["output"] * (len(layer.quantizers) - len(inner))]
+    return [
+        Quantizer(
+            f"{layer.name}/{name}",
+            tuple(f"{each}/{name}" for each in tensors) if name in inner else tensors,
+            each.spec,
+            *each.current_range(),
+        )
+        for name, each in zip(names, layer.quantizers, strict=True)
+    ]

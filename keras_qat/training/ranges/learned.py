@@ -1,0 +1,109 @@
+"""Ranges that training learns: arithmetic with a gradient for the ends of the range.
+
+Learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153): what lies beyond an end pulls at it,
+and what lies inside by the error of its rounding. Learned clipping (PACT, Choi et al. 2018,
+arXiv:1805.06085) has the first part alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.control_flow import cond
+
+__all__ = ["fake_quantize_learned", "fake_quantize_weights_learned"]
+
+
+def _gain(levels: int, count: Any) -> Any:
+    """What the gradient of an end is multiplied by.
+
+    LSQ multiplies that of a step by 1 / sqrt(count * levels), so that steps and weights change at
+    the same rate. An end is so many steps.
+    """
+    return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
+
+
+def fake_quantize_learned(
+    applies: Any, x: Any, minimum: Any, maximum: Any, bits: int, *, rounding: bool, fixed: Any
+) -> Any:
+    """`fake_quantize` if `applies`, with a gradient for the ends of the range as well.
+
+    Args:
+        applies: a bool, or a scalar tensor.
+        x, minimum, maximum, bits: as in `fake_quantize`.
+        rounding: whether the errors of rounding count for the ends, as in LSQ.
+        fixed: whether the ends have no gradient: a bool, or a scalar tensor.
+    """
+    levels = 2**bits - 1
+
+    @tf.custom_gradient
+    def quantized(given: Any, minimum: Any, maximum: Any) -> Any:
+        x = tf.cast(given, tf.float32)
+        y = cond(
+            applies,
+            lambda: fake_quant.fake_quantize(x, minimum, maximum, bits),
+            lambda: tf.identity(x),
+        )
+
+        def gradient(upstream: Any) -> Any:
+            up = tf.cast(upstream, tf.float32)
+            low, high = fake_quant.nudged_range(minimum, maximum, bits)
+            above, below = (tf.logical_and(applies, each) for each in (x > high, x < low))
+            inside = up * tf.cast(~(above | below), tf.float32)
+            share = tf.zeros([])
+            if rounding:
+                share = tf.reduce_sum(inside * (y - x))
+                share = tf.math.divide_no_nan(share, maximum - minimum)
+            features = tf.size(x) // tf.maximum(tf.shape(x)[0], 1)
+            gain = _gain(levels, features)
+            gain *= 1.0 - tf.cast(tf.logical_or(fixed, tf.logical_not(applies)), tf.float32)
+            ends = (
+                tf.reduce_sum(up * tf.cast(below, tf.float32)) - share,
+                tf.reduce_sum(up * tf.cast(above, tf.float32)) + share,
+            )
+            return tf.cast(inside, given.dtype), ends[0] * gain, ends[1] * gain
+
+        return tf.cast(y, given.dtype), gradient
+
+    return quantized(x, minimum, maximum)
+
+
+def fake_quantize_weights_learned(quantizing: Any, weights: Any, limits: Any, bits: int) -> Any:
+    """Weights rounded to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
+
+    What lies beyond is clipped. The gradients are those of LSQ.
+
+    Args:
+        quantizing: a bool, or a scalar tensor.
+        weights: the weights.
+        limits: of each output channel, shaped to broadcast.
+        bits: 2 to 8.
+    """
+    levels = 2 ** (bits - 1) - 1
+    axes = [axis for axis, size in enumerate(limits.shape) if size == 1]
+    count = tf.size(weights) // tf.size(limits)
+
+    @tf.custom_gradient
+    def quantized(weights: Any, limits: Any) -> Any:
+        y = cond(
+            quantizing,
+            lambda: fake_quant.fake_quantize_channels(
+                tf.clip_by_value(weights, -limits, limits), limits, bits
+            ),
+            lambda: tf.identity(weights),
+        )
+
+        def gradient(up: Any) -> Any:
+            beyond = tf.logical_and(quantizing, tf.abs(weights) > limits)
+            inside = up * tf.cast(~beyond, up.dtype)
+            pull = inside * (y - weights) / limits
+            pull += up * tf.cast(beyond, up.dtype) * tf.sign(weights)
+            ends = tf.reduce_sum(pull, axes, keepdims=True) * _gain(levels, count)
+            return inside, ends * tf.cast(quantizing, up.dtype)
+
+        return y, gradient
+
+    return quantized(weights, limits)

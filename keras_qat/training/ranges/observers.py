@@ -1,0 +1,298 @@
+"""Observers: what the range of a quantizer is made of, and the variables that hold it.
+
+An observer is one range: `update` takes in a training batch, `range` says what it is now. The
+variables belong to the layer that hosts the quantizer, so Keras saves them like any weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.config.specs import QuantSpec
+from keras_qat.training.distribution import mean_over_replicas
+
+__all__ = ["CurrentValue", "LastValue", "Learned", "MovingAverage", "ShadowedMovingAverage", "make"]
+
+
+def if_seen(seen: Any, new: Any, old: Any) -> Any:
+    """What a variable is set to: `old` where a batch is passed over. No branch: GPUs would wait."""
+    return new if seen is True else tf.where(seen, new, old)
+
+
+class LastValue:
+    """The extremes of the last training batch (contrib's `LastValueQuantize`).
+
+    The layer `host` owns the variables; `name` is the prefix of their names.
+    """
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        self.spec, self.host = spec, host
+        initial_min, initial_max = spec.initial_range or (0.0, 0.0)
+        self.minimum = self._variable(host, f"{name}_min", initial_min)
+        self.maximum = self._variable(host, f"{name}_max", initial_max)
+
+    @staticmethod
+    def _variable(host: Any, name: str, value: float) -> Any:
+        return host.add_weight(
+            name=name,
+            shape=(),
+            dtype="float32",
+            initializer=tf.constant_initializer(value),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,  # All have the same.
+        )
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that is stored."""
+        return [self.minimum, self.maximum]
+
+    @property
+    def counter(self) -> Any:
+        """The variable that counts the batches seen; None if nothing does."""
+        return None
+
+    @property
+    def ignores_minimum(self) -> bool:
+        """Whether the range is known to begin at zero, so that no minimum is looked for."""
+        return self.spec.lower_bound == 0.0 and not self.spec.symmetric
+
+    def batch_range(self, x: Any, ceiling: float | None) -> tuple[Any, Any]:
+        """Range of one batch, zero included and cut off at `ceiling`: the mean over replicas."""
+        spec, x = self.spec, tf.stop_gradient(x)
+        if not self.ignores_minimum:
+            low, high = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+        else:
+            low, high = tf.zeros([]), tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
+            high = high if ceiling is None else tf.minimum(high, ceiling)
+        if self.is_mixed:  # Of NaN alone `low` and `high` may be zero. Graphs reduce `x` only once.
+            ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
+            is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
+            low, high = (tf.where(is_known, each, np.nan) for each in (low, high))
+        if spec.off_ties:
+            high += self.margin(low, high)
+        return mean_over_replicas(low, high)
+
+    def margin(self, low: Any, high: Any) -> Any:
+        """What a range is wider by than the extremes that it is of: see `QuantSpec.off_ties`."""
+        if not self.spec.off_ties:
+            return 0.0
+        return tf.where(low < 0.0, (high - low) / (2.0**self.spec.bits - 2), 0.0)
+
+    def extremes(self) -> tuple[float, float]:
+        """What the range is of: without the margin."""
+        low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
+        steps = 2.0**self.spec.bits - 1
+        is_wider = self.spec.off_ties and low < 0
+        return low, low + (high - low) * ((steps - 1) / steps) if is_wider else high
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the model computes in half precision."""
+        return getattr(self.host, "mixed", False)
+
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+        """Takes in a batch and returns the new range.
+
+        Args:
+            x: the batch.
+            ceiling: what the tensor is clipped at behind the quantizer, if that is known to begin
+                at zero: `x` is what goes into a ReLU.
+            taken: whether the batch counts: a bool, or a scalar tensor.
+        """
+        low, high = self.batch_range(x, ceiling)
+        seen = self.is_seen(low, high, taken)
+        return (
+            self.minimum.assign(if_seen(seen, low, self.minimum)),
+            self.maximum.assign(if_seen(seen, high, self.maximum)),
+        )
+
+    def set(self, low: float, high: float, batches: float) -> None:
+        """Sets the range to one that holds two numbers and zero, as if so many batches gave it."""
+        ends = fake_quant.range_of(
+            tf.constant([low, high]), self.spec.bits, self.spec.symmetric, self.spec.narrow_range
+        )
+        self.minimum.assign(ends[0])
+        self.maximum.assign(ends[1] + self.margin(*ends))
+
+    def is_seen(self, low: Any, high: Any, taken: Any) -> Any:
+        """Whether a batch with such extremes is taken in: True, or a tensor in half precision.
+
+        There infinity and NaN are part of training: `LossScaleOptimizer` passes over the step.
+        """
+        if not self.is_mixed:
+            return taken
+        return tf.logical_and(tf.math.is_finite(high - low), taken)
+
+    def range(self, x: Any) -> tuple[Any, Any]:
+        """The range as it stands."""
+        return tf.convert_to_tensor(self.minimum), tf.convert_to_tensor(self.maximum)
+
+
+class MovingAverage(LastValue):
+    """Average of the batches' extremes so far, in which older ones count less.
+
+    The n-th batch gets the weight (1 - decay) / (1 - decay^n): the first is taken as it is, and
+    afterwards the average is that of `assign_moving_average` with its bias from the start taken
+    off. In this form nothing but the average and n is stored.
+    """
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        super().__init__(spec, host, name)
+        self.batches = self._variable(host, f"{name}_batches", 0.0)
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, self.batches]
+
+    @property
+    def counter(self) -> Any:
+        return self.batches
+
+    def set(self, low: float, high: float, batches: float) -> None:
+        super().set(low, high, batches)
+        self.batches.assign(batches)
+
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+        low, high = self.batch_range(x, ceiling)
+        one, decay = np.float32(1.0), np.float32(self.spec.ema_decay)
+        seen = self.is_seen(low, high, taken)
+        count = tf.convert_to_tensor(self.batches) + if_seen(seen, one, 0.0)
+        self.batches.assign(count, read_value=False)
+        weight = (one - decay) / (one - tf.pow(decay, count))
+
+        def moved(variable: Any, end: Any) -> Any:
+            # What it is set to is at hand: reading it again would be one more operation each time.
+            old = tf.convert_to_tensor(variable)
+            new = old + if_seen(seen, (end - old) * weight, 0.0)
+            variable.assign(new, read_value=False)
+            return new
+
+        minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
+        return tf.convert_to_tensor(minimum), moved(self.maximum, high)
+
+    def range(self, x: Any) -> tuple[Any, Any]:
+        """The range as it stands: up to 1 for a tensor that was always 0, as behind a dead ReLU."""
+        minimum, maximum = super().range(x)
+        is_dead = tf.logical_and(self.batches > 0.0, tf.equal(minimum, maximum))
+        if self.spec.symmetric:
+            minimum = tf.where(is_dead, -1.0, minimum)
+        return minimum, tf.where(is_dead, 1.0, maximum)
+
+
+class ShadowedMovingAverage(LastValue):
+    """TensorFlow 1's moving average of the batches' extremes, corrected for its start at zero.
+
+    The average of the first n batches is divided by 1 - decay^n. The same as `MovingAverage` but
+    for rounding; in the form of TensorFlow 1 (`assign_moving_average` with its default
+    `zero_debias`), with its shadow variables, so that `recipes.contrib` can go on from them.
+    """
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        super().__init__(spec, host, name)
+        self.shadows = {
+            end: (
+                self._variable(host, f"{name}_{end}_biased", 0.0),
+                self._variable(host, f"{name}_{end}_local_step", 0.0),
+            )
+            for end in ("min", "max")
+        }
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, *self.shadows["min"], *self.shadows["max"]]
+
+    @property
+    def counter(self) -> Any:
+        return self.shadows["max"][1]
+
+    def set(self, low: float, high: float, batches: float) -> None:
+        super().set(low, high, batches)
+        known = 1.0 - self.spec.ema_decay**batches
+        for end, variable in (("min", self.minimum), ("max", self.maximum)):
+            biased, local_step = self.shadows[end]
+            biased.assign(known * variable.numpy())
+            local_step.assign(batches)
+
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+        low, high = self.batch_range(x, ceiling)
+        seen = self.is_seen(low, high, taken)
+        return (
+            self._average(self.minimum, *self.shadows["min"], low, seen),
+            self._average(self.maximum, *self.shadows["max"], high, seen),
+        )
+
+    def _average(self, variable: Any, biased: Any, local_step: Any, value: Any, seen: Any) -> Any:
+        # The order of operations is TensorFlow 1's: results agree with it to the last bit.
+        weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
+        change = (biased.read_value() - value) * weight
+        new_biased = biased.assign_sub(if_seen(seen, change, 0.0))
+        new_step = local_step.assign_add(if_seen(seen, 1.0, 0.0))
+        average = new_biased / (1.0 - tf.pow(1.0 - weight, new_step))
+        return variable.assign(if_seen(seen, average, variable))
+
+
+class CurrentValue:
+    """The extremes of the tensor at hand: nothing is stored, so it is never out of date."""
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        self.spec = spec
+
+    def range(self, x: Any) -> tuple[Any, Any]:
+        """Range of `x`, zero included."""
+        spec, x = self.spec, tf.stop_gradient(x)
+        return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+        """The same: nothing is taken in."""
+        return self.range(x)
+
+
+class Learned(LastValue):
+    """A range that trains with the weights: data sets where it starts, by `calibrate`.
+
+    The sign of an end says nothing, so that no step of training makes a range empty.
+    """
+
+    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+        self.spec, self.host = spec, host
+        own = {"shape": (), "dtype": "float32", "initializer": "zeros"}
+        has_minimum = not (self.ignores_minimum or spec.symmetric)
+        self.minimum = host.add_weight(name=f"{name}_min", trainable=has_minimum, **own)
+        self.maximum = host.add_weight(name=f"{name}_max", trainable=True, **own)
+
+    def range(self, x: Any) -> tuple[Any, Any]:
+        spec, high = self.spec, tf.abs(self.maximum.read_value())
+        if spec.symmetric:
+            return -high * (1.0 if spec.narrow_range else 2**spec.bits / (2**spec.bits - 2)), high
+        return -tf.abs(self.minimum.read_value()), high
+
+    def set(self, low: float, high: float, batches: float) -> None:
+        if low == high == 0:  # Of zeros alone any range is right, but none at all says: no data.
+            high = 1.0
+        super().set(low, high, batches)
+
+    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+        """The same: a batch changes it by its gradient."""
+        return self.range(x)
+
+
+def make(spec: QuantSpec, host: Any, name: str) -> Any:
+    """The observer that `spec` names, with its variables added to the layer `host`."""
+    return OBSERVERS[spec.observer](spec, host, name)
+
+
+OBSERVERS: dict[str, Any] = {
+    "moving_average": MovingAverage,
+    "shadowed_moving_average": ShadowedMovingAverage,
+    "last_value": LastValue,
+    "current_value": CurrentValue,
+    "learned": Learned,
+    "learned_clipping": Learned,
+}
+"""Name, as in `QuantSpec.observer` -> class."""

@@ -1,0 +1,76 @@
+"""Ranges of weights by the least squared error: numpy, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_qat.training.layers import QuantizeWrapper
+from keras_qat.training.layers.weight_quantizer import CellQuantizer
+from keras_qat.training.schedule import scheduled_layers
+
+__all__ = ["clip_weights", "least_squares_limits", "per_channel", "rounded", "start_limits"]
+
+_FACTORS = np.linspace(1.0, 0.2, 81)
+"""Limits that are tried, of the largest magnitude."""
+
+
+def least_squares_limits(
+    weights: np.ndarray, channel_axes: tuple[int, ...], bits: int
+) -> np.ndarray:
+    """The limit of each output channel with the smallest mean squared error of quantization.
+
+    Shaped to broadcast against the weights. A channel of zeros has the limit 1.
+
+    Args:
+        weights: the weights.
+        channel_axes: axes of the output channels, counted from the end.
+        bits: 2 to 8.
+    """
+    reduced = tuple(axis for axis in range(-weights.ndim, 0) if axis not in channel_axes)
+    full = np.max(np.abs(weights), axis=reduced, keepdims=True)
+    full = np.where(full > 0, full, np.float32(1))
+    best, least = full, np.full(full.shape, np.inf)
+    for factor in _FACTORS:
+        limits = (full * factor).astype(np.float32)
+        error = np.sum((rounded(weights, limits, bits) - weights) ** 2, reduced, keepdims=True)
+        best, least = np.where(error < least, limits, best), np.minimum(error, least)
+    return best
+
+
+def rounded(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndarray:
+    """Weights clipped to limits and rounded to the nearest of the 2^bits - 1 levels."""
+    scale = limits / (2 ** (bits - 1) - 1)
+    return np.round(np.clip(weights, -limits, limits) / scale) * scale
+
+
+def clip_weights(model: Any) -> None:
+    """Clips the weights of a quantization-aware model where that makes their rounding better.
+
+    The range of a channel is that of its weights, so that this sets it, for training as well.
+    Ranges of a whole tensor, as of `recipes.contrib`, stay.
+    """
+    for weights, quantizer in per_channel(model):
+        value = weights.numpy()
+        limits = least_squares_limits(value, quantizer.channel_axes, quantizer.spec.bits)
+        weights.assign(np.clip(value, -limits, limits))
+        quantizer.set_limits(limits)
+
+
+def start_limits(model: Any) -> None:
+    """Learned limits of weights begin with the least squared error."""
+    for weights, quantizer in per_channel(model):
+        if quantizer.learned is not None:
+            axes, bits = quantizer.channel_axes, quantizer.spec.bits
+            quantizer.set_limits(least_squares_limits(weights.numpy(), axes, bits))
+
+
+def per_channel(model: Any) -> Iterator[tuple[Any, Any]]:
+    """The weights of a model's wrappers that have a range for each channel, with the quantizers."""
+    for layer in scheduled_layers(model):
+        if isinstance(layer, QuantizeWrapper):
+            for name, quantizer in layer.weight_quantizers.items():
+                if quantizer.spec.per_channel and not isinstance(quantizer, CellQuantizer):
+                    yield getattr(layer.layer, name), quantizer

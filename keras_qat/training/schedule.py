@@ -1,0 +1,145 @@
+"""When a model quantizes and when its BatchNormalization is frozen: the switches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from keras_qat.config.arguments import switch
+from keras_qat.frontend import graph
+from keras_qat.frontend.keras2.readability import check_readable
+from keras_qat.training.layers import ScheduledLayer
+from keras_qat.training.layers.scheduled_layer import NEVER
+
+__all__ = [
+    "check_process",
+    "check_quantized",
+    "freeze_batch_norm",
+    "freeze_ranges",
+    "is_quantized",
+    "kernels_of",
+    "recipe_of",
+    "schedule",
+    "scheduled_layers",
+    "set_quantization",
+]
+
+
+def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
+    """The quantize-aware layers of a model, also of models inside it."""
+    return (layer for layer in graph.layers_in(model) if isinstance(layer, ScheduledLayer))
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a model holds quantize-aware layers."""
+    return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
+
+
+def check_quantized(model: Any, instead: str) -> None:
+    """Raises a `ValueError` if a model is not quantization-aware; `instead` says what to do."""
+    if not is_quantized(model):
+        check_readable(model)
+        raise ValueError(f"'{model.name}' is not quantization-aware{instead}")
+
+
+def check_process(model: Any) -> None:
+    """Raises a `RuntimeError` in a fork of the process that a model was made in.
+
+    TensorFlow has threads, which do not come along: it would wait for them without end.
+    """
+    made_in = {layer.made_in for layer in scheduled_layers(model)}
+    if made_in and os.getpid() not in made_in:
+        raise RuntimeError(
+            f"'{model.name}' was made in another process (pid {min(made_in)}), of which this one "
+            f"is a fork. TensorFlow's threads did not come along, so that it would never answer. "
+            f"Load the model from its file in a process of its own "
+            f"(multiprocessing.get_context('spawn')), or do this where the model was made."
+        )
+
+
+def recipe_of(model: Any) -> Any:
+    """The recipe that a model was quantized with; that of the model its layers come from.
+
+    None for a model of parts that no quantized model of this process holds any more.
+    """
+    models = [model, *(each for each in getattr(model, "layers", ()) if hasattr(each, "recipe"))]
+    found = [each.recipe for each in models if getattr(each, "recipe", None) is not None]
+    found += [layer.recipe for layer in scheduled_layers(model) if layer.recipe is not None]
+    return found[0] if found else None
+
+
+def kernels_of(model: Any) -> Any:
+    """The family of kernels whose rounding a model has at inference; None if it simulates."""
+    recipe = getattr(model, "recipe", None)
+    return model.kernels if recipe is not None and recipe.fold != "correction" else None
+
+
+def set_quantization(model: Any, enabled: bool = True) -> None:
+    """Switches fake quantization on or off, at once. Ranges are observed in both cases.
+
+    What `callbacks.QuantDelay` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        enabled: on or off.
+
+    Raises:
+        ValueError: if the model is not quantized.
+        TypeError: if `enabled` is no bool.
+    """
+    schedule(model, quantize_from=0 if switch("enabled", enabled) else NEVER)
+
+
+def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
+    """Makes BatchNormalization use its moving statistics in training too, or the batch's again.
+
+    Frozen statistics do not change; scale and offset (gamma, beta) go on training. What
+    `callbacks.FreezeBatchNorm` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        frozen: frozen or not.
+
+    Raises:
+        ValueError: if the model is not quantized.
+        TypeError: if `frozen` is no bool.
+    """
+    schedule(model, freeze_from=0 if switch("frozen", frozen) else NEVER)
+
+
+def freeze_ranges(model: Any, frozen: bool = True) -> None:
+    """Keeps the ranges of activations as they are in training, or observes them again.
+
+    What `callbacks.FreezeRanges` does at its step, for custom training loops.
+
+    Args:
+        model: a quantization-aware model.
+        frozen: frozen or not.
+
+    Raises:
+        ValueError: if the model is not quantized.
+        TypeError: if `frozen` is no bool.
+    """
+    schedule(model, freeze_ranges_from=0 if switch("frozen", frozen) else NEVER)
+
+
+def schedule(model: Any, **thresholds: int) -> None:
+    """Sets the training step, counted from 1, at which every layer of a model changes over.
+
+    Args:
+        model: a quantization-aware model.
+        thresholds: `quantize_from`, `freeze_from`, `freeze_ranges_from`, in steps of the model.
+
+    Raises:
+        ValueError: if the model is not quantized.
+    """
+    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    calls = graph.read(model).call_counts()
+    for layer in scheduled_layers(model):
+        # A layer that is called k times per step counts k, so the n-th step begins at this count.
+        per_step = calls.get(layer, 1)
+        counts = {}
+        for name, step in thresholds.items():
+            counts[name] = (step - 1) * per_step + 1 if 0 < step < NEVER else step
+        layer.set_thresholds(**counts)
