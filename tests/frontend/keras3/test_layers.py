@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_qat.frontend.keras2.backend import keras as keras_2
-from tests.keras3.comparison import assert_converts
+from tests.frontend.keras3.comparison import assert_converts
 
 keras = pytest.importorskip("keras", minversion="3.0")
 L = keras.layers

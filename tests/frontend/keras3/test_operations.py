@@ -10,7 +10,7 @@ import pytest
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras as keras_2
-from tests.keras3.comparison import assert_equal_outputs, inputs_of
+from tests.frontend.keras3.comparison import assert_equal_outputs, inputs_of
 
 keras = pytest.importorskip("keras", minversion="3.0")
 ops = keras.ops

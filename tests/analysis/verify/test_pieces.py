@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from tests.analysis.verify.test_layers import row
 from tests.helpers import images, observe, rng, scramble
 from tests.networks.small import functional, layers
-from tests.verify.test_layers import row
 
 
 def test_a_model_whose_layers_are_all_outputs():
