@@ -31,7 +31,7 @@ from benchmarks.half_precision import fit
 from keras_qat import recipes
 from keras_qat.config.recipes import Ranges
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 IMAGES, UNLABELLED, OUTLIER = 64, 256, 1000.0
 METHODS = ("minmax", "percentile", "mse", "entropy")
@@ -99,7 +99,7 @@ Rows = dict[str, Callable[[Case], float]]
 
 def of_file(contents: bytes, data: Data) -> float:
     """Accuracy of a file's classes, in percent."""
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     (name,) = file.inputs
     (codes,) = file.run({name: data.x_test}, 100).values()
     return float(100 * np.mean(codes.argmax(-1) == data.y_test))

@@ -20,7 +20,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks.runtime_worker import apart
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.micro_interpreter import MicroModel
+from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 layers = keras.layers
 
@@ -164,7 +164,7 @@ def converted(model: Any, x: np.ndarray) -> bytes:
 
 def sizes(contents: bytes) -> tuple[int, int]:
     """Bytes of a file and of its arena."""
-    return len(contents), MicroModel(contents).arena_size()
+    return len(contents), MicroInterpreter(contents).arena_size()
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from demo_data import DATA, Data
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.rewriting.quantized_model import QuantizedModel
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 EPOCHS, QAT_EPOCHS, BATCH = 4, 2, 64
@@ -120,7 +120,7 @@ def measure(make: Callable[[], Any], weights: Any, data: Data, policy: str, seed
         fit(qat, data, QAT_EPOCHS, 1e-3)
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    file = TFLiteModel(keras_qat.export_tflite(qat))
+    file = FileInterpreter(keras_qat.export_tflite(qat))
     (codes,) = file.run({"image": data.x_test}).values()
     scale, zero_point = file.outputs["logits"]["quantization"]
     first = codes[:SIMULATED].astype(np.int32)

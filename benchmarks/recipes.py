@@ -15,7 +15,7 @@ from demo_data import DATA
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 RECIPES: dict[str, tuple[str, float, dict[str, Any]]] = {
     "int8": ("int8", 3e-5, {}),
@@ -45,7 +45,7 @@ def main() -> None:
         train(qat, data, qat_epochs, rate, delays)
         contents = keras_qat.export_tflite(qat, **arguments)
         report = keras_qat.verify(qat, contents, data.x_test)
-        file = TFLiteModel(contents)
+        file = FileInterpreter(contents)
         (codes,) = file.run({"image": data.x_test}).values()
         files.append(file)
         accuracy = np.mean(codes.argmax(-1) == data.y_test)

@@ -25,7 +25,7 @@ import numpy as np
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 layers = keras.layers
 
@@ -149,7 +149,7 @@ def accuracy(outputs: np.ndarray, data: Data) -> float:
 
 def of_file(qat: Any, data: Data) -> float:
     """The accuracy of the file in LiteRT."""
-    model = TFLiteModel(keras_qat.export_tflite(qat))
+    model = FileInterpreter(keras_qat.export_tflite(qat))
     (codes,) = model.run({qat.input_names[0]: data[2]}).values()
     return accuracy(codes, data)
 

@@ -220,7 +220,7 @@ def settle(model: Any, x: np.ndarray) -> None:
 def run_codes(name: str) -> None:
     """Compares codes only: one file with scales for each channel, one with one scale for all."""
     import keras_qat
-    from keras_qat.tflite.interpreter import TFLiteModel
+    from keras_qat.tflite.interpreter import FileInterpreter
 
     result = Result(name=name, recipes={})
     with result.step("build"):
@@ -239,7 +239,7 @@ def run_codes(name: str) -> None:
                 "predict": keras_qat.verify(qat, contents, x).identical,
             }
             for kernels in ("xnnpack", "reference"):
-                (codes,) = TFLiteModel(contents, kernels).run({qat.input_names[0]: x}).values()
+                (codes,) = FileInterpreter(contents, kernels).run({qat.input_names[0]: x}).values()
                 (output,) = keras_qat.simulate(qat, x, kernels).outputs.values()
                 found[kernels] = float(np.mean(output.codes == codes))
                 found["distinct"] = len(np.unique(codes))
@@ -250,9 +250,9 @@ def run_codes(name: str) -> None:
 def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
     """Share of the file's output codes that the integer simulation gives as well."""
     import keras_qat
-    from keras_qat.tflite.interpreter import TFLiteModel
+    from keras_qat.tflite.interpreter import FileInterpreter
 
-    found = TFLiteModel(contents).run(dict(zip(qat.input_names, x, strict=True)))
+    found = FileInterpreter(contents).run(dict(zip(qat.input_names, x, strict=True)))
     outputs = keras_qat.simulate(qat, x if len(x) > 1 else x[0]).outputs
     shares = [
         np.mean(getattr(outputs[name], "codes", outputs[name]) == codes)
@@ -276,12 +276,12 @@ def layers(report: Any) -> dict[str, Any]:
 
 def operations(contents: bytes) -> dict[str, Any]:
     """How many operations compute in float, and how many only convert between types or ranges."""
-    from keras_qat.tflite.interpreter import TFLiteModel
+    from keras_qat.tflite.interpreter import FileInterpreter
 
     floating: Any = collections.Counter()
     conversions: Any = collections.Counter()
     total = 0
-    for name, reads, writes in TFLiteModel(contents).operations():
+    for name, reads, writes in FileInterpreter(contents).operations():
         total += 1
         if name in ("QUANTIZE", "DEQUANTIZE"):
             conversions["requantize" if reads == writes else name.lower()] += 1

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import observe
 
 KERNELS = ("xnnpack", "reference")
@@ -23,7 +23,7 @@ class Exported:
     model: Any
     x: Any
     contents: bytes
-    file: TFLiteModel
+    file: FileInterpreter
     report: Any
 
     @property
@@ -44,7 +44,7 @@ def export(
     contents = keras_qat.export_tflite(qat)
     x = list(inputs) if len(inputs) > 1 else inputs[0]
     report = keras_qat.verify(qat, contents, x, per_layer=per_layer)
-    return Exported(qat, x, contents, TFLiteModel(contents), report)
+    return Exported(qat, x, contents, FileInterpreter(contents), report)
 
 
 @keras.utils.register_keras_serializable("tests")
@@ -66,7 +66,7 @@ def assert_identical(
     qat: Any, x: Any, kernels: Any, contents: bytes | None = None, **options: Any
 ) -> keras_qat.Simulation:
     """Asserts that the simulation gives the file's codes, all of them, and its quantization."""
-    file = TFLiteModel(contents or keras_qat.export_tflite(qat, **options), kernels)
+    file = FileInterpreter(contents or keras_qat.export_tflite(qat, **options), kernels)
     simulated = keras_qat.simulate(qat, x, kernels, **options)
     arrays = qat._flatten_to_reference_inputs(x)
     found = file.run(dict(zip(qat.input_names, arrays, strict=True)))

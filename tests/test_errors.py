@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes, specs
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
@@ -156,7 +156,7 @@ def test_model_with_an_unknown_layer_exports():
     x = images(32, (6, 6, 2))
     observe(qat, x)
     contents = keras_qat.export_tflite(qat)
-    names = [name for name, _, _ in TFLiteModel(contents).operations()]
+    names = [name for name, _, _ in FileInterpreter(contents).operations()]
     assert "SIN" in names
     assert keras_qat.verify(qat, contents, x).max_difference <= 1
 

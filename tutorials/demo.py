@@ -21,7 +21,7 @@ from demo_results import Results
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 BATCH = 32
 EPOCHS = {"digits": (12, 6), "fashion-mnist": (4, 3)}
@@ -71,7 +71,7 @@ def convert_float(model: keras.Model) -> bytes:
     return converter.convert()
 
 
-def latencies(files: list[TFLiteModel], image: np.ndarray, rounds: int = 500) -> list[float]:
+def latencies(files: list[FileInterpreter], image: np.ndarray, rounds: int = 500) -> list[float]:
     """Median time in ms that each file takes for one image. They take turns, to be fair."""
     times: list[list[float]] = [[] for _ in files]
     for file in files:
@@ -127,7 +127,7 @@ def run(data: Data, epochs: int, qat_epochs: int, directory: Path) -> Results:
     report = keras_qat.verify(reloaded, directory / "int8.tflite", x_test)
     print(report)
     float_file, int8_file = (
-        TFLiteModel(directory / f"{kind}.tflite") for kind in ("float", "int8")
+        FileInterpreter(directory / f"{kind}.tflite") for kind in ("float", "int8")
     )
     operations = [
         name

@@ -19,7 +19,7 @@ from demo_data import Data, digits, fashion_mnist
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 BATCH = 64
 BITS = (8, 4)
@@ -102,7 +102,7 @@ def measure(name: str, model: keras.Model, data: Data) -> Row:
     # Pixels are codes already: with this range the file's input takes them as they are.
     contents = keras_qat.export_tflite(model, input_range=(0.0, 1.0))
     report = keras_qat.verify(model, contents, data.x_test)
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     (codes,) = file.run({"image": data.x_test}).values()
     return Row(
         name,

@@ -15,7 +15,7 @@ import numpy as np
 from keras_qat.io.progress import shown
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["KERNELS", "Kernels", "Runtime", "TFLiteModel", "to_codes", "to_pixels", "to_values"]
+__all__ = ["KERNELS", "FileInterpreter", "Kernels", "Runtime", "to_codes", "to_pixels", "to_values"]
 
 Kernels = Literal["xnnpack", "optimized", "reference", "tflm"]
 
@@ -57,7 +57,7 @@ def _interpreter_module(runtime: Runtime | None) -> tuple[Any, str]:
     raise ImportError(f"runtime={runtime!r} is not installed: pip install {runtime}.")
 
 
-class TFLiteModel:
+class FileInterpreter:
     """A TFLite file that takes and gives real numbers, or codes.
 
     Args:

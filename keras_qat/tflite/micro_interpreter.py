@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from keras_qat.io.progress import shown
-from keras_qat.tflite.interpreter import Kernels, Runtime, TFLiteModel, to_codes
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["MicroModel", "Runner", "opened"]
+__all__ = ["MicroInterpreter", "Runner", "opened"]
 
 ARENA = 64
 """The arena's size in multiples of the file, where tensors at once are more than it usually is."""
@@ -31,7 +31,7 @@ SMALLEST = 1 << 20
 """Bytes that the arena has at least."""
 
 
-class MicroModel:
+class MicroInterpreter:
     """A TFLite file in TFLite Micro: takes and gives real numbers, or codes.
 
     Args:
@@ -90,7 +90,7 @@ class MicroModel:
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the file's signature -> its details, as `TFLiteModel` has them."""
+        """Name of each input in the signature -> its details, as in `FileInterpreter.inputs`."""
         return {name: _details(each) for name, each in self._inputs.items()}
 
     @property
@@ -127,7 +127,7 @@ class MicroModel:
 
         Args:
             inputs: an array for each input, any multiple of those.
-            batch: as of `TFLiteModel.run`; the file says it.
+            batch: as of `FileInterpreter.run`; the file says it.
             verbose: 1 shows progress.
         """
         count, size = len(next(iter(inputs.values()))), self.batch_size
@@ -179,7 +179,7 @@ def _details(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-Runner = TFLiteModel | MicroModel
+Runner = FileInterpreter | MicroInterpreter
 
 
 def opened(
@@ -188,10 +188,10 @@ def opened(
     """A TFLite file in the interpreter that has these kernels.
 
     Raises:
-        ValueError, ImportError: as of `TFLiteModel` and `MicroModel`.
+        ValueError, ImportError: as of `FileInterpreter` and `MicroInterpreter`.
     """
     if kernels != "tflm":
-        return TFLiteModel(file, kernels, runtime)
+        return FileInterpreter(file, kernels, runtime)
     if runtime is not None:
         raise ValueError(f"runtime={runtime!r} has not the kernels 'tflm': leave it out.")
-    return MicroModel(file)
+    return MicroInterpreter(file)

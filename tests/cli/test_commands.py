@@ -85,7 +85,8 @@ def test_targets(files):
     assert "target: tflm" in run("summary", qat)
     run("export", qat, file)
     assert (
-        keras_qat.tflite.interpreter.TFLiteModel(file.read_bytes()).inputs["image"]["shape"][0] == 1
+        keras_qat.tflite.interpreter.FileInterpreter(file.read_bytes()).inputs["image"]["shape"][0]
+        == 1
     )
     told = run("simulate", qat, files / "x.npy", "--json")
     assert json.loads(told)["kernels"] == "tflm"

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.networks.composite import FAMILIES
 
 NAMES = [
@@ -29,7 +29,7 @@ class Made:
     model: Any
     x: Any
     moved: float
-    file: TFLiteModel
+    file: FileInterpreter
     report: Any
 
 
@@ -56,7 +56,7 @@ def made(family: str) -> Made:
     moved = train_a_step(model, x)
     contents = keras_qat.export_tflite(model)
     report = keras_qat.verify(model, contents, x)
-    return Made(float_model, model, x, moved, TFLiteModel(contents), report)
+    return Made(float_model, model, x, moved, FileInterpreter(contents), report)
 
 
 @pytest.mark.parametrize("family", NAMES)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import (
     assert_exact_everywhere,
     assert_is_float_without_quantization,
@@ -193,7 +193,7 @@ def test_models_train_are_saved_and_exported_to_saved_models(name, tmp_path):
 
 
 def operators(qat: Any) -> list[str]:
-    file = TFLiteModel(keras_qat.export_tflite(qat), "optimized")
+    file = FileInterpreter(keras_qat.export_tflite(qat), "optimized")
     return [name for name, *_ in file.operations()]
 
 

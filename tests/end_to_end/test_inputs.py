@@ -10,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 from tests.helpers import observe, rng, scramble
 from tests.networks.small import functional, layers
@@ -68,9 +68,9 @@ def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
     contents, params = keras_qat.export_tflite(qat), params_of(qat)
     codes = rounded(x / np.float32(params.scale)) + params.zero_point
     assert codes.min() >= -128 and codes.max() <= 127
-    (name,) = TFLiteModel(contents).inputs
+    (name,) = FileInterpreter(contents).inputs
     for kernels in KERNELS:
-        file = TFLiteModel(contents, kernels)
+        file = FileInterpreter(contents, kernels)
         (found,) = file.run({name: codes.astype(np.int8)}).values()
         (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
         np.testing.assert_array_equal(found, expected.codes)
@@ -79,7 +79,7 @@ def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_file_in_float_gives_the_codes_of_the_model(fed, kernels):
     qat, x = fed
-    file = TFLiteModel(keras_qat.export_tflite(qat, input_dtype="float32"), kernels)
+    file = FileInterpreter(keras_qat.export_tflite(qat, input_dtype="float32"), kernels)
     (found,) = file.run({next(iter(file.inputs)): x}).values()
     (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
     np.testing.assert_array_equal(found, expected.codes)

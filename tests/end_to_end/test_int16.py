@@ -13,7 +13,7 @@ import keras_qat
 from keras_qat import recipes, specs
 from keras_qat.arithmetic import kernel_families
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Exported, Product, assert_identical, export
 from tests.end_to_end.exact import assert_exact_everywhere
@@ -207,8 +207,8 @@ def test_channels_without_weights(bits):
     report = keras_qat.verify(qat, contents, x)
     assert report.identical >= 0.999
     assert report.max_difference <= 1
-    (codes,) = TFLiteModel(contents).run({qat.input_names[0]: x}).values()
-    scale = TFLiteModel(contents).outputs[qat.output_names[0]]["quantization"][0]
+    (codes,) = FileInterpreter(contents).run({qat.input_names[0]: x}).values()
+    scale = FileInterpreter(contents).outputs[qat.output_names[0]]["quantization"][0]
     np.testing.assert_allclose(codes[..., 1] * scale, 1.5, atol=scale)
     np.testing.assert_allclose(codes[..., 2] * scale, -2.5, atol=scale)
 
@@ -234,7 +234,7 @@ def test_finer_than_int8():
 def export_as_is(model, x, recipe):
     qat = observe(keras_qat.quantize_model(model, recipe), x, batches=1)
     contents = keras_qat.export_tflite(qat)
-    return qat, TFLiteModel(contents), contents
+    return qat, FileInterpreter(contents), contents
 
 
 def test_sums_that_need_64_bits():
@@ -256,7 +256,7 @@ def test_types_of_the_ends(input_dtype, output_dtype):
     x = images(64, (6,))
     qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
     contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     assert [each["dtype"] for each in file.inputs.values()] == [np.dtype(input_dtype)]
     assert [each["dtype"] for each in file.outputs.values()] == [np.dtype(output_dtype)]
     assert keras_qat.verify(qat, contents, x).max_difference <= 1.01

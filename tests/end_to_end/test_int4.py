@@ -10,7 +10,7 @@ import keras_qat
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.weighted_sums import RECENT
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import code_of, unpack
 from tests.helpers import images, observe, scramble, train
 from tests.networks import composite
@@ -138,7 +138,7 @@ def test_layers_of_other_bits_stay_in_bytes():
     assert len(set(kinds)) == 2
     assert kinds.count(kinds[-1]) == 1
     assert keras_qat.verify(qat, contents, X).max_difference <= 3
-    (name,) = TFLiteModel(contents).inputs
+    (name,) = FileInterpreter(contents).inputs
     assert name == "image"
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import observe
 from tests.networks.small import functional
@@ -70,7 +70,7 @@ def test_files_give_what_the_model_predicts(kernels, per_layer):
 
 def test_each_run_of_a_file_begins_with_zeros():
     """TFLite's operator keeps its states; Keras' layer does not."""
-    model, x = TFLiteModel(file()), {trained().input_names[0]: images()}
+    model, x = FileInterpreter(file()), {trained().input_names[0]: images()}
     (first,), (again,) = model.run(x).values(), model.run(x, batch=7).values()
     np.testing.assert_array_equal(first, again)
 
@@ -181,7 +181,7 @@ def test_wide_files_give_what_the_model_predicts(build):
     report = assert_exact_everywhere(qat, images(), "tflm", per_layer=True)
     assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
     with pytest.raises(ValueError, match=r"refuse this TFLite file. keras_qat.targets.problems"):
-        TFLiteModel(keras_qat.export_tflite(qat))
+        FileInterpreter(keras_qat.export_tflite(qat))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, assert_identical
 from tests.helpers import rng
 
@@ -183,7 +183,7 @@ def test_computes_in_int8(family):
     assert {kinds[name] for name in plan.float_layers} == FLOAT.get(family, set())
     floating = {
         name
-        for name, reads, writes in TFLiteModel(contents).operations()
+        for name, reads, writes in FileInterpreter(contents).operations()
         if any(dtype.kind == "f" for dtype in reads + writes)
     }
     kernels = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "BATCH_MATMUL"}

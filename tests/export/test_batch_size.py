@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
 from tests.helpers import rng
@@ -71,7 +71,9 @@ def test_all_sizes_are_known_and_the_codes_the_same(network, size):
     contents = keras_qat.export_tflite(qat, batch_size=size)
     assert not [each.name for each in FileGraph(contents).tensors if -1 in each.shape]
     for kernels in KERNELS:
-        files = [TFLiteModel(each, kernels) for each in (keras_qat.export_tflite(qat), contents)]
+        files = [
+            FileInterpreter(each, kernels) for each in (keras_qat.export_tflite(qat), contents)
+        ]
         free, fixed = (file.run({qat.input_names[0]: x}, size) for file in files)
         for name, codes in free.items():
             np.testing.assert_array_equal(codes, fixed[name])

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel, to_values
+from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers, out_of_order
 
@@ -43,13 +43,13 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
     x = images(64, (6,))
     observe(qat, x)
     contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     ((_, taken),), ((name, given),) = file.inputs.items(), file.outputs.items()
     assert taken["dtype"] == np.dtype(input_dtype)
     assert given["dtype"] == np.dtype(output_dtype)
     # The same values, whatever type they come in.
     values = to_values(file.run({qat.input_names[0]: x})[name], given)
-    int8 = TFLiteModel(keras_qat.export_tflite(qat))
+    int8 = FileInterpreter(keras_qat.export_tflite(qat))
     expected = to_values(int8.run({qat.input_names[0]: x})[name], int8.outputs[name])
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     report = keras_qat.verify(qat, contents, x)
@@ -68,7 +68,7 @@ def test_names_and_order_of_several_inputs_and_outputs():
     x = [images(64, (6,), 1), images(64, (4,), 2)]
     observe(qat, *x)
     contents = keras_qat.export_tflite(qat)
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     for end, names in ((file.inputs, ["right", "left"]), (file.outputs, ["zebra", "apple"])):
         assert end.keys() == set(names)
         assert all(detail["name"] == name for name, detail in end.items())
@@ -89,7 +89,7 @@ def test_dict_inputs():
     keras_qat.freeze_batch_norm(qat)
     qat(x, training=True)
     contents = keras_qat.export_tflite(qat)
-    assert set(TFLiteModel(contents).inputs) == {"a", "b"}
+    assert set(FileInterpreter(contents).inputs) == {"a", "b"}
     assert keras_qat.verify(qat, contents, x).identical >= 0.99
 
 
@@ -99,7 +99,7 @@ def test_input_that_is_not_float_stays():
     qat = keras_qat.quantize_model(keras.Model(tokens, x))
     data = np.random.default_rng(0).integers(0, 7, (32, 5)).astype(np.int32)
     qat(data, training=True)
-    file = TFLiteModel(keras_qat.export_tflite(qat))
+    file = FileInterpreter(keras_qat.export_tflite(qat))
     assert file.inputs["tokens"]["dtype"] == np.int32
 
 
@@ -111,7 +111,7 @@ def test_fewer_bits_use_the_lower_codes_only(bits):
     x = images(64)
     observe(qat, x)
     contents = keras_qat.export_tflite(qat)
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     (codes,) = file.run({qat.input_names[0]: x}).values()
     assert len(np.unique(codes)) <= 2**bits
     report = keras_qat.verify(qat, contents, x)
@@ -126,7 +126,7 @@ def test_unknown_type(exported, end):
 
 
 def test_any_batch_size(exported):
-    file = TFLiteModel(exported.tflite)
+    file = FileInterpreter(exported.tflite)
     (name,) = file.outputs
     inputs = {"image": exported.x}
     np.testing.assert_array_equal(file.run(inputs, batch=1)[name], file.run(inputs, batch=96)[name])
@@ -139,7 +139,7 @@ def test_outputs_that_are_inputs_or_the_same():
     data = images(32, (4,))
     observe(qat, data)
     contents = keras_qat.export_tflite(qat)
-    found = TFLiteModel(contents)
+    found = FileInterpreter(contents)
     codes, details = found.run({"x": data}), found.outputs
     expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
     assert codes.keys() == expected.keys()

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -81,7 +81,7 @@ def network(x):
 def exact():
     x = images(64, (8, 8, 3))
     qat = observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=network))), x)
-    file = TFLiteModel(keras_qat.export_tflite(qat, output_dtype="float32"))
+    file = FileInterpreter(keras_qat.export_tflite(qat, output_dtype="float32"))
     (codes,) = file.run({qat.input_names[0]: x}).values()
     return qat, x, codes
 

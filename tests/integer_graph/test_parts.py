@@ -37,7 +37,7 @@ def test_parts_are_exported_and_simulated(qat, part, kernels):
     contents = keras_qat.export_tflite(model)
     assert keras_qat.read_metadata(contents)["recipe"]["name"] == "int8"
     simulated = keras_qat.simulate(model, x, kernels)
-    file = keras_qat.tflite.interpreter.TFLiteModel(contents, kernels)
+    file = keras_qat.tflite.interpreter.FileInterpreter(contents, kernels)
     found = file.run({model.input_names[0]: x})
     for name, output in simulated.outputs.items():
         codes = getattr(output, "codes", output)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.analysis.verify.match_tensors import pair
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Product, assert_identical
 from tests.helpers import images, observe, rng, scramble, train
@@ -44,7 +44,7 @@ def test_tensors_inside(exported, kernels):
     file_graph = FileGraph(exported.tflite)
     pairs, _ = pair(keras_qat.resolve(exported.model), file_graph)
     contents = file_graph.with_outputs(each.tensor.index for each in pairs)
-    file = TFLiteModel(contents, kernels)
+    file = FileInterpreter(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))
     tensors = keras_qat.simulate(exported.model, exported.x, kernels).tensors
     assert {"image", "stem_relu", "project_bn", "merge_relu", "pool", "logits"} <= set(tensors)
@@ -141,7 +141,7 @@ def test_recurrent_layers_are_in_float():
     x = images(32, (5, 8))
     qat = observe(keras_qat.quantize_model(functional((5, 8), build=build)), x)
     (output,) = keras_qat.simulate(qat, x).outputs.values()
-    (codes,) = TFLiteModel(keras_qat.export_tflite(qat)).run({qat.input_names[0]: x}).values()
+    (codes,) = FileInterpreter(keras_qat.export_tflite(qat)).run({qat.input_names[0]: x}).values()
     assert keras_qat.simulate(qat, x).float_layers == ("gru",)
     assert np.abs(output.codes.astype(int) - codes).max() <= 1
 
@@ -208,7 +208,7 @@ def test_parameters_out_of_the_ordinary(name):
     qat = observe(keras_qat.quantize_model(functional((6, 6, 4), build=BEYOND[name])), x)
     contents = keras_qat.export_tflite(qat)
     assert_identical(qat, x, "xnnpack", contents)
-    if "TILE" not in [each for each, _, _ in TFLiteModel(contents).operations()]:
+    if "TILE" not in [each for each, _, _ in FileInterpreter(contents).operations()]:
         assert_identical(qat, x, "reference", contents)
 
 

@@ -19,7 +19,7 @@ from keras_qat.ops.node import Constant
 from keras_qat.ops.op import Arguments, FixedRange, SharedRange
 from keras_qat.ops.registry import Match, match, op_named
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 from tests.ops import harness
 from tests.ops.examples import EXAMPLES
@@ -231,7 +231,7 @@ def test_a_table_is_written_where_no_kernel_computes_the_same(op):
     codes = {}
     for bits in (8, 16):
         node, _ = harness.node_of(op, bits, 0)
-        model = TFLiteModel(harness.file_of(node))
+        model = FileInterpreter(harness.file_of(node))
         codes[bits] = [name for name, _, _ in model.operations()]
     assert codes[16] == ["CAST", "ADD", "GATHER"]
     assert codes[8] in (["ELU"], ["GELU"], ["CAST", "ADD", "GATHER"])

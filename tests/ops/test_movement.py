@@ -20,7 +20,7 @@ from keras_qat.ops.op import SharedRange
 from keras_qat.ops.register import register_op
 from keras_qat.ops.registry import match
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 from tests.ops.harness import (
     assert_same,
@@ -45,7 +45,7 @@ def check(build, *shapes, bits=8, families=KERNELS):
     inputs = random_inputs(node, numbers)
     for family in families:
         assert_same(node, inputs, family)
-    return [name for name, *_ in TFLiteModel(file_of(node)).operations()]
+    return [name for name, *_ in FileInterpreter(file_of(node)).operations()]
 
 
 OPEN = {
@@ -183,7 +183,7 @@ def chain(build, *shapes):
         computed.update(zip(outputs, results, strict=True))
         write_node(builder, node, indices)
     contents = builder.finish(ins, {f"y{i}": indices[each] for i, each in enumerate(ends)})
-    file = TFLiteModel(contents)
+    file = FileInterpreter(contents)
     found = file.run_once(given)
     for place, end in enumerate(ends):
         expected = np.asarray(computed[end]) + (5 if end.params is not None else 0)

@@ -20,7 +20,7 @@ from keras_qat.ops.node import Tensor
 from keras_qat.ops.registry import match
 from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_same, in_integers, make_node, random_inputs
@@ -59,7 +59,11 @@ def operations(node):
     ends = {each.name: tensor_index(builder, indices, each) for each in node.inputs}
     write_node(builder, node, indices)
     contents = builder.finish(ends, {"output_0": indices[node.output]})
-    return [name for name, *_ in TFLiteModel(contents, "optimized").operations()], builder, contents
+    return (
+        [name for name, *_ in FileInterpreter(contents, "optimized").operations()],
+        builder,
+        contents,
+    )
 
 
 @pytest.mark.parametrize("family", KERNELS)
@@ -268,7 +272,7 @@ def test_weights_of_four_bits(name, family):
         contents = operations(node)[2]
         if family == "reference" and "depthwise" in node.op.name:
             with pytest.raises(ValueError, match="reference kernels"):
-                TFLiteModel(contents, "reference")
+                FileInterpreter(contents, "reference")
             return
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 

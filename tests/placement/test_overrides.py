@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.recipes import Recipe
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -92,7 +92,7 @@ def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):
         assert report.max_difference <= 1
         assert report.identical >= (0.9995 if recipe.name == "int8" else 0.998)
     assert keras_qat.export_tflite(model) == file
-    operations = TFLiteModel(file).operations()
+    operations = FileInterpreter(file).operations()
     computed = {kernel for kernel, _, types in operations if np.float32 in types}
     assert computed - {"DEQUANTIZE"}, operations
 

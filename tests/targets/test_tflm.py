@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
-from keras_qat.tflite.micro_interpreter import MicroModel
+from keras_qat.tflite.micro_interpreter import MicroInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
@@ -94,7 +94,7 @@ def refusal(contents):
     """What the interpreter says against a file, None if it runs."""
     pytest.importorskip("tflite_micro")
     try:
-        file = MicroModel(contents)
+        file = MicroInterpreter(contents)
         file.run({name: np.zeros(each["shape_signature"]) for name, each in file.inputs.items()})
     except ValueError as error:
         return str(error)

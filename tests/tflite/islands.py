@@ -22,7 +22,7 @@ from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.requantize import QUANTIZE
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 
 layers = keras.layers
 PARAMS = QuantParams.of_range(-2.0, 2.0, 8)
@@ -72,7 +72,7 @@ def file_of(graph: ResolvedGraph) -> bytes:
 
 def results(graph: ResolvedGraph, inputs: list[np.ndarray], contents: bytes) -> list[np.ndarray]:
     """The outputs of a graph's file."""
-    found = TFLiteModel(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
+    found = FileInterpreter(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
     return [found[name] for name in graph.outputs]
 
 

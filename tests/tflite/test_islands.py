@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import set_mask
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.tflite.islands import (
     PARAMS,
     SEQUENCE,
@@ -181,7 +181,7 @@ def test_quantized_tensors_are_dequantized_once():
     model = made(build, SEQUENCE)
     graph = in_float(model, PARAMS)
     contents, given = file_of(graph), random_inputs(model)
-    names = [name for name, _, _ in TFLiteModel(contents).operations()]
+    names = [name for name, _, _ in FileInterpreter(contents).operations()]
     assert names.count("DEQUANTIZE") == 3  # Two tensors and an output.
     (x,) = (np.asarray(PARAMS.dequantize(PARAMS.quantize(each))) for each in given)
     y = np.asarray(PARAMS.dequantize(PARAMS.quantize(2 * x))).astype(np.float32)
@@ -193,7 +193,7 @@ def test_quantized_tensors_are_dequantized_once():
 def test_what_enters_and_nobody_reads_is_left_out():
     model = made(lambda x: layers.Lambda(lambda x: tf.ones((2, 3)))(x), SEQUENCE)
     graph = in_float(model, PARAMS)
-    names = [name for name, _, _ in TFLiteModel(file_of(graph)).operations()]
+    names = [name for name, _, _ in FileInterpreter(file_of(graph)).operations()]
     assert "DEQUANTIZE" not in names
 
 
@@ -201,7 +201,7 @@ def test_tensors_are_named_after_their_nodes():
     def build(x: Any) -> Any:
         return tf.sin(layers.LayerNormalization(name="block/norm")(tf.cos(x)))
 
-    file = TFLiteModel(file_of(in_float(made(build, SEQUENCE))))
+    file = FileInterpreter(file_of(in_float(made(build, SEQUENCE))))
     details = {each["index"]: each["name"] for each in file.interpreter.get_tensor_details()}
     operations = file.interpreter._get_ops_details()
     made_names = [

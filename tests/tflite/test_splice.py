@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from keras_qat.tflite.splice import splice_model
 
@@ -21,7 +21,7 @@ def converted(function, *specs) -> bytes:
     return tf.lite.TFLiteConverter.from_concrete_functions([traced]).convert()
 
 
-def spliced(contents: bytes, repeats: int = 1, shape=(None, 4), dtype="float32") -> TFLiteModel:
+def spliced(contents: bytes, repeats: int = 1, shape=(None, 4), dtype="float32") -> FileInterpreter:
     """A file that computes another one's graph, again and again."""
     builder = Builder()
     first = here = builder.tensor("x", shape, dtype)
@@ -29,7 +29,7 @@ def spliced(contents: bytes, repeats: int = 1, shape=(None, 4), dtype="float32")
         there = builder.tensor(f"y{place}", shape, dtype)
         splice_model(builder, unpack(contents), [here], [there], prefix=f"part{place}/")
         here = there
-    return TFLiteModel(builder.finish({"x": first}, {"y": here}))
+    return FileInterpreter(builder.finish({"x": first}, {"y": here}))
 
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -101,7 +101,7 @@ def test_quantized_values_keep_their_parameters():
     assert len(held) == 3
     assert all(each.quantization.zeroPoint[0] == 3 for each in held)
     x = np.arange(8, dtype=np.int8).reshape(2, 4)
-    found = TFLiteModel(builder.finish({"x": ends[0]}, {"y": ends[1]})).run_once({"x": x})["y"]
+    found = FileInterpreter(builder.finish({"x": ends[0]}, {"y": ends[1]})).run_once({"x": x})["y"]
     np.testing.assert_array_equal(found, x.T[::-1])
 
 

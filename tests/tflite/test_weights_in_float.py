@@ -12,7 +12,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.specs import QuantSpec
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from tests.tflite.islands import (
     check,
@@ -93,7 +93,7 @@ def test_wrappers(name):
     )
     contents = check(scrambled(model))
     if name == "embedding":
-        assert "DEQUANTIZE" in [each for each, _, _ in TFLiteModel(contents).operations()]
+        assert "DEQUANTIZE" in [each for each, _, _ in FileInterpreter(contents).operations()]
 
 
 @pytest.mark.parametrize("fold", ["per_channel", "correction"])

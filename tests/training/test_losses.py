@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import images, observe, rng
 from tests.networks.small import functional, layers
 
@@ -21,7 +21,7 @@ def measured(model, x):
 
 
 def kernels(contents):
-    return [name for name, *_ in TFLiteModel(contents).operations()]
+    return [name for name, *_ in FileInterpreter(contents).operations()]
 
 
 def with_loss():

@@ -16,7 +16,7 @@ from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.io.data import arrays_of, check_counts
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
-from keras_qat.tflite.micro_interpreter import MicroModel, opened
+from keras_qat.tflite.micro_interpreter import MicroInterpreter, opened
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream, kept_batch
 from keras_qat.training.schedule import check_process, check_quantized
@@ -88,7 +88,7 @@ def verify(
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
-    arena = file.arena_size() if isinstance(file, MicroModel) else None
+    arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = kept_batch(model, examples) or batch_size
     with Stream(model):
         outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))

@@ -13,7 +13,7 @@ import pytest
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import KERNELS, TFLiteModel
+from keras_qat.tflite.interpreter import KERNELS, FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers, tiny_net
@@ -34,7 +34,7 @@ def row(report, name):
 def broken(exported, name):
     """The file with one code of a layer's weights changed, as if a disk had done it."""
     graph = FileGraph(exported.tflite)
-    interpreter = TFLiteModel(exported.tflite).interpreter
+    interpreter = FileInterpreter(exported.tflite).interpreter
     (operation,) = [
         each
         for each in graph.operations
@@ -90,7 +90,7 @@ def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
     model, x = exported.model, exported.x
     simulated = keras_qat.simulate(model, x)
     inputs, expected = simulated.tensors["flatten"], simulated.outputs["logits"]
-    file = TFLiteModel(exported.tflite)
+    file = FileInterpreter(exported.tflite)
     details = {each["index"]: each for each in file.interpreter.get_tensor_details()}
     ((_, weights, bias),) = [
         each["inputs"]
@@ -115,8 +115,8 @@ def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
 
 
 def test_saturation_and_noise_are_what_numpy_counts(exported, report):
-    scale, zero_point = TFLiteModel(exported.tflite).outputs["logits"]["quantization"]
-    codes = TFLiteModel(exported.tflite).run({"image": exported.x})["logits"]
+    scale, zero_point = FileInterpreter(exported.tflite).outputs["logits"]["quantization"]
+    codes = FileInterpreter(exported.tflite).run({"image": exported.x})["logits"]
     logits = row(report, "logits")
     assert logits.at_highest == np.mean(codes == 127)
     assert logits.at_lowest == np.mean(codes == -128)
@@ -148,9 +148,9 @@ def test_looking_inside_changes_nothing(exported, kernels):
     graph = FileGraph(exported.tflite)
     (end,) = (each.index for each in graph.outputs.values())
     (start,) = (each.index for each in graph.inputs.values())
-    shown = TFLiteModel(graph.with_outputs(graph.producers), kernels)
+    shown = FileInterpreter(graph.with_outputs(graph.producers), kernels)
     codes = shown.run({str(start): exported.x})[str(end)]
-    plain = TFLiteModel(exported.tflite, kernels).run({"image": exported.x})["logits"]
+    plain = FileInterpreter(exported.tflite, kernels).run({"image": exported.x})["logits"]
     np.testing.assert_array_equal(codes, plain)
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.tflite.interpreter import TFLiteModel, to_values
+from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -25,7 +25,7 @@ def test_trained_model_agrees(exported):
 
 
 def test_reports_what_numpy_counts(exported):
-    file = TFLiteModel(exported.tflite)
+    file = FileInterpreter(exported.tflite)
     codes = file.run({"image": exported.x})["logits"]
     scale, zero_point = file.outputs["logits"]["quantization"]
     expected = exported.model.predict(exported.x, verbose=0)
@@ -129,7 +129,7 @@ def test_softmax_output():
     x = images(64, (6,))
     observe(qat, x)
     file = keras_qat.export_tflite(qat)
-    assert TFLiteModel(file).outputs["p"]["quantization"] == (1 / 256, -128)
+    assert FileInterpreter(file).outputs["p"]["quantization"] == (1 / 256, -128)
     assert keras_qat.verify(qat, file, x).identical >= 0.99
 
 

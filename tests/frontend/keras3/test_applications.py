@@ -15,7 +15,7 @@ import pytest
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras as keras_2
-from keras_qat.tflite.interpreter import TFLiteModel
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.frontend.keras3.comparison import assert_equal_outputs
 from tests.helpers import observe, rng
 
@@ -62,7 +62,7 @@ def codes(model: Any, x: np.ndarray) -> np.ndarray:
         if isinstance(layer, keras_2.layers.Dropout):
             layer.rate = 0.0
     qat = observe(keras_qat.quantize_model(model), x, batches=1)
-    file = TFLiteModel(keras_qat.export_tflite(qat))
+    file = FileInterpreter(keras_qat.export_tflite(qat))
     (output,) = file.run({qat.input_names[0]: x}).values()
     return output
 
