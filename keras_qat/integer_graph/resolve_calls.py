@@ -1,0 +1,316 @@
+"""The nodes of a resolved graph: each call of a quantization-aware model becomes operators."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.integer_graph import fold_weights
+from keras_qat.integer_graph.fold_recurrent import weights_of_calls
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.names import scope_of
+from keras_qat.integer_graph.ranges import Ranges
+from keras_qat.integer_graph.resolve_tensors import Tensors
+from keras_qat.ops.embedding import EMBEDDING
+from keras_qat.ops.node import Constant, Node, Operand, Tensor
+from keras_qat.ops.op import FixedRange, Op, SharedRange
+from keras_qat.ops.registry import Match, match, on_request, relu_maximum
+from keras_qat.ops.requantize import QUANTIZE, REQUANTIZE
+from keras_qat.ops.weights import Weights
+from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
+from keras_qat.training.layers.float_marks import asked_for_integers, why_left_in_float
+
+__all__ = ["resolve_calls"]
+
+
+def resolve_calls(
+    graph: Graph, *, input_range: tuple[float, float] | None = None, in_graph: bool = False
+) -> ResolvedGraph:
+    """Makes the nodes of a resolved graph from a model's calls.
+
+    Args:
+        graph: the calls of a quantization-aware model.
+        input_range: minimum and maximum of inputs that have no quantizer.
+        in_graph: whether ranges and weights are tensors, read whenever the graph runs, instead of
+            numbers.
+    """
+    return _Resolver(graph, input_range, in_graph).resolved()
+
+
+class _Resolver:
+    """Goes through the calls in order and makes nodes of them."""
+
+    def __init__(
+        self, graph: Graph, input_range: tuple[float, float] | None, in_graph: bool
+    ) -> None:
+        self.graph, self.in_graph = graph, in_graph
+        self.ranges = Ranges(in_graph)
+        self.tensors = Tensors(graph, self.ranges)
+        self.nodes: list[Node] = []
+        self.inputs = {
+            value.name: self.tensors.new_input(value, input_range)
+            for value in values_in(graph.inputs)
+        }
+
+    def resolved(self) -> ResolvedGraph:
+        """Returns the graph of all calls."""
+        for call in self.graph.calls:
+            if call not in self.tensors.absorbed:
+                self._add_call(call)
+        self._fold_weights()
+        outputs = [self.tensors.of_value[value] for value in values_in(self.graph.outputs)]
+        return ResolvedGraph(
+            self.graph.name,
+            self.inputs,
+            dict(zip(self.graph.output_names, outputs, strict=True)),
+            tuple(self.nodes),
+            self.tensors.of_value,
+            self.tensors.values,
+        )
+
+    def _fold_weights(self) -> None:
+        """Gives weighted nodes their weights, to all calls of a layer at once."""
+        indices: dict[Any, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            if node.op is not None and node.op.weights:
+                indices.setdefault(node.layer, []).append(index)
+        for layer, of_layer in indices.items():
+            weights = self._weights(layer, [self.nodes[index] for index in of_layer])
+            for index, folded in zip(of_layer, weights, strict=True):
+                self.nodes[index] = dataclasses.replace(self.nodes[index], weights=folded)
+
+    def _weights(self, layer: Any, nodes: list[Node]) -> list[Weights]:
+        """Returns the weights of each call of a layer."""
+        op: Any = nodes[0].op
+        if not op.is_weighted:
+            return [fold_weights.parameters_of(layer, op, self.in_graph)] * len(nodes)
+        if op is EMBEDDING:
+            outputs: Any = [node.output.params for node in nodes]
+            quantizer = self.ranges.quantizer_of
+            return [
+                fold_weights.table_of(layer, params, quantizer(params), self.in_graph)
+                for params in outputs
+            ]
+        ends: Any = [(node.inputs[0].params, node.output.params) for node in nodes]
+        return weights_of_calls(layer, ends, self.in_graph, self.ranges.of)
+
+    def _add_call(self, call: Call) -> None:
+        """Adds the nodes of a call that no node in front of it contains."""
+        layer = call.layer
+        if isinstance(layer, Quantize):
+            self._add_quantizer(call)
+        elif isinstance(layer, QuantizeWrapper):
+            self._add_wrapper(call)
+        elif isinstance(layer, QuantizeWeights):
+            self._add_in_float(call, "computes in float; its weights are int8")
+        else:
+            self._add_plain(call)
+
+    def _add_quantizer(self, call: Call) -> None:
+        """Adds a conversion for a `Quantize` layer, or nothing where its input has its range."""
+        source = self.tensors.of_value[call.args[0]]
+        params = self.ranges.of(call.layer.quantizer)
+        if source.params is params:
+            self.tensors.absorb(call, source)
+            return
+        op = QUANTIZE if source.params is None else REQUANTIZE
+        self._add_conversion(source, params, op, call)
+
+    def _add_conversion(self, source: Tensor, params: QuantParams, op: Op, call: Call) -> Tensor:
+        """Adds a node that brings a tensor to other quantization parameters."""
+        tensor = self.tensors.new(call.output, params)
+        if isinstance(call.layer, Quantize):
+            self.tensors.absorb(call, tensor)
+        self.nodes.append(Node(tensor.name, op, {}, call, (source,), (tensor,), layer=call.layer))
+        return tensor
+
+    def _add_plain(self, call: Call) -> None:
+        """Adds a layer that no wrapper is around."""
+        matched = _match(call)
+        if matched.op is None:
+            self._add_in_float(call, matched.reason or "no integer kernel")
+        elif matched.op.alias:
+            self._add_alias(call)
+        elif matched.op.is_weighted:
+            self._add_in_float(call, "its weights are not quantized")
+        else:
+            self._add_operator(call, call, matched, None, None)
+
+    def _add_alias(self, call: Call) -> None:
+        """Gives a call that computes nothing the tensor of its input."""
+        source, value = self.tensors.of_value[call.inputs[0]], call.output
+        quantize = self.tensors.quantizer_behind(value)
+        self.tensors.of_value[value] = source
+        if quantize is not None and source.params is not None:
+            self._add_quantizer(quantize)
+
+    def _add_wrapper(self, call: Call) -> None:
+        """Adds a wrapped layer with its BatchNormalization, activation and output quantizer."""
+        wrapper = call.layer
+        inner = _inner_call(call)
+        matched = match(inner)
+        maximum = None if wrapper.activation is None else relu_maximum(wrapper.activation)
+        quantizer = wrapper.output_quantizer
+        source = self.tensors.of_value[call.inputs[0]]
+        is_table = matched.op is EMBEDDING
+        has_codes = fold_weights.has_codes(wrapper) or (
+            is_table and (quantizer or self.tensors.quantizer_behind(call.output)) is not None
+        )
+        known = wrapper.activation is None or maximum is not None
+        if matched.op is None or not known or not has_codes:
+            self._add_in_float(call, matched.reason or "its weights are not quantized")
+            return
+        if source.params is None and source.dtype == "float32" and not is_table:
+            self._add_in_float(call, "its input has no quantizer")
+            return
+        params = None if quantizer is None else self.ranges.of(quantizer)
+        if is_table and params is None and fold_weights.has_codes(wrapper):
+            params = self.ranges.fixed(
+                ("table", wrapper), lambda: fold_weights.table_params(wrapper)
+            )
+        self._add_operator(call, inner, matched, params, maximum)
+
+    def _add_operator(
+        self,
+        call: Call,
+        inner: Call,
+        matched: Match,
+        params: QuantParams | None,
+        maximum: float | None,
+    ) -> None:
+        """Adds a node of an operator, or one in float where a tensor has no range.
+
+        Args:
+            call: the call, of a wrapper where there is one.
+            inner: the call of the layer itself.
+            matched: the operator and its attributes.
+            params: the output's quantization parameters if the wrapper says them.
+            maximum: where the wrapper's ReLU ends.
+        """
+        op, attributes, _ = matched
+        assert op is not None
+        operands = self.tensors.operands(call, op)
+        quantized = [operand.params for operand in operands if operand.params is not None]
+        floats = [each for each in operands if isinstance(each, Tensor) and each.is_float]
+        in_float = any(tensor.params is None for tensor in floats) and op is not EMBEDDING
+        if in_float or len({known.bits == 16 for known in quantized}) > 1:
+            self._add_in_float(call, "its input has no quantizer")
+            return
+        if quantized and not op.has_kernel_for(quantized[0].bits):
+            self._add_in_float(call, f"no int16 kernel for {op.name}")
+            return
+        values = values_in(call.outputs)
+
+        def add(operands: tuple[Operand, ...], outputs: tuple[Tensor, ...]) -> None:
+            name = scope_of(call)
+            self.nodes.append(
+                Node(name, op, attributes, inner, operands, outputs, None, maximum, "", call.layer)
+            )
+
+        if not values[0].is_float:
+            maximum = None
+            outputs = tuple(self.tensors.new(value, None) for value in values)
+            self.tensors.of_value.update(zip(values, outputs, strict=True))
+            add(operands, outputs)
+            return
+        absorbed: list[Call] = []
+        if params is None:
+            params, maximum, absorbed = self._output_params(call.output, op, quantized, maximum)
+        if params is None:
+            self._add_in_float(call, "no quantizer behind it")
+            return
+        if isinstance(op.output, SharedRange):
+            shared = params if len(quantized) > 1 else quantized[0]
+            operands = self._with_params(operands, shared, call)
+            if not self.ranges.same(shared, params):
+                kept = self.tensors.new(values[0], shared, "/kept")
+                add(operands, (kept,))
+                converted = self._add_conversion(kept, params, REQUANTIZE, call)
+                self.tensors.of_value[values[0]] = converted
+                for absorbed_call in absorbed:
+                    self.tensors.absorb(absorbed_call, converted)
+                return
+        outputs = tuple(self.tensors.new(value, params, absorbed=absorbed) for value in values)
+        self.tensors.of_value.update(zip(values, outputs, strict=True))
+        for absorbed_call in absorbed:
+            self.tensors.absorb(absorbed_call, outputs[0])
+        add(operands, outputs)
+
+    def _output_params(
+        self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
+    ) -> tuple[QuantParams | None, float | None, list[Call]]:
+        """Returns an output's parameters, the merged ReLU's maximum, and the absorbed calls."""
+        quantize = self.tensors.quantizer_behind(value)
+        if quantize is not None:
+            return self.ranges.of(quantize.layer.quantizer), maximum, [quantize]
+        relu = self._relu_behind(value) if op.takes_clip and maximum is None else None
+        if relu is not None:
+            call, end, quantize = relu
+            return self.ranges.of(quantize.layer.quantizer), end, [call, quantize]
+        if isinstance(op.output, FixedRange):
+            output = op.output
+            bits = 16 if inputs[0].bits == 16 else 8
+            return self.ranges.fixed((op.name, bits), lambda: output.params(bits)), maximum, []
+        if isinstance(op.output, SharedRange) or op.name == "mean":  # contrib leaves means bare.
+            return self.ranges.joined(inputs), maximum, []
+        return None, maximum, []
+
+    def _relu_behind(self, value: Value) -> tuple[Call, float, Call] | None:
+        """Returns a ReLU that can be merged in front of it, its maximum, and its quantizer."""
+        call = self.tensors.only_reader(value)
+        if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
+            return None
+        op, attributes, _ = _match(call)
+        if op is None or not op.clips:
+            return None
+        quantize = self.tensors.quantizer_behind(call.output)
+        return None if quantize is None else (call, attributes["maximum"], quantize)
+
+    def _with_params(
+        self, operands: tuple[Operand, ...], params: QuantParams, call: Call
+    ) -> tuple[Operand, ...]:
+        """Brings the tensors that an operator reads to the parameters its inputs share."""
+        brought: list[Operand] = []
+        for index, operand in enumerate(operands):
+            if (
+                not isinstance(operand, Constant)
+                and operand.params is not None
+                and not self.ranges.same(operand.params, params)
+            ):
+                name = f"{scope_of(call)}/input_{index}"
+                source, operand = operand, dataclasses.replace(operand, name=name, params=params)
+                self.nodes.append(
+                    Node(name, REQUANTIZE, {}, call, (source,), (operand,), layer=call.layer)
+                )
+            brought.append(operand)
+        return tuple(brought)
+
+    def _add_in_float(self, call: Call, reason: str) -> None:
+        """Adds a node that computes a call in float, and the output quantizer of its wrapper."""
+        values, layer = values_in(call.outputs), call.layer
+        quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
+        suffix = "" if quantizer is None else "/real"
+        outputs = tuple(self.tensors.new(value, None, suffix) for value in values)
+        name, operands = scope_of(call), self.tensors.read_by(call)
+        self.nodes.append(Node(name, None, {}, call, operands, outputs, reason=reason, layer=layer))
+        if quantizer is not None:
+            params = self.ranges.of(quantizer)
+            outputs = (self._add_conversion(outputs[0], params, QUANTIZE, call),)
+        self.tensors.of_value.update(zip(values, outputs, strict=True))
+
+
+def _match(call: Call) -> Match:
+    """Returns the operator of an unwrapped layer, or why the layer computes in float."""
+    reason = why_left_in_float(call.layer)
+    if reason is None and on_request(call.layer) and not asked_for_integers(call.layer):
+        reason = "in float unless asked for"
+    return match(call) if reason is None else Match(None, {}, reason)
+
+
+def _inner_call(call: Call) -> Call:
+    """Returns the call of the layer inside a wrapper, on the wrapper's own input."""
+    wrapper, value = call.layer, call.output
+    output = Value(value.name, value.shape, value.dtype)
+    return Call(wrapper.layer, call.args[:1], {}, output, call.name, call.origin)
