@@ -36,7 +36,7 @@ __all__ = [
     "read",
     "rebuild",
     "rename",
-    "split_aside",
+    "split_loss_only",
     "symbolic",
     "weights_in_order",
 ]
@@ -131,8 +131,8 @@ class Graph:
         output_names: the model's names of its outputs.
         calls: the calls.
         weights: the weights that a layer made by `lower` starts from, where they are not its own.
-        aside: further calls, that no output depends on: of what the model adds to its loss and its
-            metrics. They stay as they are, and are in no file.
+        loss_only: calls that only the model's added losses and metrics depend on. They stay as
+            they are and are not exported.
         closed: names of calls of layers that could not be opened -> why.
     """
 
@@ -142,13 +142,13 @@ class Graph:
     output_names: list[str]
     calls: list[Call]
     weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
-    aside: list[Call] = dataclasses.field(default_factory=list)
+    loss_only: list[Call] = dataclasses.field(default_factory=list)
     closed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def consumers(self) -> dict[Value, list[Call]]:
-        """For each value the calls that read it, those aside too."""
+        """For each value the calls that read it, those of `loss_only` too."""
         found: dict[Value, list[Call]] = {value: [] for value in self.values()}
-        for call in [*self.calls, *self.aside]:
+        for call in [*self.calls, *self.loss_only]:
             for value in dict.fromkeys(call.inputs):
                 found.setdefault(value, []).append(call)
         return found
@@ -235,16 +235,16 @@ def read(model: Any) -> Graph:
         return tf.nest.map_structure(value_of, nested_outputs(model))
 
     outputs = trace(model, values_in(inputs), "", None)
-    needed, aside = split_aside(calls, outputs)
+    needed, loss_only = split_loss_only(calls, outputs)
     if empty := [value.name for value in tensors.values() if 0 in value.shape[1:]]:
         raise ValueError(
             f"'{model.name}' has tensors without elements, which TFLite cannot compute: "
             f"{', '.join(dict.fromkeys(empty))}. Take these layers out."
         )
-    return Graph(model.name, inputs, outputs, list(model.output_names), needed, aside=aside)
+    return Graph(model.name, inputs, outputs, list(model.output_names), needed, loss_only=loss_only)
 
 
-def split_aside(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
+def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
     """The calls that outputs depend on, and the others."""
     read, needed = set(values_in(outputs)), set()
     for call in reversed(calls):
@@ -288,7 +288,7 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
     _compute(graph.calls, tensors, apply)
     outputs = map_values(tensors.__getitem__, graph.outputs)
     model = model_class(inputs=inputs, outputs=outputs, name=graph.name)
-    added = {call: _ADDED.get(type(call.layer).__name__) for call in graph.aside}
+    added = {call: _ADDED.get(type(call.layer).__name__) for call in graph.loss_only}
     _compute([call for call, add in added.items() if not add], tensors, apply)
     for call, add in added.items():
         if add:
@@ -357,8 +357,8 @@ def clone(layer: Any, **changes: Any) -> Any:
             config = layer.get_config()
     else:
         config = layer.get_config()
-    with backend.deserialization_scope(backend.customs_of(layer._flatten_layers())):
-        return type(layer).from_config({**config, **backend.left_out(layer), **changes})
+    with backend.deserialization_scope(backend.custom_objects_in(layer._flatten_layers())):
+        return type(layer).from_config({**config, **backend.missing_config(layer), **changes})
 
 
 def rename(layer: Any, name: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_aside, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 
-__all__ = ["Between", "Instead", "copied"]
+__all__ = ["InsertedCall", "Replacement", "copy_graph"]
 
 
-class Between(NamedTuple):
+class InsertedCall(NamedTuple):
     """A call that comes between what makes a value and what reads it.
 
     Args:
@@ -24,7 +24,7 @@ class Between(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Instead(NamedTuple):
+class Replacement(NamedTuple):
     """A call that takes the place of another.
 
     Args:
@@ -36,11 +36,11 @@ class Instead(NamedTuple):
     reads: Call
 
 
-def copied(
+def copy_graph(
     graph: Graph,
-    instead: Mapping[Call, Instead],
-    behind: Mapping[Value, list[Between]],
-    ends: Mapping[Value, Between],
+    instead: Mapping[Call, Replacement],
+    behind: Mapping[Value, list[InsertedCall]],
+    ends: Mapping[Value, InsertedCall],
 ) -> Graph:
     """The graph with other calls in place of its own, and calls in between.
 
@@ -62,7 +62,7 @@ def copied(
         copy(value).dtype = value.inference_dtype
         return current[value]
 
-    def put_behind(value: Value, between: Between) -> None:
+    def put_behind(value: Value, between: InsertedCall) -> None:
         layer, name, kwargs = between
         before = current[value]
         calls.append(Call(layer, (before,), kwargs, copy(value), name))
@@ -81,5 +81,5 @@ def copied(
     for value, between in ends.items():
         put_behind(value, between)
     outputs = map_values(current.__getitem__, graph.outputs)
-    needed, aside = split_aside(calls, outputs)
-    return Graph(graph.name, inputs, outputs, graph.output_names, needed, aside=aside)
+    needed, loss_only = split_loss_only(calls, outputs)
+    return Graph(graph.name, inputs, outputs, graph.output_names, needed, loss_only=loss_only)

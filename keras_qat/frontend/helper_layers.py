@@ -11,15 +11,15 @@ from keras_qat.frontend.keras2.backend import keras, register, resolve_training
 
 __all__ = [
     "Contract",
-    "FoldSteps",
+    "FlattenTime",
     "HardSwish",
     "LastStep",
     "MaskScores",
     "Regularize",
+    "RestoreTime",
     "ReverseSteps",
     "Roll",
     "TrainingOnly",
-    "UnfoldSteps",
     "WeightTensor",
 ]
 
@@ -43,8 +43,8 @@ class Contract(keras.layers.Layer):
         return {**super().get_config(), "equation": self.equation}
 
 
-@register
-class FoldSteps(keras.layers.Layer):
+@keras.utils.register_keras_serializable(package="keras_qat", name="FoldSteps")
+class FlattenTime(keras.layers.Layer):
     """Makes every step of a sequence an example: [batch, steps, ...] to [batch * steps, ...]."""
 
     def call(self, inputs: Any) -> Any:
@@ -204,9 +204,9 @@ class TrainingOnly(keras.layers.Layer):
         return {**super().get_config(), "model": self.model.get_config()}
 
 
-@register
-class UnfoldSteps(keras.layers.Layer):
-    """The inverse of `FoldSteps`, for a number of steps that is known."""
+@keras.utils.register_keras_serializable(package="keras_qat", name="UnfoldSteps")
+class RestoreTime(keras.layers.Layer):
+    """The inverse of `FlattenTime`, for a number of steps that is known."""
 
     def __init__(self, steps: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)

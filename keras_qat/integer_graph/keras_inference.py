@@ -49,7 +49,7 @@ class Inference:
         self.look = phase_finder(model)
         self.states = states_of(model)
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
-        self.with_losses += self.graph.aside
+        self.with_losses += self.graph.loss_only
         self.read_by_losses = self._read_by_losses()
         self.settled = Settled(model, self.graph, self._tensors)
         self.traced: tuple[int, Any] = (0, None)
@@ -94,7 +94,9 @@ class Inference:
         ]
 
     def _read_by_losses(self) -> list[Value]:
-        made = {value for call in self.graph.aside for value in graph_lib.values_in(call.outputs)}
+        made = {
+            value for call in self.graph.loss_only for value in graph_lib.values_in(call.outputs)
+        }
         read = [value for call in self.with_losses for value in call.inputs]
         return [value for value in dict.fromkeys(read) if value not in made]
 
@@ -106,7 +108,7 @@ class Inference:
             args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
             with computing_in_float32(call.layer):
                 found = call.layer(*args, **kwargs)
-            if call in self.graph.aside:
+            if call in self.graph.loss_only:
                 values = graph_lib.values_in(call.outputs)
                 real.update(zip(values, tf.nest.flatten(found), strict=True))
         return [

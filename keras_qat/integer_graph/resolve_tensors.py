@@ -37,7 +37,7 @@ class Tensors:
         """Calls that are part of a node in front of them."""
         self._outputs = set(values_in(graph.outputs))
         self._readers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
-        for call in [*graph.calls, *graph.aside]:
+        for call in [*graph.calls, *graph.loss_only]:
             for value in dict.fromkeys(values_read(call)):
                 self._readers.setdefault(value, []).append(call)
 

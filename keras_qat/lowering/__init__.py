@@ -22,9 +22,9 @@ from keras_qat.lowering.activations import (
 )
 from keras_qat.lowering.attention import split_attention, split_multi_head_attention
 from keras_qat.lowering.attention_masks import recognize_masks
-from keras_qat.lowering.builder import Lowering, Made
+from keras_qat.lowering.builder import Lowering, LoweringContext
 from keras_qat.lowering.channels_last import with_channels_last
-from keras_qat.lowering.common_subexpressions import merge_twins
+from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.merges import (
@@ -58,7 +58,7 @@ def lower(
             in. `recipes.contrib` leaves them as they are, like the original.
         may_open: which layers may be opened; none by default.
     """
-    made, table = Made(), LOWERINGS if activations else ALWAYS
+    context, table = LoweringContext(), LOWERINGS if activations else ALWAYS
 
     def expand(call: Call) -> list[Call]:
         layer = call.layer
@@ -67,27 +67,29 @@ def lower(
         is_recurrent = isinstance(layer, (_layers.Bidirectional, _layers.RNN))
         if is_recurrent and may_open and may_open(call) is False:
             lowering = None
-        parts = split_activity_regularizer(call, made)
-        parts = parts or (lowering(call, made) if lowering else [])
+        parts = split_activity_regularizer(call, context)
+        parts = parts or (lowering(call, context) if lowering else [])
         return [each for part in parts for each in expand(part.as_part_of(call))] or [call]
 
     if may_open is not None:
-        graph = open_layers(graph, made, may_open)
+        graph = open_layers(graph, context, may_open)
     if activations:
-        graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), made)
+        graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), context)
     calls = [each for call in graph.calls for each in expand(call)]
-    graph = dataclasses.replace(graph, calls=calls, weights=made.weights)
-    return _drop_identities(_drop_unread(merge_twins(graph), made) if activations else graph)
+    graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
+    return _drop_identities(
+        _drop_unread(merge_common_subexpressions(graph), context) if activations else graph
+    )
 
 
-def _drop_unread(graph: Graph, parts: Made) -> Graph:
+def _drop_unread(graph: Graph, context: LoweringContext) -> Graph:
     """Without what nobody reads: a shape that was asked for to resize to it, a layer's state."""
     read, calls = set(values_in(graph.outputs)), []
-    read.update(value for call in graph.aside for value in call.inputs)
+    read.update(value for call in graph.loss_only for value in call.inputs)
     for call in reversed(graph.calls):
-        made = values_in(call.outputs)
-        is_part = parts.weights.get(call.layer) == []  # Without weights.
-        if read.intersection(made) or (any(each.is_float for each in made) and not is_part):
+        outputs = values_in(call.outputs)
+        is_part = context.weights.get(call.layer) == []  # Without weights.
+        if read.intersection(outputs) or (any(each.is_float for each in outputs) and not is_part):
             calls.append(call)
             read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])

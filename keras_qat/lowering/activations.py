@@ -12,7 +12,7 @@ from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import HardSwish, Regularize
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras3 import activations as keras_3
-from keras_qat.lowering.builder import Lowering, Made, Parts, instead
+from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 
 __all__ = [
     "activation_of",
@@ -26,14 +26,14 @@ __all__ = [
 _layers = keras.layers
 
 
-def split_activation(call: Call, made: Made) -> list[Call]:
+def split_activation(call: Call, context: LoweringContext) -> list[Call]:
     """conv(activation=f) -> conv, f. The layer keeps its name; the activation is named after it."""
     layer = call.layer
     if layer.activation in (None, keras.activations.linear):
         return []
-    parts, weights = Parts(call, made), weights_without_activation(layer, made)
+    parts, weights = PartsBuilder(call, context), weights_without_activation(layer, context)
     make = lambda: graph_lib.clone(layer, activation="linear")  # noqa: E731
-    linear = made.layer(layer, "linear", make, weights)
+    linear = context.layer(layer, "linear", make, weights)
     middle = parts.add(linear, *call.args, kwargs=call.kwargs, shape=call.output.shape)
     return parts.end(activation_of(parts), middle)
 
@@ -41,7 +41,7 @@ def split_activation(call: Call, made: Made) -> list[Call]:
 _REGULARIZED_IN_PARTS = (Regularize, _layers.MultiHeadAttention)
 
 
-def split_activity_regularizer(call: Call, made: Made) -> list[Call]:
+def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """layer(activity_regularizer=r) -> layer, Regularize(r).
 
     In a wrapper the layer's own call would be regularized, which is not computed at inference.
@@ -51,16 +51,16 @@ def split_activity_regularizer(call: Call, made: Made) -> list[Call]:
         return []
     if type(layer) in _REGULARIZED_IN_PARTS or "activity_regularizer" not in layer.get_config():
         return []
-    parts, weights, output = Parts(call, made), made.weights_of(layer), call.output
+    parts, weights, output = PartsBuilder(call, context), context.weights_of(layer), call.output
     make = lambda: graph_lib.clone(layer, activity_regularizer=None)  # noqa: E731
-    plain = made.layer(layer, "plain", make, weights)
+    plain = context.layer(layer, "plain", make, weights)
     name = f"{output.name}_before_regularizer"
     middle = Value(name, output.shape, output.dtype, masked=output.masked)
     parts.add(plain, *call.args, kwargs=call.kwargs, output=middle)
     return parts.end(parts.new("regularizer", Regularize, layer.activity_regularizer), middle)
 
 
-def activation_of(parts: Parts) -> Any:
+def activation_of(parts: PartsBuilder) -> Any:
     """The activation in a layer as a layer of its own: a copy of it, if it is a layer itself."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, _layers.Layer):
@@ -68,31 +68,31 @@ def activation_of(parts: Parts) -> Any:
     return parts.new("activation", _layers.Activation, inner, dtype=layer.dtype_policy)
 
 
-def weights_without_activation(layer: Any, made: Made) -> list[Any]:
+def weights_without_activation(layer: Any, context: LoweringContext) -> list[Any]:
     """What a layer starts from, without the weights of an activation in it that is a layer."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
-    return [weight for weight in made.weights_of(layer) if id(weight) not in inner]
+    return [weight for weight in context.weights_of(layer) if id(weight) not in inner]
 
 
-def _split_hard_sigmoid(call: Call, made: Made, slope: float = 0.2) -> list[Call]:
+def _split_hard_sigmoid(call: Call, context: LoweringContext, slope: float = 0.2) -> list[Call]:
     """hard_sigmoid -> Rescaling(slope, 0.5), ReLU(1). The slope is that of Keras 2."""
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     scale = parts.new("scale", _layers.Rescaling, slope, 0.5)
     return parts.chain(scale, parts.new("", _layers.ReLU, 1.0))
 
 
-def split_activation_layer(call: Call, made: Made) -> list[Call]:
+def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
     """An activation whose parts have kernels, not it; the layer in one that is a layer."""
-    parts, inner = Parts(call, made), call.layer.activation
+    parts, inner = PartsBuilder(call, context), call.layer.activation
     if isinstance(inner, _layers.Layer):
         return parts.chain(parts.new("", graph_lib.clone, inner, weights=inner.weights))
     split = ACTIVATIONS.get(inner)
-    return split(call, made) if split else []
+    return split(call, context) if split else []
 
 
-def split_swish(call: Call, made: Made) -> list[Call]:
+def split_swish(call: Call, context: LoweringContext) -> list[Call]:
     """swish -> sigmoid, Multiply: TFLite has no kernel for it, but for its parts."""
-    parts, x = Parts(call, made), call.inputs[0]
+    parts, x = PartsBuilder(call, context), call.inputs[0]
     gate = parts.add(parts.new("sigmoid", _layers.Activation, "sigmoid"), x, shape=x.shape)
     return parts.end(parts.new("", _layers.Multiply), [x, gate])
 
@@ -102,9 +102,9 @@ ACTIVATIONS: dict[Any, Lowering] = {
     tf.nn.silu: split_swish,
     keras.activations.hard_sigmoid: _split_hard_sigmoid,
     keras_3.hard_sigmoid: partial(_split_hard_sigmoid, slope=1.0 / 6.0),
-    keras_3.hard_silu: partial(instead, make=HardSwish),
-    keras_3.relu6: partial(instead, make=_layers.ReLU, max_value=6.0),
-    keras_3.leaky_relu: partial(instead, make=_layers.LeakyReLU, alpha=0.2),
-    keras_3.celu: partial(instead, make=_layers.ELU),
+    keras_3.hard_silu: partial(replace_by, make=HardSwish),
+    keras_3.relu6: partial(replace_by, make=_layers.ReLU, max_value=6.0),
+    keras_3.leaky_relu: partial(replace_by, make=_layers.LeakyReLU, alpha=0.2),
+    keras_3.celu: partial(replace_by, make=_layers.ELU),
 }
 """Activation function -> what splits it."""

@@ -11,14 +11,14 @@ from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
 from keras_qat.frontend.keras2.backend import attention_parts, keras
 from keras_qat.frontend.tf_operations import operands
-from keras_qat.lowering.builder import Made, Parts, instead
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 
 __all__ = ["split_attention", "split_einsum", "split_multi_head_attention"]
 
 _layers = keras.layers
 
 
-def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
+def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Call]:
     """MultiHeadAttention -> projections, Rescaling, product, masks, softmax, product, projection.
 
     With a mask that Keras hands on or that is a constant, or over several axes, it stays one layer.
@@ -33,7 +33,7 @@ def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
     is_masked = is_masked or not (mask is None or isinstance(mask, Value))
     if is_masked or known is None or (causal and None in steps):
         return []
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
 
     def project(name: str, source: Value, output: Any = None) -> Value:
         dense = known[name]
@@ -66,7 +66,7 @@ def split_multi_head_attention(call: Call, made: Made) -> list[Call]:
     return parts.calls
 
 
-def split_attention(call: Call, made: Made) -> list[Call]:
+def split_attention(call: Call, context: LoweringContext) -> list[Call]:
     """Attention -> product, softmax, product. With masks given, or weights, it stays one layer."""
     layer = call.layer
     names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
@@ -78,7 +78,7 @@ def split_attention(call: Call, made: Made) -> list[Call]:
         return []
     result, scores = call.outputs if with_scores else (call.output, None)
 
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     steps = [
         parts.new("scores", Contract, "btd,bsd->bts"),
         *([parts.new("mask", MaskScores, size)] if causal else []),
@@ -95,9 +95,9 @@ def split_attention(call: Call, made: Made) -> list[Call]:
     return parts.calls
 
 
-def split_einsum(call: Call, made: Made) -> list[Call]:
+def split_einsum(call: Call, context: LoweringContext) -> list[Call]:
     """tf.einsum of two tensors -> Contract."""
     equation, *tensors = tf.nest.flatten((call.args, call.kwargs))
     if len(call.inputs) != 2 or len(tensors) != 2 or not isinstance(equation, str):
         return []
-    return instead(call, made, Contract, equation, inputs=call.inputs)
+    return replace_by(call, context, Contract, equation, inputs=call.inputs)

@@ -10,10 +10,10 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, clone
 from keras_qat.frontend.keras2.precision import policy_of
 
-__all__ = ["Lowering", "Made", "Parts", "instead"]
+__all__ = ["Lowering", "LoweringContext", "PartsBuilder", "replace_by"]
 
 
-class Made:
+class LoweringContext:
     """The layers that lowering made: for a shared layer, the same parts in each of its calls."""
 
     def __init__(self) -> None:
@@ -34,15 +34,15 @@ class Made:
         return self.weights.get(layer, layer.weights)
 
 
-Lowering = Callable[[Call, Made], list[Call]]
+Lowering = Callable[[Call, LoweringContext], list[Call]]
 """Makes the calls that a call becomes, or none if it stays as it is."""
 
 
-class Parts:
+class PartsBuilder:
     """The calls that a call becomes, in the making."""
 
-    def __init__(self, call: Call, made: Made) -> None:
-        self.call, self.made, self.calls = call, made, list[Call]()
+    def __init__(self, call: Call, context: LoweringContext) -> None:
+        self.call, self.context, self.calls = call, context, list[Call]()
 
     def new(self, part: str, make: Any, *args: Any, weights: Any = (), **options: Any) -> Any:
         """A layer named after the call's and the part; the part "" has the name of the layer.
@@ -58,7 +58,7 @@ class Parts:
         name = f"{layer.name}_{part}" if part else layer.name
         if make is not clone:
             options = {"dtype": policy_of(self.call.output.dtype), **options}
-        return self.made.layer(layer, part, lambda: make(*args, **options, name=name), weights)
+        return self.context.layer(layer, part, lambda: make(*args, **options, name=name), weights)
 
     def add(
         self,
@@ -113,10 +113,10 @@ class Parts:
         return Value(label + output.name.removeprefix(self.call.name), tuple(shape), output.dtype)
 
 
-def instead(
-    call: Call, made: Made, make: Any, *args: Any, inputs: Any = None, **options: Any
+def replace_by(
+    call: Call, context: LoweringContext, make: Any, *args: Any, inputs: Any = None, **options: Any
 ) -> list[Call]:
     """The layer that computes what a call did, under its name, from its input or others."""
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     layer = parts.new("", make, *args, **options)
     return parts.end(layer, call.inputs[0] if inputs is None else inputs)

@@ -16,7 +16,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import policy_of
-from keras_qat.lowering.builder import Made
+from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import op_of
 
 __all__ = ["with_channels_last"]
@@ -24,14 +24,14 @@ __all__ = ["with_channels_last"]
 _layers = keras.layers
 
 
-def with_channels_last(graph: Graph, made: Made) -> Graph:
+def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
     """`graph` with every layer that has its channels first computing on channels last."""
     if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
         return graph
-    visitor = _Visitor(made)
+    visitor = _Visitor(context)
     for call in graph.calls:
         visitor.visit(call)
-    for value in [*values_in(graph.outputs), *(v for call in graph.aside for v in call.inputs)]:
+    for value in [*values_in(graph.outputs), *(v for call in graph.loss_only for v in call.inputs)]:
         visitor.turn_back(value)
     return dataclasses.replace(graph, calls=visitor.calls)
 
@@ -48,8 +48,8 @@ def _is_norm_of_first(call: Call) -> bool:
 
 
 class _Visitor:
-    def __init__(self, made: Made) -> None:
-        self.made = made
+    def __init__(self, context: LoweringContext) -> None:
+        self.context = context
         self.calls: list[Call] = []
         self.twins: dict[Value, Value] = {}
         """Value with channels first -> the same with channels last."""
@@ -89,7 +89,7 @@ class _Visitor:
     def changed(self, layer: Any, **config: Any) -> Any:
         """The layer with other settings and the same weights."""
         make = lambda: graph_lib.clone(layer, **config)  # noqa: E731
-        return self.made.layer(layer, "channels_last", make, layer.weights)
+        return self.context.layer(layer, "channels_last", make, layer.weights)
 
     def compute(self, call: Call, layer: Any) -> None:
         """`call` on the twins of its inputs."""
@@ -111,8 +111,8 @@ class _Visitor:
         """Makes a value with channels first from its twin, unless it is there."""
         if value in self.twins and value not in self.computed and value.producer is not None:
             self.computed.add(value)
-            made = self.permuted(self.twins[value], value.producer, to_last=False, output=value)
-            made.name += "_channels_first"
+            permuted = self.permuted(self.twins[value], value.producer, to_last=False, output=value)
+            permuted.name += "_channels_first"
 
     def permuted(self, value: Value, call: Call, to_last: bool, output: Any = None) -> Value:
         order = _order(len(value.shape), to_last)
@@ -120,7 +120,7 @@ class _Visitor:
         name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
         dtype = policy_of(value.dtype)
         make = lambda: _layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
-        layer = self.made.layer(value, suffix, make)
+        layer = self.context.layer(value, suffix, make)
         if output is None:
             output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
         self.calls.append(Call(layer, (value,), {}, output, name).as_part_of(call))

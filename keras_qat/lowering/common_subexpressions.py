@@ -12,10 +12,10 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_train
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.registry import op_of
 
-__all__ = ["merge_twins"]
+__all__ = ["merge_common_subexpressions"]
 
 
-def merge_twins(graph: Graph) -> Graph:
+def merge_common_subexpressions(graph: Graph) -> Graph:
     """`graph` without calls that repeat another one on the same tensors.
 
     TensorFlow computes them once, and a quantizer that only one of them has would be lost.
@@ -32,7 +32,7 @@ def merge_twins(graph: Graph) -> Graph:
             calls.append(call)
         else:
             instead[call.output] = twin.output
-    for call in graph.aside:
+    for call in graph.loss_only:
         call.args, call.kwargs = replaced((call.args, call.kwargs))
     return dataclasses.replace(graph, calls=calls, outputs=replaced(graph.outputs))
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.lowering.activations import activation_of, weights_without_activation
-from keras_qat.lowering.builder import Made, Parts
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 __all__ = ["split_separable"]
 
 _layers = keras.layers
 
 
-def split_separable(call: Call, made: Made) -> list[Call]:
+def split_separable(call: Call, context: LoweringContext) -> list[Call]:
     """SeparableConv2D -> DepthwiseConv2D, Conv2D 1x1, and its activation if it has one."""
-    layer, parts = call.layer, Parts(call, made)
+    layer, parts = call.layer, PartsBuilder(call, context)
     kinds = _layers.DepthwiseConv2D, _layers.Conv2D
     if isinstance(layer, _layers.SeparableConv1D):
         kinds = _layers.DepthwiseConv1D, _layers.Conv1D
     shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
-    depthwise_kernel, *pointwise_weights = weights_without_activation(layer, made)
+    depthwise_kernel, *pointwise_weights = weights_without_activation(layer, context)
     depthwise = parts.new(
         "depthwise",
         kinds[0],

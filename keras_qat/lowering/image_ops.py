@@ -11,14 +11,14 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import operands
-from keras_qat.lowering.builder import Made, Parts, instead
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 
 __all__ = ["split_old_resize", "split_patches", "split_resize"]
 
 _layers = keras.layers
 
 
-def split_resize(call: Call, made: Made) -> list[Call]:
+def split_resize(call: Call, context: LoweringContext) -> list[Call]:
     """tf.image.resize to a known size -> Resizing, where it can do the same."""
     names = ("images", "size", "method", "preserve_aspect_ratio", "antialias")
     _, _, method, *others = operands(call, *names)
@@ -26,18 +26,18 @@ def split_resize(call: Call, made: Made) -> list[Call]:
     is_image = len(call.output.shape) == 4 and None not in sizes
     if not is_image or any(others) or method not in ("bilinear", "nearest"):
         return []
-    return instead(call, made, _layers.Resizing, *sizes, interpolation=method)
+    return replace_by(call, context, _layers.Resizing, *sizes, interpolation=method)
 
 
-def split_old_resize(call: Call, made: Made) -> list[Call]:
+def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
     """The resize of TensorFlow 1 -> Resizing, of a single pixel: others it places otherwise."""
     before, sizes = call.inputs[0].shape, call.output.shape[1:3]
     if len(before) != 4 or tuple(before[1:3]) != (1, 1) or None in sizes:
         return []
-    return instead(call, made, _layers.Resizing, *sizes, interpolation="nearest")
+    return replace_by(call, context, _layers.Resizing, *sizes, interpolation="nearest")
 
 
-def split_patches(call: Call, made: Made) -> list[Call]:
+def split_patches(call: Call, context: LoweringContext) -> list[Call]:
     """tf.image.extract_patches -> tf.nn.space_to_depth, or crops side by side if they overlap.
 
     Where they do not begin at every pixel, a pooling of one pixel takes every n-th.
@@ -47,7 +47,7 @@ def split_patches(call: Call, made: Made) -> list[Call]:
     if not all(options) or 0 in shape:
         return []
     sizes, strides, rates = options
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     are_blocks = sizes == strides == [sizes[0]] * 2 and rates == [1, 1] and sizes[0] > 1
     if are_blocks and not any(each % sizes[0] for each in shape):
         return parts.end(parts.new("", type(call.layer), tf.nn.space_to_depth), x, sizes[0])

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, clone, map_values
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.lowering.builder import Made, Parts
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
 
@@ -23,11 +23,11 @@ __all__ = [
 _layers = keras.layers
 
 
-def merge_two_by_two(call: Call, made: Made) -> list[Call]:
+def merge_two_by_two(call: Call, context: LoweringContext) -> list[Call]:
     """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
     if len(call.inputs) <= 2:
         return []
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     first, *others, last = call.inputs
     for index, other in enumerate(others, start=1):
         layer = parts.new(f"part{index}", type(call.layer), dtype=call.layer.dtype_policy)
@@ -36,19 +36,19 @@ def merge_two_by_two(call: Call, made: Made) -> list[Call]:
     return parts.end(call.layer, [first, last])
 
 
-def split_extremum(call: Call, made: Made) -> list[Call]:
+def split_extremum(call: Call, context: LoweringContext) -> list[Call]:
     """The largest or smallest of n tensors two by two, each pair in one range."""
-    return merge_two_by_two(call, made) or convert_fixed_ranges(call, made)
+    return merge_two_by_two(call, context) or convert_fixed_ranges(call, context)
 
 
-def split_dot(call: Call, made: Made) -> list[Call]:
+def split_dot(call: Call, context: LoweringContext) -> list[Call]:
     """Dot(normalize=True) -> UnitNormalization of both, Dot; along the last axes."""
     layer, inputs = call.layer, call.inputs
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
     pairs = zip(axes, inputs, strict=True)
     if not layer.normalize or any(axis not in (-1, len(x.shape) - 1) for axis, x in pairs):
-        return convert_second_factor(call, made)
-    parts = Parts(call, made)
+        return convert_second_factor(call, context)
+    parts = PartsBuilder(call, context)
     normalized = [
         parts.add(parts.new(f"norm{index}", _layers.UnitNormalization), value, shape=value.shape)
         for index, value in enumerate(inputs)
@@ -56,7 +56,7 @@ def split_dot(call: Call, made: Made) -> list[Call]:
     return parts.end(parts.new("", clone, layer, normalize=False), normalized)
 
 
-def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:
+def convert_fixed_ranges(call: Call, context: LoweringContext) -> list[Call]:
     """A Concatenate that joins sigmoid's range, say, with another: a Rescaling(1) converts it.
 
     The kernel takes one range. A convolution that multiplies by 1 changes the range exactly;
@@ -65,21 +65,21 @@ def convert_fixed_ranges(call: Call, made: Made) -> list[Call]:
     fixed = {value: _fixed_range(value) for value in call.inputs}
     if len(set(fixed.values())) == 1:
         return []
-    return _rescaled(call, made, [value for value, limits in fixed.items() if limits])
+    return _rescaled(call, context, [value for value, limits in fixed.items() if limits])
 
 
-def convert_second_factor(call: Call, made: Made) -> list[Call]:
+def convert_second_factor(call: Call, context: LoweringContext) -> list[Call]:
     """A product of matrices whose second factor is a softmax, say: a Rescaling(1) converts that.
 
     Its range begins at 0, where XNNPACK asks for one with zero in the middle.
     """
     limits = _fixed_range(call.inputs[1]) if len(call.inputs) == 2 else None
-    return _rescaled(call, made, [call.inputs[1]]) if limits and limits[0] == 0 else []
+    return _rescaled(call, context, [call.inputs[1]]) if limits and limits[0] == 0 else []
 
 
-def _rescaled(call: Call, made: Made, values: list[Value]) -> list[Call]:
+def _rescaled(call: Call, context: LoweringContext, values: list[Value]) -> list[Call]:
     """A call with a Rescaling(1) of some of its inputs in front of it."""
-    parts, converted = Parts(call, made), {}
+    parts, converted = PartsBuilder(call, context), {}
     for value in values:
         if len(value.shape) >= 2:
             layer = parts.new(f"input{call.inputs.index(value)}", _layers.Rescaling, 1.0)
@@ -100,16 +100,16 @@ def _fixed_range(value: Value) -> tuple[float, float] | None:
     return op.output.minimum, op.output.maximum
 
 
-def split_average(call: Call, made: Made) -> list[Call]:
+def split_average(call: Call, context: LoweringContext) -> list[Call]:
     """Average -> Add, Rescaling."""
-    parts, scale = Parts(call, made), 1.0 / len(call.inputs)
+    parts, scale = PartsBuilder(call, context), 1.0 / len(call.inputs)
     add = parts.new("add", _layers.Add)
     return parts.chain(add, parts.new("", _layers.Rescaling, scale))
 
 
-def split_custom_scale(call: Call, made: Made) -> list[Call]:
+def split_custom_scale(call: Call, context: LoweringContext) -> list[Call]:
     """InceptionResNetV2's CustomScaleLayer, a + scale * b -> Rescaling, Add."""
-    parts, (a, b) = Parts(call, made), call.inputs
+    parts, (a, b) = PartsBuilder(call, context), call.inputs
     scale = parts.new("scale", _layers.Rescaling, call.layer.scale)
     scaled = parts.add(scale, b, shape=b.shape)
     return parts.end(parts.new("", _layers.Add), [a, scaled])

@@ -19,13 +19,13 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
-    Opened,
+    OpenedLayer,
     names_inside,
-    opened,
+    open_layer,
 )
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
-from keras_qat.lowering.builder import Made, Parts
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
@@ -34,12 +34,14 @@ __all__ = ["open_layers"]
 _layers = keras.layers
 
 
-def open_layers(graph: Graph, made: Made, may_open: Callable[[Call], bool | None]) -> Graph:
+def open_layers(
+    graph: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
+) -> Graph:
     """`graph` with every layer opened that no row lists.
 
     Args:
         graph: a graph as it was read.
-        made: takes the layers that are made.
+        context: takes the layers that are made.
         may_open: whether a layer may be opened; True for one that is opened even if it normalizes,
             None for what is usual.
     """
@@ -55,13 +57,15 @@ def open_layers(graph: Graph, made: Made, may_open: Callable[[Call], bool | None
         said = may_open(call)
         if said is False:
             return [call]
-        parts = _unknown_activation(call, made)
+        parts = _unknown_activation(call, context)
         if not parts and _is_closed(call.layer):
             try:
                 namer = _Namer(call, "" if is_whole(call) else f"{call.name}/")
-                parts = _calls_of(opened(call), call, made, anchor, namer, forced=said is True)
+                parts = _calls_of(
+                    open_layer(call), call, context, anchor, namer, forced=said is True
+                )
             except OnlyTrains as found:
-                keep = Parts(call, made)
+                keep = PartsBuilder(call, context)
                 layer = keep.new("", TrainingOnly, found.model, weights=found.model.weights)
                 return keep.end(layer, call.inputs[0])
             except CannotOpen as error:
@@ -75,7 +79,7 @@ def open_layers(graph: Graph, made: Made, may_open: Callable[[Call], bool | None
         return [each for part in parts for each in expand(part)] or [call]
 
     calls = [each for call in graph.calls for each in expand(call)]
-    return with_kernels(dataclasses.replace(graph, calls=calls, closed=closed), made)
+    return with_kernels(dataclasses.replace(graph, calls=calls, closed=closed), context)
 
 
 def _is_closed(layer: Any) -> bool:
@@ -96,7 +100,7 @@ def _is_known(function: Any) -> bool:
     return False
 
 
-def _unknown_activation(call: Call, made: Made) -> list[Call]:
+def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     """A layer of Keras' with an activation that is a function of a user's own: it and that."""
     layer = call.layer
     function = getattr(layer, "activation", None)
@@ -105,7 +109,7 @@ def _unknown_activation(call: Call, made: Made) -> list[Call]:
         return []
     if str(function.__module__).split(".")[0] in ("keras", "tf_keras", "tensorflow"):
         return []
-    return split_activation(call, made)
+    return split_activation(call, context)
 
 
 def _itself(layer: Any) -> Any:
@@ -149,14 +153,19 @@ NORMALIZING = {
 
 
 def _calls_of(
-    found: Opened, call: Call, made: Made, anchor: Value, namer: _Namer, forced: bool
+    found: OpenedLayer,
+    call: Call,
+    context: LoweringContext,
+    anchor: Value,
+    namer: _Namer,
+    forced: bool,
 ) -> list[Call]:
     """The calls inside a layer, on what it reads, in place of what it gives."""
-    parts, graph = Parts(call, made), found.graph
+    parts, graph = PartsBuilder(call, context), found.graph
     inputs = values_in(graph.inputs)
     read = inputs[: len(inputs) - len(found.weights)]
     current: dict[Value, Value] = dict(zip(read, dict.fromkeys(call.inputs), strict=True))
-    count = made.opened[call.layer] = made.opened.get(call.layer, 0) + 1
+    count = context.opened[call.layer] = context.opened.get(call.layer, 0) + 1
     mark = f"#{count}" if count > 1 else ""
     of_weights = _computed_from_weights(graph, found.weights)
     given = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
@@ -188,7 +197,7 @@ def _calls_of(
         if is_operation(layer):
             source = call.source
             graph_lib.rename(layer, name.rsplit("/", 1)[-1])
-            layer = made.layer(call.layer, f"{symbol} {name}", partial(_itself, layer))
+            layer = context.layer(call.layer, f"{symbol} {name}", partial(_itself, layer))
         parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
     for value, output in given.items():
         if tensor_of(value) is not output:  # The layer gives what it reads.
@@ -212,7 +221,7 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
     return found
 
 
-def _name_of_weight(value: Value, found: Opened) -> str:
+def _name_of_weight(value: Value, found: OpenedLayer) -> str:
     """The name of a weight's variable, of something that is computed from it that with a mark."""
     if value in found.weights:
         return found.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
@@ -220,7 +229,7 @@ def _name_of_weight(value: Value, found: Opened) -> str:
     return _name_of_weight(sources[0], found) + "_computed"
 
 
-def _weights_behind(value: Value, found: Opened) -> list[Value]:
+def _weights_behind(value: Value, found: OpenedLayer) -> list[Value]:
     """The weights that a value is computed from."""
     if value in found.weights:
         return [value]
@@ -229,7 +238,9 @@ def _weights_behind(value: Value, found: Opened) -> list[Value]:
     return list(dict.fromkeys(inside))
 
 
-def _weight_tensor(value: Value, found: Opened, parts: Parts, name: str) -> tuple[Any, Any]:
+def _weight_tensor(
+    value: Value, found: OpenedLayer, parts: PartsBuilder, name: str
+) -> tuple[Any, Any]:
     """The layer that gives a value which depends on weights alone, made once, and its shape."""
     sources = _weights_behind(value, found)
     variables = [found.weights[each] for each in sources]
@@ -244,7 +255,7 @@ def _weight_tensor(value: Value, found: Opened, parts: Parts, name: str) -> tupl
             name="expression",
         )
         expression = graph_lib.rebuild(graph)
-    layer = parts.made.layer(
+    layer = parts.context.layer(
         owner,
         f"weight {name}",
         lambda: WeightTensor(

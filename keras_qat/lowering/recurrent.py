@@ -8,7 +8,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.lowering.builder import Made, Parts
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 
 __all__ = ["MERGES", "split_bidirectional", "split_state", "why_whole"]
@@ -26,7 +26,7 @@ MERGES: dict[str, Any] = {
 """`merge_mode` -> the layer that does it. None gives both tensors."""
 
 
-def split_bidirectional(call: Call, made: Made) -> list[Call]:
+def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
     """Bidirectional(layer) -> two layers, ReverseSteps of the second one's steps, and the merge.
 
     Where not both have integer kernels it stays one layer.
@@ -34,7 +34,7 @@ def split_bidirectional(call: Call, made: Made) -> list[Call]:
     layer = call.layer
     if call.kwargs.get("training") is not None or why_whole(call):
         return []
-    parts, found, sequence = Parts(call, made), [], call.inputs[0]
+    parts, found, sequence = PartsBuilder(call, context), [], call.inputs[0]
     merge, outputs = MERGES.get(layer.merge_mode), values_in(call.outputs)
     states = [outputs.pop(-2), outputs.pop()] if layer.return_state else []
     for place, direction in enumerate(DIRECTIONS):
@@ -63,7 +63,7 @@ def _given(call: Call, direction: str) -> Any:
     return ([x, *states[place * half :][:half]],) if states else (x,)
 
 
-def split_state(call: Call, made: Made) -> list[Call]:
+def split_state(call: Call, context: LoweringContext) -> list[Call]:
     """A layer that gives its state -> one that does not, and the last step of what it gives.
 
     Where that has no integer kernels it stays one layer.
@@ -72,8 +72,8 @@ def split_state(call: Call, made: Made) -> list[Call]:
     one = Value(output.name, output.shape, output.dtype)
     if not states or match(Call(layer, call.args, call.kwargs, one, call.name)).op is None:
         return []
-    parts = Parts(call, made)
-    weights = {"weights": made.weights_of(layer)}
+    parts = PartsBuilder(call, context)
+    weights = {"weights": context.weights_of(layer)}
     alone = parts.new("", graph_lib.clone, layer, return_state=False, **weights)
     parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
     how = (LastStep,) if layer.return_sequences else (_layers.Activation, "linear")

@@ -15,7 +15,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
-from keras_qat.lowering.builder import Lowering, Made, Parts, instead
+from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
 
@@ -24,12 +24,12 @@ __all__ = ["OPERATIONS"]
 _layers = keras.layers
 
 
-def _split_silu(call: Call, made: Made) -> list[Call]:
+def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
     (_, beta) = operands(call, "features", "beta")
-    return split_swish(call, made) if beta in (None, 1.0) else []
+    return split_swish(call, context) if beta in (None, 1.0) else []
 
 
-def _split_division(call: Call, made: Made) -> list[Call]:
+def _split_division(call: Call, context: LoweringContext) -> list[Call]:
     """x / number -> Rescaling(1 / number); x / array -> times what 1 / array is."""
     x, divisor = operands(call, "x", "y")
     divisor = array(divisor)
@@ -37,12 +37,12 @@ def _split_division(call: Call, made: Made) -> list[Call]:
         return []
     factor = (1.0 / divisor).astype(np.float32)
     if not factor.ndim:
-        return instead(call, made, _layers.Rescaling, float(1.0 / divisor))
-    parts = Parts(call, made)
+        return replace_by(call, context, _layers.Rescaling, float(1.0 / divisor))
+    parts = PartsBuilder(call, context)
     return parts.end(parts.new("", type(call.layer), tf.math.multiply), x, factor)
 
 
-def _split_bias(call: Call, made: Made) -> list[Call]:
+def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
     """tf.nn.bias_add to the last axis -> a sum."""
     x, bias, layout = operands(call, "value", "bias", "data_format")
     if not isinstance(bias, Value):
@@ -50,29 +50,29 @@ def _split_bias(call: Call, made: Made) -> list[Call]:
         bias = None if bias is None else bias.astype(np.float32)
     if bias is None or (layout or "").startswith("NC"):
         return []
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     return parts.end(parts.new("", type(call.layer), tf.math.add), x, bias)
 
 
-def _split_square(call: Call, made: Made) -> list[Call]:
+def _split_square(call: Call, context: LoweringContext) -> list[Call]:
     """The square of a tensor -> Multiply of it and itself."""
     x = call.inputs[0]
-    return instead(call, made, _layers.Multiply, inputs=[x, x]) if x.is_float else []
+    return replace_by(call, context, _layers.Multiply, inputs=[x, x]) if x.is_float else []
 
 
-def _split_power(call: Call, made: Made) -> list[Call]:
+def _split_power(call: Call, context: LoweringContext) -> list[Call]:
     """x ** 2 and x ** 3 -> Multiply."""
     x, exponent = operands(call, "x", "y")
     if not isinstance(x, Value) or not x.is_float or number(exponent) not in (2, 3):
         return []
     if number(exponent) == 2:
-        return _split_square(call, made)
-    parts = Parts(call, made)
+        return _split_square(call, context)
+    parts = PartsBuilder(call, context)
     square = parts.add(parts.new("square", _layers.Multiply), [x, x], shape=x.shape)
     return parts.end(parts.new("", _layers.Multiply), [square, x])
 
 
-def _split_getitem(call: Call, made: Made) -> list[Call]:
+def _split_getitem(call: Call, context: LoweringContext) -> list[Call]:
     """x[..., a] -> x[:, :, a]: no configuration holds an Ellipsis."""
     if len(call.args) != 2:  # As it was saved: it has none.
         return []
@@ -84,53 +84,53 @@ def _split_getitem(call: Call, made: Made) -> list[Call]:
     known = sum(each is not None and each is not Ellipsis for each in items)
     whole = dict.fromkeys(("start", "stop", "step"))
     items[places[0] : places[0] + 1] = [whole] * (len(x.shape) - known)
-    return Parts(call, made).end(call.layer, x, tuple(items))
+    return PartsBuilder(call, context).end(call.layer, x, tuple(items))
 
 
-def _split_add_n(call: Call, made: Made) -> list[Call]:
+def _split_add_n(call: Call, context: LoweringContext) -> list[Call]:
     """tf.add_n -> Add."""
     (tensors,) = operands(call, "inputs")
     if len(tensors) < 2 or len(call.inputs) != len(tensors):
         return []
-    return instead(call, made, _layers.Add, inputs=list(tensors))
+    return replace_by(call, context, _layers.Add, inputs=list(tensors))
 
 
-def _split_cast(call: Call, made: Made) -> list[Call]:
+def _split_cast(call: Call, context: LoweringContext) -> list[Call]:
     """tf.cast to the type that a tensor has -> a linear activation, which is nothing.
 
     So is a cast between float32 and half precision, which files do not have.
     """
     x, y = call.inputs[0], call.output
     is_nothing = x.dtype == y.dtype or (x.is_float and y.is_float)
-    return instead(call, made, _layers.Activation, "linear") if is_nothing else []
+    return replace_by(call, context, _layers.Activation, "linear") if is_nothing else []
 
 
-def _split_squared_difference(call: Call, made: Made) -> list[Call]:
+def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call]:
     """The square of a difference -> Subtract, Multiply."""
     if len(call.inputs) != 2:
         return []
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     subtract = parts.new("subtract", _layers.Subtract)
     difference = parts.add(subtract, call.inputs, shape=call.output.shape)
     return parts.end(parts.new("", _layers.Multiply), [difference, difference])
 
 
-def _split_sum(call: Call, made: Made) -> list[Call]:
+def _split_sum(call: Call, context: LoweringContext) -> list[Call]:
     """A sum along axes of known sizes -> mean, Rescaling by their number."""
     x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     if not isinstance(x, Value):
-        return _split_list(call, made, _layers.Add)
+        return _split_list(call, context, _layers.Add)
     axes = [each for each in tf.nest.flatten(axis) if isinstance(each, int)]
     sizes: list[Any] = [x.shape[each] for each in axes]
     if not sizes or None in sizes or x.shape[0] is not None:
         return []
-    parts, options = Parts(call, made), {"axis": axis, "keepdims": bool(keepdims)}
+    parts, options = PartsBuilder(call, context), {"axis": axis, "keepdims": bool(keepdims)}
     mean = parts.new("mean", type(call.layer), tf.math.reduce_mean)
     middle = parts.add(mean, x, kwargs=options, shape=call.output.shape)
     return parts.end(parts.new("", _layers.Rescaling, float(math.prod(sizes))), middle)
 
 
-def _split_list(call: Call, made: Made, make: Any) -> list[Call]:
+def _split_list(call: Call, context: LoweringContext, make: Any) -> list[Call]:
     """A list of tensors reduced along the axis that they are stacked along -> a layer of them."""
     tensors, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     are_several = isinstance(tensors, (list, tuple)) and len(tensors) > 1
@@ -138,33 +138,33 @@ def _split_list(call: Call, made: Made, make: Any) -> list[Call]:
         return []
     if not all(isinstance(each, Value) and each.is_float for each in tensors):
         return []
-    return instead(call, made, make, inputs=list(tensors))
+    return replace_by(call, context, make, inputs=list(tensors))
 
 
-def _split_clip(call: Call, made: Made) -> list[Call]:
+def _split_clip(call: Call, context: LoweringContext) -> list[Call]:
     """tf.clip_by_value with numbers -> ReLU, or the smaller and the larger one."""
     x, *limits = operands(call, "t", "clip_value_min", "clip_value_max")
     low, high = map(number, limits)
     if low is None or high is None:
         return []
     if low == 0 < high:
-        return instead(call, made, _layers.ReLU, high)
-    parts = Parts(call, made)
+        return replace_by(call, context, _layers.ReLU, high)
+    parts = PartsBuilder(call, context)
     minimum = parts.new("minimum", type(call.layer), tf.math.minimum)
     maximum = parts.new("maximum", type(call.layer), tf.math.maximum)
     return parts.end(maximum, parts.add(minimum, x, high, shape=call.output.shape), low)
 
 
-def _split_roll(call: Call, made: Made) -> list[Call]:
+def _split_roll(call: Call, context: LoweringContext) -> list[Call]:
     """tf.roll -> Roll, as TFLite has no operation for it, but for what it is made of."""
     _, shift, axis = operands(call, "input", "shift", "axis")
     shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
     if not all(isinstance(each, int) for each in [*shifts, *axes]):
         return []
-    return instead(call, made, Roll, shifts, axes)
+    return replace_by(call, context, Roll, shifts, axes)
 
 
-def _split_reshape(call: Call, made: Made) -> list[Call]:
+def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
     """tf.reshape to sizes that tensors were asked for -> to numbers, as far as they are known."""
     x, shape = operands(call, "tensor", "shape")
     if not isinstance(shape, (list, tuple)) or not any(isinstance(each, Value) for each in shape):
@@ -175,7 +175,7 @@ def _split_reshape(call: Call, made: Made) -> list[Call]:
         return []
     sizes = [math.prod(x.shape[1:]) // -rest if each == -1 else each for each in sizes]
     call.output.shape = (x.shape[0], *sizes)
-    return Parts(call, made).end(call.layer, x, [-1, *sizes])
+    return PartsBuilder(call, context).end(call.layer, x, [-1, *sizes])
 
 
 BATCH = "batch"
@@ -200,7 +200,7 @@ def _size_of(value: Value) -> Any:
     return BATCH if axis == 0 and shape[0] is None else shape[axis]
 
 
-def _split_normalization(call: Call, made: Made) -> list[Call]:
+def _split_normalization(call: Call, context: LoweringContext) -> list[Call]:
     """tf.math.l2_normalize along another axis than the last -> along the last, transposed."""
     x, axis, epsilon = operands(call, "x", "axis", "epsilon")
     rank, axes = len(x.shape), tf.nest.flatten([axis])
@@ -209,7 +209,7 @@ def _split_normalization(call: Call, made: Made) -> list[Call]:
     order = list(range(rank))
     order[axes[0]], order[-1] = rank - 1, axes[0] % rank
     shape, operation = [x.shape[each] for each in order], type(call.layer)
-    parts = Parts(call, made)
+    parts = PartsBuilder(call, context)
     turned = parts.add(parts.new("turned", operation, tf.transpose), x, order, shape=shape)
     options = {"axis": -1} if epsilon is None else {"axis": -1, "epsilon": epsilon}
     normalize = parts.new("normalized", operation, tf.math.l2_normalize)
@@ -217,7 +217,7 @@ def _split_normalization(call: Call, made: Made) -> list[Call]:
     return parts.end(parts.new("", operation, tf.transpose), normalized, order)
 
 
-def _split_copies(call: Call, made: Made) -> list[Call]:
+def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     """A tensor for each example of a batch, such as a class token -> zeros of each, and a sum.
 
     The sizes of all tensors are known then, as runtimes want it.
@@ -235,7 +235,11 @@ def _split_copies(call: Call, made: Made) -> list[Call]:
     batch = count.producer.inputs[0].producer.inputs[0]
     if not batch.is_float or not len(batch.shape) > 1:
         return []
-    parts, operation, ones = Parts(call, made), type(call.layer), [1] * (len(batch.shape) - 1)
+    parts, operation, ones = (
+        PartsBuilder(call, context),
+        type(call.layer),
+        [1] * (len(batch.shape) - 1),
+    )
     first = parts.add(
         parts.new("first", operation, tf.slice),
         batch,
@@ -256,7 +260,7 @@ COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to":
 
 OPERATIONS: dict[str, Lowering] = {
     "nn.silu": _split_silu,
-    "math.negative": partial(instead, make=_layers.Rescaling, scale=-1.0),
+    "math.negative": partial(replace_by, make=_layers.Rescaling, scale=-1.0),
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
@@ -268,7 +272,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
     # LeakyReLU with the slope -1, of which runtimes have a kernel everywhere.
-    "math.abs": partial(instead, make=_layers.LeakyReLU, alpha=-1.0),
+    "math.abs": partial(replace_by, make=_layers.LeakyReLU, alpha=-1.0),
     "math.reduce_sum": _split_sum,
     "math.reduce_mean": partial(_split_list, make=_layers.Average),
     "math.reduce_max": partial(_split_list, make=_layers.Maximum),

@@ -6,10 +6,10 @@ from typing import Any
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import FoldSteps, UnfoldSteps
+from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.readability import is_graph_model
-from keras_qat.lowering.builder import Made, Parts
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import is_listed, op_of
 
 __all__ = ["split_pooling_3d", "split_time_distributed"]
@@ -20,12 +20,12 @@ _SPLIT_LATER = (_layers.SeparableConv1D, _layers.SeparableConv2D)
 """Layers that no row lists, but the rows of their parts do."""
 
 
-def split_time_distributed(call: Call, made: Made) -> list[Call]:
-    """TimeDistributed(layer) -> FoldSteps, layer, UnfoldSteps; for Dense just that.
+def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
+    """TimeDistributed(layer) -> FlattenTime, layer, RestoreTime; for Dense just that.
 
     A layer without a rule, or a number of steps that is not known, is left as it is.
     """
-    inner, steps, parts = call.layer.layer, call.inputs[0].shape[1], Parts(call, made)
+    inner, steps, parts = call.layer.layer, call.inputs[0].shape[1], PartsBuilder(call, context)
     if is_graph_model(inner):
         return _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
@@ -37,8 +37,8 @@ def split_time_distributed(call: Call, made: Made) -> list[Call]:
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []
-    unfold = parts.new("unfold", UnfoldSteps, steps)
-    return parts.chain(parts.new("fold", FoldSteps), layer, unfold)
+    unfold = parts.new("unfold", RestoreTime, steps)
+    return parts.chain(parts.new("fold", FlattenTime), layer, unfold)
 
 
 def _in_integers(call: Call, layer: Any) -> bool:
@@ -48,20 +48,20 @@ def _in_integers(call: Call, layer: Any) -> bool:
     return not layer.stateful and op_of(Call(layer, (one,), {}, output, call.name)) is not None
 
 
-def _split_model_per_step(parts: Parts) -> list[Call]:
-    """TimeDistributed(model) -> FoldSteps, the layers of the model, UnfoldSteps."""
+def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
+    """TimeDistributed(model) -> FlattenTime, the layers of the model, RestoreTime."""
     call = parts.call
     (sequence,), name = call.inputs, call.layer.name
     inner, steps = graph_lib.read(call.layer.layer), sequence.shape[1]
     inputs, outputs = values_in(inner.inputs), values_in(inner.outputs)
-    is_single = len(inputs) == len(outputs) == 1 and outputs != inputs and not inner.aside
+    is_single = len(inputs) == len(outputs) == 1 and outputs != inputs and not inner.loss_only
     is_first = any(getattr(c.layer, "data_format", "") == "channels_first" for c in inner.calls)
     if not is_single or is_first or steps is None or sequence.masked:
         return []
     if call.kwargs.get("training") is not None:
         return []
     trainable = call.layer.trainable and call.layer.layer.trainable
-    folded = parts.add(parts.new("fold", FoldSteps), sequence, shape=inputs[0].shape)
+    folded = parts.add(parts.new("fold", FlattenTime), sequence, shape=inputs[0].shape)
     values = {inputs[0]: folded}
 
     def copy_of(each: Call) -> Any:
@@ -70,7 +70,7 @@ def _split_model_per_step(parts: Parts) -> list[Call]:
             part = f"{name}_{each.name.replace('/', '_')}"
             return graph_lib.clone(each.layer, name=part, trainable=flag)
 
-        return parts.made.layer(each.layer, "step", make, each.layer.weights)
+        return parts.context.layer(each.layer, "step", make, each.layer.weights)
 
     def renamed(value: Value) -> Value:
         label = f"{call.name}_{value.name}{call.output.name.removeprefix(call.name)}"
@@ -81,10 +81,10 @@ def _split_model_per_step(parts: Parts) -> list[Call]:
         args, kwargs = map_values(values.__getitem__, (each.args, each.kwargs))
         output = map_values(renamed, each.outputs)
         parts.add(copy_of(each), *args, kwargs=kwargs, output=output)
-    return parts.end(parts.new("unfold", UnfoldSteps, steps), values[outputs[0]])
+    return parts.end(parts.new("unfold", RestoreTime, steps), values[outputs[0]])
 
 
-def split_pooling_3d(call: Call, made: Made) -> list[Call]:
+def split_pooling_3d(call: Call, context: LoweringContext) -> list[Call]:
     """Pooling of volumes -> pooling of images, of every slice and then along the slices."""
     layer, (_, depth, _, _, channels) = call.layer, call.inputs[0].shape
     _, new_depth, new_height, new_width, _ = call.output.shape
@@ -93,11 +93,11 @@ def split_pooling_3d(call: Call, made: Made) -> list[Call]:
     is_max = isinstance(layer, _layers.MaxPooling3D)
     pooling = _layers.MaxPooling2D if is_max else _layers.AveragePooling2D
     (pool_depth, *pool), (stride_depth, *strides) = layer.pool_size, layer.strides
-    parts, padding = Parts(call, made), layer.padding
+    parts, padding = PartsBuilder(call, context), layer.padding
     return parts.chain(
-        parts.new("fold", FoldSteps),
+        parts.new("fold", FlattenTime),
         parts.new("slices", pooling, pool, strides, padding),
-        parts.new("unfold", UnfoldSteps, depth),
+        parts.new("unfold", RestoreTime, depth),
         parts.new("flat", _layers.Reshape, (depth, new_height * new_width, channels)),
         parts.new("depth", pooling, (pool_depth, 1), (stride_depth, 1), padding),
         parts.new("", _layers.Reshape, (new_depth, new_height, new_width, channels)),

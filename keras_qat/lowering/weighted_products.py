@@ -12,7 +12,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import is_operation, operands
-from keras_qat.lowering.builder import Made, Parts
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 __all__ = ["with_kernels"]
 
@@ -22,7 +22,7 @@ Product = tuple[Value, Value, Any, dict[str, Any]]
 """Input, kernel, layer class, its options."""
 
 
-def with_kernels(graph: Graph, made: Made) -> Graph:
+def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     """`graph` with a layer for every product with a weight, and for the bias added to it."""
     consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
     replaced: dict[Call, list[Call]] = {}
@@ -37,7 +37,7 @@ def with_kernels(graph: Graph, made: Made) -> Graph:
             bias = _bias(readers[0], call.output)
             end = readers[0] if bias is not None else call
         weights = [each for each in (kernel, bias) if each is not None]
-        parts = Parts(end, made)
+        parts = PartsBuilder(end, context)
         layer = parts.new(
             "",
             layer_class,
@@ -48,13 +48,13 @@ def with_kernels(graph: Graph, made: Made) -> Graph:
             **({} if bias is None else _settings("bias", bias)),
             use_bias=bias is not None,
             trainable=all(_source(each).trainable for each in weights),
-            weights=[made.weights_of(_source(each))[0] for each in weights],
+            weights=[context.weights_of(_source(each))[0] for each in weights],
         )
         replaced[call] = []
         replaced[end] = parts.end(layer, x)
         replaced[end][0].source, replaced[end][0].within = call.source, call.within
     calls = [each for call in graph.calls for each in replaced.get(call, [call])]
-    read = {value for call in [*calls, *graph.aside] for value in call.inputs} | outputs
+    read = {value for call in [*calls, *graph.loss_only] for value in call.inputs} | outputs
     is_read = lambda call: type(call.layer) is not WeightTensor or call.output in read  # noqa: E731
     return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import FoldSteps, UnfoldSteps
+from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
@@ -37,7 +37,7 @@ RESHAPE = move(
     "reshape",
     "other shapes for the same values",
     _emit_reshape,
-    layers=(_layers.Flatten, _layers.Reshape, FoldSteps, UnfoldSteps),
+    layers=(_layers.Flatten, _layers.Reshape, FlattenTime, RestoreTime),
     symbols=("reshape", "expand_dims", "squeeze", "compat.v1.squeeze"),
     accepts=_accepts_reshape,
 )

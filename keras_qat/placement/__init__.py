@@ -52,7 +52,7 @@ def place(
     with float32_policy():
         graph = lowered(read, recipe)
     inputs = [each.name for each in values_in(read.inputs)]
-    check_scope(scope, [*read.calls, *read.aside, *graph.calls], inputs)
+    check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     return placed(graph, recipe, scope, family)
 
 

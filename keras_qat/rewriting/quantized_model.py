@@ -16,15 +16,15 @@ from keras_qat.frontend.graph import (
     name_outputs,
 )
 from keras_qat.frontend.keras2.backend import (
-    Customs,
+    CustomObjects,
     KeepsTrainable,
     applications_scope,
     check_modules,
-    customs_of,
+    custom_objects_in,
     in_safe_mode,
     is_in_converter,
     keras,
-    left_out,
+    missing_config,
     register,
     resolve_training,
 )
@@ -64,7 +64,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     """What it was quantized with."""
     float_config: dict[str, Any] | None
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
-    customs: Customs = Customs({}, False)
+    customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of that, which are known as long as nothing was saved."""
 
     safe_mode: bool = False
@@ -140,7 +140,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         with contextlib.suppress(TypeError):  # Activations that no configuration can hold.
             config = config_of(model)
         object.__setattr__(self, "float_config", config)
-        object.__setattr__(self, "customs", customs_of(layers_in(model)))
+        object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
 
     def _float_config_to_save(self) -> dict[str, Any] | None:
         """`float_config`, None if Keras cannot save what is in it."""
@@ -155,7 +155,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         reasons = {each.name: why_left_in_float(each) for each in self.layers}
         config = super().get_config()
         for each in config["layers"]:
-            each["config"].update(left_out(self.get_layer(each["name"])))
+            each["config"].update(missing_config(self.get_layer(each["name"])))
         return {
             **config,
             "recipe": self.recipe.to_config(),

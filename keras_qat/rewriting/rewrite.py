@@ -17,10 +17,10 @@ from keras_qat.frontend.graph import (
     rebuild,
     values_in,
 )
-from keras_qat.frontend.graph_copy import Between, Instead, copied
+from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
 from keras_qat.frontend.keras2.backend import (
     keras,
-    left_out,
+    missing_config,
 )
 from keras_qat.frontend.keras2.precision import (
     is_half,
@@ -105,12 +105,12 @@ class _Visitor:
 
     def visit(self) -> Graph:
         graph, instead = self.plan.graph, {}
-        for call in [*graph.calls, *graph.aside]:
+        for call in [*graph.calls, *graph.loss_only]:
             group = self.group_of.get(call)
             if group is None:
-                instead[call] = Instead(self._clone(call), call)
+                instead[call] = Replacement(self._clone(call), call)
             elif call is group.calls[-1]:
-                instead[call] = Instead(self._wrap(group), group.kernel)
+                instead[call] = Replacement(self._wrap(group), group.kernel)
         made = values_in([graph.inputs, [call.outputs for call in instead]])
         behind = {value: self._behind(value) for value in made}
         ends = {
@@ -118,19 +118,19 @@ class _Visitor:
             for value in dict.fromkeys(values_in(graph.outputs))
             if is_half(value.dtype)
         }
-        return copied(graph, instead, behind, ends)
+        return copy_graph(graph, instead, behind, ends)
 
-    def _behind(self, value: Value) -> list[Between]:
+    def _behind(self, value: Value) -> list[InsertedCall]:
         """What comes behind a value: its quantizer, for an input the way to half precision."""
         found = [self._quantizer(value)]
         if value.producer is None and is_half(value.dtype):
             found.append(self._conversion(value, policy_of(value.dtype)))
         return [each for each in found if each is not None]
 
-    def _conversion(self, value: Value, policy: str) -> Between:
+    def _conversion(self, value: Value, policy: str) -> InsertedCall:
         """Converts an input to half precision, or an output to float32, as predictions are."""
         name = self._unique(f"{_scope(value.name)}_{policy}")
-        return Between(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
+        return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
         """A copy of a layer that is not wrapped: one for all of its calls."""
@@ -144,7 +144,9 @@ class _Visitor:
                 layer = inner = _clone(call.layer, name=name)
             if call.layer in self.plan.replaced:
                 new_class = self.plan.replaced[call.layer]
-                layer = inner = new_class.from_config({**layer.get_config(), **left_out(layer)})
+                layer = inner = new_class.from_config(
+                    {**layer.get_config(), **missing_config(layer)}
+                )
             self.layers[call.layer] = layer
             self._start_from(inner, call.layer)
         if call.name in self.plan.left_in_float:
@@ -205,7 +207,7 @@ class _Visitor:
         self.names.add(name)
         return name
 
-    def _quantizer(self, value: Value) -> Between | None:
+    def _quantizer(self, value: Value) -> InsertedCall | None:
         """The `Quantize` layer behind a value with a range that no wrapper holds."""
         found = self.range_of.get(value)
         if found is None or self._spec_inside(value) is not None:
@@ -220,4 +222,4 @@ class _Visitor:
                 mixed=self.mixed,
             )
         slot = found.observed.index(value) if value in found.observed else None
-        return Between(self.quantizers[found], name, {"slot": slot})
+        return InsertedCall(self.quantizers[found], name, {"slot": slot})

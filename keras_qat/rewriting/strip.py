@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Regularize
-from keras_qat.frontend.keras2.backend import customs_of, deserialization_scope, keras
+from keras_qat.frontend.keras2.backend import custom_objects_in, deserialization_scope, keras
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.lowering import lower
 from keras_qat.placement import lowered, placed
@@ -60,7 +60,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"'{model.name}' knows no float model: Keras makes no configuration of what is in it, "
             f"such as an activation that is a functools.partial."
         )
-    customs = customs_of(graph_lib.layers_in(model)), model.customs
+    customs = custom_objects_in(graph_lib.layers_in(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
         # Some layers of Keras take their entries out of the configuration they are made from.
         plain = keras.Model.from_config(deepcopy(model.float_config))
@@ -83,7 +83,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
-    for call in graph.calls + graph.aside:
+    for call in graph.calls + graph.loss_only:
         trained: Any = there.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
         if isinstance(trained, QuantizeWrapper):

@@ -22,7 +22,7 @@ from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_c
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["MicroInterpreter", "Runner", "opened"]
+__all__ = ["MicroInterpreter", "Runner", "open_file"]
 
 ARENA = 64
 """The arena's size in multiples of the file, where tensors at once are more than it usually is."""
@@ -182,7 +182,7 @@ def _details(tensor: Tensor) -> dict[str, Any]:
 Runner = FileInterpreter | MicroInterpreter
 
 
-def opened(
+def open_file(
     file: str | os.PathLike[str] | bytes, kernels: Kernels, runtime: Runtime | None = None
 ) -> Runner:
     """A TFLite file in the interpreter that has these kernels.

@@ -15,7 +15,7 @@ from keras_qat.io.data import Input, Inputs, batch_count, batches
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, to_codes, to_pixels, to_values
 from keras_qat.tflite.metadata import rescaled_inputs
-from keras_qat.tflite.micro_interpreter import opened
+from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 
@@ -91,7 +91,7 @@ class TFLiteModel:
 
     def __init__(self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack") -> None:
         contents = contents_of(file)
-        self._file = opened(contents, kernels)
+        self._file = open_file(contents, kernels)
         graph = FileGraph(contents)  # The interpreter sorts by name.
         if graph.signatures > 1:
             raise ValueError(

@@ -28,7 +28,7 @@ from keras_qat.ops.weights import Weights
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import Kernels
-from keras_qat.tflite.micro_interpreter import opened
+from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.training.layers.recurrent.unrolled import biases
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import BATCH
@@ -250,7 +250,7 @@ def in_the_interpreter(
     contents: bytes, inputs: dict[str, np.ndarray], kernels: Kernels
 ) -> list[np.ndarray]:
     """The outputs of a file of one node, in order."""
-    found = opened(contents, kernels).run_once(inputs)
+    found = open_file(contents, kernels).run_once(inputs)
     return [found[name] for name in sorted(found, key=lambda name: int(name.split("_")[1]))]
 
 

@@ -21,7 +21,7 @@ from keras_qat.ops.op import SharedRange
 from keras_qat.recipes import Recipe
 from keras_qat.targets import TFLM, Target, problems
 from keras_qat.tflite.interpreter import Kernels
-from keras_qat.tflite.micro_interpreter import opened
+from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
 
@@ -72,7 +72,7 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     fixed = keras_qat.export_tflite(loaded, batch_size=1, **options)
     one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
     for kernels in with_kernels(contents, KERNELS):
-        free, same = (opened(each, kernels).run(one, 1) for each in (contents, fixed))
+        free, same = (open_file(each, kernels).run(one, 1) for each in (contents, fixed))
         for name in exact_outputs(keras_qat.resolve(loaded, **options)):
             np.testing.assert_array_equal(free[name], same[name])
 
@@ -127,7 +127,7 @@ def runs_in_tflite_micro(contents: bytes, qat: Any, inputs: list[np.ndarray]) ->
     one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
     refusal = ""
     try:
-        opened(contents, "tflm").run(one)
+        open_file(contents, "tflm").run(one)
     except ValueError as error:
         refusal = str(error)
     assert bool(lacking) == bool(refusal), f"{lacking} may lack; TFLite Micro says: {refusal!r}"
@@ -203,7 +203,7 @@ def compare(
         for each in report.outputs:
             assert each.identical == 1 or each.name not in in_integers, each
     for kernels in families:
-        file = opened(contents, kernels)
+        file = open_file(contents, kernels)
         found = file.run(dict(zip(qat.input_names, inputs, strict=True)))
         simulated = keras_qat.simulate(qat, given, kernels, **options)
         for name in in_integers:

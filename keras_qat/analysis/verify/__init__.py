@@ -16,7 +16,7 @@ from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.io.data import arrays_of, check_counts
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
-from keras_qat.tflite.micro_interpreter import MicroInterpreter, opened
+from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream, kept_batch
 from keras_qat.training.schedule import check_process, check_quantized
@@ -77,7 +77,7 @@ def verify(
     check_process(model)
     contents = contents_of(tflite)
     kernels = kernels or kernels_for(model)
-    file = opened(contents, kernels, runtime)
+    file = open_file(contents, kernels, runtime)
     inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
     check_match(file, model)
     pixels = {

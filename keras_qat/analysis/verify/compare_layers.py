@@ -20,7 +20,7 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_codes
-from keras_qat.tflite.micro_interpreter import Runner, opened
+from keras_qat.tflite.micro_interpreter import Runner, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.layers.recurrent.states import Stream, kept_batch
@@ -58,7 +58,7 @@ def compare_layers(
     if file.packs_int4:
         in_file = with_int4(resolved, "tflm" if kernels == "tflm" else "xnnpack")
     indices = [each.tensor.index for each in pairs]
-    whole = opened(file.with_outputs(indices), kernels, runtime)
+    whole = open_file(file.with_outputs(indices), kernels, runtime)
     pieces: Runner | None = None
     values = [each.value for each in pairs]
     in_float = _evaluator(graph, values, _in_float)
@@ -91,7 +91,7 @@ def compare_layers(
         run = given | whole.run_once(given)
         if pieces is None:
             shapes = {int(name): codes.shape for name, codes in run.items()}
-            pieces = opened(file.in_pieces(shapes), kernels, runtime)
+            pieces = open_file(file.in_pieces(shapes), kernels, runtime)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
         by_piece = pieces.run_once(known)
         for each, real in zip(sums, exact, strict=True):

@@ -19,20 +19,20 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import tensorflow as tf
 
 __all__ = [
-    "Customs",
+    "CustomObjects",
     "KeepsTrainable",
     "applications_scope",
     "attention_parts",
     "check_modules",
-    "customs_of",
+    "custom_objects_in",
     "deserialization_scope",
     "in_safe_mode",
     "is_building",
     "is_in_converter",
     "keras",
-    "left_out",
     "make_training_variables",
     "mask_of",
+    "missing_config",
     "one_at_a_time",
     "output_shape",
     "recurrence",
@@ -130,7 +130,7 @@ def _is_known(config: dict[str, Any]) -> bool:
     return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
 
 
-class Customs(NamedTuple):
+class CustomObjects(NamedTuple):
     """What Keras cannot make from configurations by itself.
 
     Args:
@@ -142,7 +142,7 @@ class Customs(NamedTuple):
     has_lambda: bool
 
 
-def customs_of(layers: Iterable[Any]) -> Customs:
+def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     """Custom classes of layers and of what they hold, and functions that are activations."""
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
@@ -160,14 +160,14 @@ def customs_of(layers: Iterable[Any]) -> Customs:
         for each in functions
         if inspect.isfunction(each) and each.__module__.split(".")[0] not in (*own, "tensorflow")
     }
-    return Customs(
+    return CustomObjects(
         custom,
         any(isinstance(layer, keras.layers.Lambda) for layer in layers),
     )
 
 
 @contextlib.contextmanager
-def deserialization_scope(*customs: Customs, safe: bool | None = None) -> Iterator[None]:
+def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> Iterator[None]:
     """A scope in which Keras makes layers with custom parts from configurations.
 
     Custom classes need not be registered. A `Lambda`, which Keras makes only where that was
@@ -184,7 +184,7 @@ def deserialization_scope(*customs: Customs, safe: bool | None = None) -> Iterat
         yield
 
 
-def left_out(layer: Any) -> dict[str, Any]:
+def missing_config(layer: Any) -> dict[str, Any]:
     """What Keras leaves out of a layer's configuration: that BatchNormalization is synchronized."""
     is_norm = isinstance(layer, keras.layers.BatchNormalization)
     return {"synchronized": True} if is_norm and getattr(layer, "synchronized", False) else {}
@@ -193,7 +193,7 @@ def left_out(layer: Any) -> dict[str, Any]:
 def serialize(layer: Any) -> dict[str, Any]:
     """A layer as Keras serializes it, and what it leaves out."""
     found = keras.layers.serialize(layer)
-    found["config"].update(left_out(layer))
+    found["config"].update(missing_config(layer))
     return found
 
 

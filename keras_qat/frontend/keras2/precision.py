@@ -87,7 +87,7 @@ class ScalesLoss:
 
 def check_precision(graph: Graph) -> None:
     """Raises a `ValueError` if a layer computes in float64, or has its weights not in float32."""
-    for call in [*graph.calls, *graph.aside]:
+    for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in values_in(call.outputs)} & {"float64"}
         # Normalization has its numbers in what it computes in.
         if not isinstance(call.layer, keras.layers.Normalization):

@@ -23,7 +23,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_training, values_in
 from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
 
-__all__ = ["CannotOpen", "OnlyTrains", "Opened", "names_inside", "opened"]
+__all__ = ["CannotOpen", "OnlyTrains", "OpenedLayer", "names_inside", "open_layer"]
 
 SIZE = 8
 """What open sizes are for the numbers that are tried."""
@@ -42,7 +42,7 @@ class OnlyTrains(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedLayer:
     """A layer's `call` as calls of other layers and of TensorFlow's operations.
 
     Args:
@@ -56,7 +56,7 @@ class Opened:
     regularizers: dict[int, Any]
 
 
-def opened(call: Call) -> Opened:
+def open_layer(call: Call) -> OpenedLayer:
     """Opens the layer of a call, which is left as it is.
 
     Raises:
@@ -151,7 +151,7 @@ class _Trace:
         """What was called, in order."""
         return graph_lib.nodes_of(self.model)
 
-    def read(self) -> Opened:
+    def read(self) -> OpenedLayer:
         """The trace as a graph."""
         try:
             graph = graph_lib.read(self.model)
@@ -163,7 +163,7 @@ class _Trace:
         flat = iter(values_in(graph.outputs))
         graph.outputs = tf.nest.map_structure(lambda each: next(flat), self.outputs)
         weights = dict(zip(own, self.weights, strict=True))
-        return Opened(graph, weights, _regularizers(self.layer))
+        return OpenedLayer(graph, weights, _regularizers(self.layer))
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """What the operations compute from numbers."""

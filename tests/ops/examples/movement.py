@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.helper_layers import FoldSteps, Roll, UnfoldSteps
+from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime, Roll
 from keras_qat.frontend.keras2.backend import keras
 from tests.ops.examples.example import BATCH, Example, chosen, one_of, sizes
 
@@ -110,8 +110,8 @@ def _reshape(numbers):
         _layers.Flatten(),
         _layers.Reshape((6, 20)),
         _layers.Reshape((-1, 3)),
-        FoldSteps(),
-        UnfoldSteps(1),
+        FlattenTime(),
+        RestoreTime(1),
         lambda x: tf.reshape(x, [-1, 20, 6]),
         lambda x: tf.reshape(x, [2, -1]),
         lambda x: tf.expand_dims(x, axis),
