@@ -14,6 +14,7 @@ import pytest
 import keras_qat
 from tests.helpers import images, train
 from tests.networks.small import residual_net
+from tests.sampling import draw, leave_the_rest_to_slow
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,9 +36,32 @@ def pytest_addoption(parser):
         default=200,
         help="random examples of each operator that slow tests go up to (default: 200)",
     )
+    parser.addoption(
+        "--share",
+        type=float,
+        default=1.0,
+        help="the share of the slow tests that is run, from 0 to 1 (default: 1)",
+    )
+    parser.addoption("--draw", default="", help="any text, which decides what is in that share")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_report_header(config):
+    share, seed = config.getoption("share"), config.getoption("draw")
+    if share < 1:
+        return f"a share of the slow tests, again with: --share {share} --draw '{seed}'"
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # Before pytest looks for what is marked as slow.
+def pytest_collection_modifyitems(config, items):
+    leave_the_rest_to_slow(items)
+    if config.getoption("share") < 1:
+        left_out = draw(items, config.getoption("share"), config.getoption("draw"))
+        config.hook.pytest_deselected(items=left_out)
+    _put_together(items)
+
+
+def _put_together(items):
     """Tests of one family of layers follow each other: one worker then exports it, once."""
     places: dict[Any, int] = {}
 

@@ -145,10 +145,14 @@ def _sums_of_8_bits(
     kernel, bias = _held_in(weights.q, tf.float32), None
     if weights.bias is not None:
         bias = _row(weights.bias, tf.float32)
+    has_groups = channels == (-1,) and x.shape[-1] != kernel.shape[-2]
 
     def with_bias(sums: Any) -> Any:
         if bias is not None:
-            sums = tf.nn.bias_add(sums, tf.cast(bias, sums.dtype))
+            number = tf.cast(bias, sums.dtype)
+            # TensorFlow fuses this bias_add with a convolution of groups, and then, on CPUs
+            # without oneDNN, has no kernel for it.
+            sums = sums + number if has_groups else tf.nn.bias_add(sums, number)
         return tf.nn.relu(sums) if a.merges_relu else sums  # TensorFlow fuses it, unlike a clip.
 
     def at_once() -> Any:

@@ -136,6 +136,7 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     return result
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_each_step_from_the_recorded_state(name, count_flips):
     found = case(name)
@@ -153,6 +154,7 @@ def test_each_step_from_the_recorded_state(name, count_flips):
             assert_close(variable, recorded, f"{variable_name} after step {k}")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_free_run(name, count_flips):
     found = case(name)

@@ -34,6 +34,7 @@ def recipe_with(delay: int | None) -> keras_qat.recipes.Recipe:
     return contrib(quant_delay=delay)
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize(("kind", "batch_norm", "activation", "bypass", "scope"), GRID)
 def test_placement(kind, batch_norm, activation, bypass, scope):
     model = single(kind, activation, bypass, batch_norm, scope)
@@ -58,6 +59,7 @@ def test_placement(kind, batch_norm, activation, bypass, scope):
         assert row.spec.initial_range == ((0, 6) if row.reason == "act_quant" else (-6, 6))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("delay", [None, 5000])
 @pytest.mark.parametrize(("kind", "batch_norm", "activation", "bypass", "scope"), GRID[::7])
 def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
@@ -76,6 +78,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("delay", [None, 3])
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("kind", KERNELS)

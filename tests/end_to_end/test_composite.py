@@ -15,10 +15,22 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.networks.composite import FAMILIES
 
-NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if family.slow else name
-    for name, family in FAMILIES.items()
-]
+BY_DEFAULT = {
+    *("masked_attention", "dot", "einsum_of_two", "volumes", "float_volumes", "channels_first"),
+    *("pass_through", "augmentation", "fixed_operation", "fixed_only"),
+}
+
+
+def names(int8: bool = False) -> list[Any]:
+    """Cases with a family: all of them, or those that compute in int8."""
+    return [
+        name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow)
+        for name, family in FAMILIES.items()
+        if family.int8 or not int8
+    ]
+
+
+NAMES = names()
 
 
 @dataclasses.dataclass
@@ -118,7 +130,7 @@ def test_nothing_is_in_float64(family):
         assert np.dtype(np.float64) not in reads + writes
 
 
-@pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.int8])
+@pytest.mark.parametrize("family", names(int8=True))
 def test_integers_are_not_converted_on_the_way(family):
     operations = [operation for operation, _, _ in made(family).file.operations()]
     assert "DEQUANTIZE" not in operations

@@ -43,6 +43,7 @@ BETWEEN_CONVOLUTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", BETWEEN_CONVOLUTIONS)
 def test_between_convolutions(name):
     keras.utils.set_random_seed(1)
@@ -60,6 +61,7 @@ RESHAPES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RESHAPES)
 def test_reshaped_to_sizes_that_are_asked_for(name):
     keras.utils.set_random_seed(1)
@@ -95,6 +97,7 @@ BEHIND_MOVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", BEHIND_MOVES)
 def test_behind_moves(name):
     keras.utils.set_random_seed(1)
@@ -112,6 +115,7 @@ BETWEEN_DENSE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", BETWEEN_DENSE)
 @pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=str)
 def test_between_dense_layers(name, shape):
@@ -140,6 +144,7 @@ EMBEDDINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embeddings(name):
     keras.utils.set_random_seed(1)

@@ -97,6 +97,7 @@ OF_INTEGERS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", OF_INTEGERS)
 def test_what_reads_integers(kind):
     """Arithmetic on them is no int8 kernel's."""
@@ -110,6 +111,7 @@ def test_a_layer_that_reads_integers_says_so():
     assert reason == "no int8 rule for Rescaling: reads uint8"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -132,6 +134,7 @@ def test_models_with_nothing_to_quantize(recipe):
     qat.evaluate(x, x, verbose=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", [1e30, 1e-15, 1e-30])
 @pytest.mark.parametrize("what", ["inputs", "variance", "weights"])
 def test_sizes_far_from_one(what, size):
@@ -208,6 +211,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("bits", [2, 5])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations_of_few_bits(kind, bits):

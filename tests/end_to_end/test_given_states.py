@@ -137,6 +137,7 @@ def listener(layer: Any, steps: int, batch: int | None = None) -> Any:
     return keras.Model([sound, *states], [layers.Dense(2)(x), *found])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
 @pytest.mark.parametrize(
     "layer", [layers.GRU, pytest.param(layers.SimpleRNN, marks=pytest.mark.slow)]
@@ -169,6 +170,7 @@ def test_a_state_goes_from_output_to_input_as_it_is():
     assert (given.scale, given.zero_point) == (found.scale, found.zero_point) == (1 / 128, 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["gru", "read_last"])
 def test_saved_models_load(name, tmp_path):
     qat = quantized(name)
@@ -207,6 +209,7 @@ def test_a_state_that_nobody_reads_is_in_no_file():
     assert found[0] == found[1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("layer", "states"), [(layers.GRU, 1), (layers.LSTM, 2)])
 def test_a_constant_state_stays_in_float(layer, states):
     """It is in no tensor that a kernel reads."""

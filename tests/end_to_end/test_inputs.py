@@ -111,6 +111,7 @@ def pixels(fed):
     return np.round((x - offset) / scale).astype(np.uint8), (scale, offset)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kernels", FAMILIES)
 def test_a_file_of_pixels_gives_the_codes_of_the_model(fed, pixels, kernels):
     if kernels == "tflm":
@@ -178,6 +179,7 @@ EACH = {
 """Means and deviations of the channels."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EACH)
 def test_scale_and_offset_may_be_of_each_channel(name):
     """Rounded to 127ths of a pixel, which made other codes of up to 1 % of the pixel values."""

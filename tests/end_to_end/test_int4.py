@@ -104,6 +104,7 @@ def test_structures_in_halves_of_bytes_are_simulated_exactly(name):
     exact_in(qat, x, kernels)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["conv", "depthwise", "dense"])
 def test_packed_and_not(family):
     qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()), "int4_weights")

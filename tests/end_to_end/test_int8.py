@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,14 @@ FAMILIES = convolutional.FAMILIES | single_layers.FAMILIES
 NO_REFERENCE = ("elu", "tiling")
 """The interpreter's reference kernels have none, or no current version."""
 
+BY_DEFAULT = {
+    *("conv", "depthwise", "dense", "blocks", "einsum", "transposed2d", "transposed2d_norm"),
+    *("add_then_relu", "multiply_then_relu", "maximum_of_three", "affine", "operations"),
+    *("concatenations", "fixed_concatenation", "op_concat", "moves", "tiling", "pooling"),
+    *("activations", "elu", "hard_swish", "other_rounding"),
+}
+"""Families that differ most. Of each operator alone, tests/ops have random examples."""
+
 OF_TWO_RANGES = ("concatenations", "fixed_concatenation")
 """Kernels for concatenation take one range: parts with a fixed one have to be converted."""
 
@@ -31,7 +40,13 @@ def exported(name: str) -> Exported:
     return export(scramble(family.model()), *family.inputs(), strict=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def of(family: str, *more: Any, marks: Any = ()) -> Any:
+    """A case with a family; slow, if it does not run by default."""
+    slow = [] if family in BY_DEFAULT else [pytest.mark.slow]
+    return pytest.param(family, *more, marks=[*marks, *slow])
+
+
+@pytest.mark.parametrize("family", map(of, FAMILIES))
 def test_the_file_gives_the_codes_of_the_model(family):
     """XNNPACK's, to the last one."""
     reports = zip(FAMILIES[family].structures, exported(family).report.outputs, strict=True)
@@ -42,7 +57,7 @@ def test_the_file_gives_the_codes_of_the_model(family):
 @pytest.mark.parametrize(
     ("family", "kernels"),
     [
-        (family, kernels)
+        of(family, kernels)
         for family in FAMILIES
         for kernels in KERNELS
         if kernels == "xnnpack" or family not in NO_REFERENCE
@@ -56,10 +71,7 @@ def test_the_simulation_gives_the_codes_of_the_file(family, kernels):
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(name, marks=[pytest.mark.legacy] * (name in single_layers.FAMILIES))
-        for name in FAMILIES
-    ],
+    [of(name, marks=[pytest.mark.legacy] * (name in single_layers.FAMILIES)) for name in FAMILIES],
 )
 def test_every_operation_is_int8(family):
     for name, reads, writes in exported(family).file.operations():
@@ -70,7 +82,7 @@ def test_every_operation_is_int8(family):
             assert dtype in (np.int8, np.int32), (name, reads, writes)
 
 
-@pytest.mark.parametrize("family", single_layers.INEXACT)
+@pytest.mark.parametrize("family", map(of, single_layers.INEXACT))
 def test_kernels_that_round_otherwise_give_the_codes_of_the_simulation(family):
     found = exported(family)
     report = keras_qat.verify(found.model, found.contents, found.x, per_layer=True)
@@ -100,7 +112,9 @@ def test_each_structure_is_one_operation_with_weights_per_channel(family, operat
         assert not weights["quantization_parameters"]["zero_points"].any()
 
 
-@pytest.mark.parametrize("family", ["conv1d", "depthwise1d", "affine", "einsum", "transposed2d"])
+@pytest.mark.parametrize(
+    "family", map(of, ["conv1d", "depthwise1d", "affine", "einsum", "transposed2d"])
+)
 def test_each_structure_is_one_operation(family):
     compute = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "RELU", "ADD"}
     operations = exported(family).file.operations()
@@ -185,6 +199,7 @@ def test_adapted_normalization():
     assert np.abs(found.model.predict(x, verbose=0) - expected).mean() < 0.05
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "build",
     [

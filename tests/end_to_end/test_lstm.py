@@ -20,7 +20,7 @@ from tests.networks.small import functional
 layers = keras.layers
 
 SHAPE = (5, 4)
-EXAMPLES = 40
+EXAMPLES = 12
 
 
 def images() -> np.ndarray:
@@ -50,6 +50,7 @@ def file() -> bytes:
     return keras_qat.export_tflite(trained())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
 @pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_files_give_what_the_model_predicts(kernels, per_layer):

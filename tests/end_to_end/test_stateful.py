@@ -70,6 +70,7 @@ def needs(kernels: str) -> None:
         pytest.importorskip("tflite_micro")
 
 
+@pytest.mark.sample(1)
 @KINDS
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -89,6 +90,7 @@ def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer, of
     np.testing.assert_allclose(found.outputs["logits"].values, predicted, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @KINDS
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_states_go_on_until_they_are_reset(kernels, of):
@@ -134,6 +136,7 @@ def test_a_custom_loop_keeps_the_states_of_the_kernels():
 FORWARDS = {"lstm": lstms, "gru": lambda x, **how: layers.GRU(6, **how)(x)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["tflm", pytest.param("xnnpack", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", FORWARDS)
 def test_trained_on_whole_sequences_and_run_step_by_step(kernels, of):
@@ -197,6 +200,7 @@ def test_calls_that_share_states_are_refused():
         keras_qat.export_tflite(qat)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("layer", "recipe", "reason"),
     [

@@ -138,14 +138,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "regnet_x": lambda: regnet("X"),
     "regnet_y": lambda: regnet("Y"),
 }
-LONG = {"inception_reduction", "mobilenet_v3_minimalistic", "nasnet"}
+BY_DEFAULT = {"efficientnet", "mobilenet_v2", "resnet"}
+"""Plain convolutions, depthwise ones, and gates with bytes as input."""
+
 FLOAT = {"convnext": {"LayerNormalization"}}
 """Layers for which the runtime has no int8 kernel."""
 
-RELOADED = {"convnext", "efficientnet", "mobilenet_v2", "mobilenet_v3", "resnet", "vgg"}
-"""Families that are reloaded by default: what layers there are, other tests reload too."""
-
-FAMILY = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in FAMILIES]
+FAMILY = [
+    name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+]
 
 
 @functools.cache
@@ -208,7 +209,7 @@ def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f in RELOADED else pytest.mark.slow) for f in FAMILIES]
+    "family", [f if f == "resnet" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )
 def test_reloads_with_equal_outputs(family, tmp_path):
     _, qat, x, _, _ = taken_through(family)

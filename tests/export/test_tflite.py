@@ -36,6 +36,7 @@ def test_exporting_does_not_change_the_model(exported):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("output_dtype", ["int8", "uint8", "float32"])
 @pytest.mark.parametrize("input_dtype", ["int8", "uint8", "float32"])
 def test_types_of_inputs_and_outputs(input_dtype, output_dtype):

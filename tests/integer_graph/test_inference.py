@@ -47,6 +47,7 @@ def test_gradients_pass(kind):
     assert np.abs(tape.gradient(loss, x)).max() > 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("form", ["model.keras", "model.h5", "model"])
 def test_reloads_with_equal_outputs(tmp_path, form):
@@ -92,6 +93,7 @@ def test_outputs_are_those_of_the_file_to_the_last_bit(exact):
     np.testing.assert_array_equal(qat.predict(x, verbose=0), expected)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "call",
     [

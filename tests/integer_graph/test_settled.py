@@ -57,6 +57,7 @@ def of_the_file(qat):
     return keras_qat.simulate(qat, X).outputs[qat.output_names[0]].values
 
 
+@pytest.mark.sample(4)
 @pytest.mark.legacy
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("change", CHANGES)
@@ -124,6 +125,7 @@ def test_layers_in_float_and_losses_are_computed_too():
     assert without > 0.01
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", CALLS)
 def test_branches_that_numbers_choose_change_with_them(qat, call):
     """Where an input's scale is far wider than the sum's, kernels add in a scale of their own."""

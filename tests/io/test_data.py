@@ -83,6 +83,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("form", IMAGES)
 def test_forms_for_one_input(form):
     (found,) = arrays_of(tiny_net(), IMAGES[form]())

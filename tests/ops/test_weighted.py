@@ -156,6 +156,7 @@ def assert_same_in_graph(node, inputs, family, **how):
     np.testing.assert_array_equal(found + node.output.params.zero_point, expected)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -257,6 +258,7 @@ INT4 = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime lacks the kernels")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", INT4)

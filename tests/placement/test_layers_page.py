@@ -70,6 +70,7 @@ def test_the_page_says_what_the_plan_does(name):
     assert verdict(keras_qat.plan(example(name))) == table()[name]
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
 def test_shapes_stay_known(name):
     model = example(name)

@@ -122,7 +122,7 @@ def test_examples_make_layers_anew(what):
         assert len(set(names)) == len(names)
 
 
-@trials(6, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
+@trials(3, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
 @given(SKETCHES, RECIPES)
 def test_a_sample(folder, sketch, recipe):
     try_out(sketch, recipe, folder)
@@ -138,7 +138,7 @@ def test_many_more(folder, seeds):
     test()
 
 
-@trials(4, derandomize=True, phases=[Phase.generate])
+@trials(2, derandomize=True, phases=[Phase.generate])
 @given(PLACES, KNOWN_SIZES, FOR_TARGETS)
 def test_a_sample_on_targets(name, sketch, recipe):
     pytest.importorskip("tflite_micro")

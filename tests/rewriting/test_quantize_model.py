@@ -229,6 +229,7 @@ def test_fewer_bits_mean_fewer_values(bits):
     assert len(np.unique(np.round(qat.predict(x, verbose=0), 5))) <= 2**bits
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(5,), (8, 3)])
 def test_an_adapted_normalization_knows_the_input(shape):
     x = 1.0 + 3.0 * images(64, shape)

@@ -88,6 +88,7 @@ def test_fresh_process_goes_on_where_training_was(kind, tmp_path, fresh_process)
     assert (ranges(qat) != before).any()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["qat.weights.h5", "checkpoint"])
 def test_weights_only(kind, tmp_path):
     qat = trained()

@@ -27,6 +27,7 @@ def signature(model):
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 @pytest.mark.parametrize("folded", [False, True])
 def test_computes_what_was_trained(recipe, folded):
@@ -65,6 +66,7 @@ def mixed(x):
     return layers.Dense(3, name="y")(layers.GlobalAveragePooling2D()(x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("folded", [False, True])
 def test_structures_come_back(folded):
     model = scramble(functional((8, 8, 1), build=mixed, name="mixed"))

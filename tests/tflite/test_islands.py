@@ -109,12 +109,14 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_files_compute_what_keras_does(name):
     build, shapes = EXAMPLES[name]
     check(made(build, *shapes))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "build",
     [

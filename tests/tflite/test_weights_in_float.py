@@ -82,6 +82,7 @@ def scrambled(model: Any) -> Any:
     return model
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_wrappers(name):
     layer, weights, shape = WRAPPED[name]
@@ -96,6 +97,7 @@ def test_wrappers(name):
         assert "DEQUANTIZE" in [each for each, _, _ in FileInterpreter(contents).operations()]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("fold", ["per_channel", "correction"])
 @pytest.mark.parametrize("name", FOLDING)
 @pytest.mark.parametrize("quantized", [True, False])

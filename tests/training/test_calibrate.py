@@ -157,6 +157,7 @@ def ends(qat):
     return np.hstack([np.ravel(each) for pair in ranges(qat).values() for each in pair])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["minmax", "mse"])
 def test_ranges_do_not_depend_on_batches_or_their_order(method):
     found = ends(calibrated(method=method))

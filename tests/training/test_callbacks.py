@@ -83,6 +83,7 @@ def assert_same(one, other) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.legacy
 @pytest.mark.parametrize(("quantize_from", "freeze_from"), [(4, 99), (3, 6), (0, 1)])
 def test_delays_are_exact_to_the_step(quantize_from, freeze_from):
@@ -98,6 +99,7 @@ def test_a_step_earlier_or_later_differs():
         assert max(np.abs(a - b).max() for a, b in zip(found, other, strict=True)) > 1e-4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("delay", [3, 4, 5])
 def test_exact_with_several_steps_per_execution(delay):
@@ -124,6 +126,7 @@ def test_delay_counts_over_calls_of_fit():
     assert_same(numbers(qat), reference(8, 5, 6))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["model.keras", "model.h5", "model", "weights.h5"])
 def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
     labels = rng(5).integers(0, 3, 64)

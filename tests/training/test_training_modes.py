@@ -70,6 +70,7 @@ def gradients(qat, optimizer, x, labels):
     return getattr(optimizer, "get_unscaled_gradients", lambda found: found)(found)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [tf.function, lambda function: function])
 def test_loops_with_a_tape(qat, policy, function):
     optimizer = loss_scale(policy)

@@ -363,6 +363,7 @@ def test_the_runtime_that_ran_is_named(exported):
             keras_qat.verify(model, file, x, runtime="tflite-runtime")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_files_that_take_one_example_at_a_time(kernels):
     """All were given at once, which sizes inside of such a file do not allow."""

@@ -49,6 +49,7 @@ def heads_first(x):
     return x[0] + x[1]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 @pytest.mark.parametrize(
     ("shape", "build"),

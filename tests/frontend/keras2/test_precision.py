@@ -87,6 +87,7 @@ def gradient_operations(qat, x):
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_products_are_in_half_precision_and_state_is_in_float32(policy, recipe):
     qat = keras_qat.quantize_model(residual_net(), recipe)
@@ -108,6 +109,7 @@ def test_float32_models_have_no_casts():
     assert "IsFinite" not in found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "recipe", ["int8", *(slow(each) for each in ("int4_weights", "contrib", CONTRIB))]
 )
@@ -169,6 +171,7 @@ def test_layers_keep_their_own_policies():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("policy")
 def test_casts_halves_as_inputs_and_normalization():
     """Inputs and outputs of quantization-aware models are in float32, as those of files are."""
@@ -189,6 +192,7 @@ def test_casts_halves_as_inputs_and_normalization():
     assert report.max_difference <= 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("policy")
 def test_calibration_is_that_of_the_model_in_float32():
     x = helpers.images(shape=(8, 8, 1))

@@ -27,6 +27,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("quantizing", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_merged_activation_equals_the_separate_one(activation, quantizing):
@@ -62,6 +63,7 @@ def test_merged_activation_equals_the_separate_one(activation, quantizing):
         assert np.min(results[0][0]) == 0.0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ceiling", [None, 6.0, math.inf, 2.0])
 @pytest.mark.parametrize("applies", [True, False])
 def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling):
@@ -179,6 +181,7 @@ def test_switches_are_seen_by_training_that_was_traced_before():
     assert losses["mixed"][0] != losses[True][1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
 def test_quantizer_behind_a_merge_computes_the_relu(activation):
     """In graphs, while training: as eagerly, where the ReLU is computed by itself."""
@@ -225,6 +228,7 @@ def test_steps_are_traced_once(verb, step, monkeypatch):
     assert traces == [step]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "targets", [None, "one", "dict"], ids=["no targets", "one of two outputs", "by name"]
 )

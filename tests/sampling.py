@@ -1,0 +1,67 @@
+"""Which cases run by default, and which of the slow tests a run takes a share of."""
+
+from __future__ import annotations
+
+import collections
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def fraction_of(text: str) -> float:
+    """A number from 0 to 1 that looks random and is the same for the same text."""
+    return zlib.crc32(text.encode()) / 2**32
+
+
+def representative(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item]:
+    """So many cases of a test, whose parameters together take as many values as possible."""
+    rest = sorted(cases, key=lambda case: fraction_of(case.name))
+    used: collections.Counter[Any] = collections.Counter()
+    kept: list[pytest.Item] = []
+    while rest and len(kept) < count:
+        best = min(rest, key=lambda case: sorted(used[each] for each in _values(case)))
+        rest.remove(best)
+        kept.append(best)
+        used.update(_values(best))
+    return kept
+
+
+def _values(case: Any) -> list[Any]:
+    """The parameters of a case with their values, as something that can be counted."""
+    return [
+        (name, value if isinstance(value, str | int | float | bool | None) else id(value))
+        for name, value in case.callspec.params.items()
+    ]
+
+
+def leave_the_rest_to_slow(items: Iterable[pytest.Item]) -> None:
+    """Marks as slow all cases of a test with `pytest.mark.sample(count)` but a sample of them."""
+    cases: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            name = getattr(item, "originalname", item.name)
+            cases.setdefault((item.path, name), []).append(item)
+    for group in cases.values():
+        (count,) = group[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        kept = {item.nodeid for item in representative(group, count)}
+        for item in group:
+            if item.nodeid not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+def draw(items: list[pytest.Item], share: float, seed: str) -> list[pytest.Item]:
+    """Removes slow tests until about a share of them is left, and returns what it removed.
+
+    Cases of a family of layers stay together: they share what they export.
+    """
+    left_out = []
+    for item in items:
+        family = getattr(item, "callspec", None) and item.callspec.params.get("family")
+        name = f"{item.path.name}-{family}" if isinstance(family, str) else item.nodeid
+        if item.get_closest_marker("slow") and fraction_of(f"{seed} {name}") >= share:
+            left_out.append(item)
+    removed = {item.nodeid for item in left_out}
+    items[:] = [item for item in items if item.nodeid not in removed]
+    return left_out
