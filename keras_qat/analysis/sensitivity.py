@@ -70,7 +70,7 @@ class Sensitivity:
         return dataclasses.asdict(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """What was found as one HTML page: charts, and a table that sorts; it needs no network.
+        """Writes the ranking as one HTML page: a table that sorts, with bars; it needs no network.
 
         Args:
             path: where to write the page, or None.

@@ -1,9 +1,9 @@
-"""Pictures and pages: SVG and HTML, written without other libraries."""
+"""Pictures, drawn with matplotlib, and HTML pages, written from one template."""
 
 from __future__ import annotations
 
 from keras_qat.analysis.drawing.model_graph import plot_model
+from keras_qat.analysis.drawing.picture import Picture
 from keras_qat.analysis.drawing.quantizers import plot_quantizers
-from keras_qat.analysis.drawing.svg import Picture
 
 __all__ = ["Picture", "plot_model", "plot_quantizers"]

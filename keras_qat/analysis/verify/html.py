@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from keras_qat.analysis.drawing.html_page import Bar, Cell, Chart, Table, page
+from keras_qat.analysis.drawing.html_page import Cell, Table, page
 from keras_qat.analysis.verify.report import OutputReport, Report, TensorReport, kernel_names, share
 
-__all__ = ["report_page"]
+__all__ = ["nines", "report_page"]
 
 NINES = 6
 """Where the axis of identical codes ends: fewer than one in a million that differs."""
@@ -32,12 +32,12 @@ def report_page(report: Report) -> str:
         facts["layers"] = str(len(report.tensors))
     if report.arena_size is not None:
         facts["arena"] = f"{report.arena_size} bytes"
-    parts: list[Table | list[Chart]] = [_outputs(report.outputs)]
+    tables = [_outputs(report.outputs)]
     if report.tensors:
-        parts += [_charts(report.tensors), _layers(report.tensors)]
+        tables.append(_layers(report.tensors))
     else:
         findings = [*findings, "Layers are compared by verify(..., per_layer=True)."]
-    return page("TFLite file against the model", verdict, is_good, facts, findings, parts)
+    return page("TFLite file against the model", verdict, is_good, facts, findings, tables)
 
 
 def _outputs(outputs: tuple[OutputReport, ...]) -> Table:
@@ -50,69 +50,17 @@ def _outputs(outputs: tuple[OutputReport, ...]) -> Table:
     }
     rows = [
         [
-            Cell(each.name),
-            Cell(share(each.identical), each.identical),
-            Cell(f"{each.max_difference:.3g} LSB", each.max_difference),
-            Cell(f"{each.mean_difference:.2g} LSB", each.mean_difference),
+            Cell(output.name),
+            Cell(share(output.identical), output.identical),
+            Cell(f"{output.max_difference:.3g} LSB", output.max_difference),
+            Cell(f"{output.mean_difference:.2g} LSB", output.mean_difference),
             NOTHING
-            if each.argmax_agreement is None
-            else Cell(f"{each.argmax_agreement:.2%}", each.argmax_agreement),
+            if output.argmax_agreement is None
+            else Cell(f"{output.argmax_agreement:.2%}", output.argmax_agreement),
         ]
-        for each in outputs
+        for output in outputs
     ]
     return Table("Outputs", columns, rows)
-
-
-def _charts(tensors: tuple[TensorReport, ...]) -> list[Chart]:
-    names = [each.name for each in tensors]
-    fed = [1.0 if each.fed is None else each.fed.identical for each in tensors]
-    same = [
-        Bar(
-            each.name, nines(value), share(value), _kind(each), nines(each.run.identical),
-        )
-        for each, value in zip(tensors, fed, strict=True)
-    ]  # fmt: skip
-    most = max((each.sqnr or 0.0 for each in tensors), default=0.0) or 1.0
-    noise = [
-        Bar(
-            each.name, (each.sqnr or 0.0) / most,
-            "-" if each.sqnr is None else f"{each.sqnr:.1f} dB", "noise",
-        )
-        for each in tensors
-    ]  # fmt: skip
-    largest = max(0.01, *(each.at_ends for each in tensors))
-    ends = [
-        Bar(name, each.at_ends / largest, f"{each.at_ends:.2%}", "ends")
-        for name, each in zip(names, tensors, strict=True)
-    ]
-    ticks = {place / NINES: word for place, word in enumerate(("0", "90 %", "99 %", "99.9 %"))}
-    return [
-        Chart(
-            "Identical codes",
-            "Each layer fed the model's codes, so that the one that differs is seen; orange: by "
-            "the kernels' own rounding. Grey: a free run of the file, where differences add up.",
-            same,
-            {**ticks, 1.0: "100 %"},
-        ),
-        Chart(
-            "Signal to quantization noise",
-            "Against the model in float: the higher, the less quantization costs. A layer that "
-            "falls far behind the one before it is worth a look.",
-            noise,
-            {0.0: "0", 0.5: f"{most / 2:.0f} dB", 1.0: f"{most:.0f} dB"},
-        ),
-        Chart(
-            "Codes at the ends of the range",
-            "What may be clipped. The zeros of a ReLU are not counted.",
-            ends,
-            {0.0: "0", 1.0: f"{largest:.1%}"},
-        ),
-    ]
-
-
-def _kind(each: TensorReport) -> str:
-    """The colour of a layer's bar."""
-    return "good" if each.agrees else "rounded" if each.simulated == 1 else "bad"
 
 
 def nines(identical: float) -> float:
@@ -133,29 +81,48 @@ COLUMNS = {
     "scale": "Real value of one step in the file",
     "zero": "Zero point in the file",
 }
+NOTE = (
+    "fed: each layer is fed the model's codes, so that the one that differs is seen (orange: by "
+    "the kernels' own rounding). run: a free run of the file, where differences add up. Bars of "
+    "both count nines: half is 99.9 %. at ends: what may be clipped; the zeros of a ReLU are not "
+    "counted. SQNR: against the model in float, the higher, the less quantization costs; a layer "
+    "that falls far behind the one before it is worth a look."
+)
 
 
 def _layers(tensors: tuple[TensorReport, ...]) -> Table:
-    rows = [
-        [
-            Cell(each.name, title=", ".join(each.layers)),
-            Cell(str(place), place),
-            Cell(kernel_names(each), title=", ".join(each.kernels)),
-            NOTHING if each.fed is None else _share(each.fed.identical, not each.agrees),
-            NOTHING
-            if each.fed is None
-            else Cell(f"{each.fed.max_difference:g}", each.fed.max_difference),
-            _share(each.run.identical),
-            Cell(f"{each.run.max_difference:g}", each.run.max_difference),
-            Cell(f"{each.at_ends:.2%}", each.at_ends),
-            NOTHING if each.sqnr is None else Cell(f"{each.sqnr:.1f}", each.sqnr),
-            Cell(f"{each.file_scale:.6g}", each.file_scale, not each.same_range),
-            Cell(str(each.file_zero_point), each.file_zero_point, not each.same_range),
+    most_noise = max((tensor.sqnr or 0.0 for tensor in tensors), default=0.0) or 1.0
+    most_ends = max(0.01, *(tensor.at_ends for tensor in tensors))
+
+    def cells(number: int, tensor: TensorReport) -> list[Cell]:
+        fed, run, sqnr, at_ends = tensor.fed, tensor.run, tensor.sqnr, tensor.at_ends
+        color = "good" if tensor.agrees else "rounded" if tensor.simulated == 1 else "bad"
+        if fed is None:
+            of_fed = [NOTHING, NOTHING]
+        else:
+            of_fed = [
+                _share(fed.identical, color),
+                Cell(f"{fed.max_difference:g}", fed.max_difference),
+            ]
+        noise = NOTHING
+        if sqnr is not None:
+            noise = Cell(f"{sqnr:.1f}", sqnr, bar=max(sqnr, 0.0) / most_noise, color="noise")
+        return [
+            Cell(tensor.name, title=", ".join(tensor.layers)),
+            Cell(str(number), number),
+            Cell(kernel_names(tensor), title=", ".join(tensor.kernels)),
+            *of_fed,
+            _share(run.identical, "run"),
+            Cell(f"{run.max_difference:g}", run.max_difference),
+            Cell(f"{at_ends:.2%}", at_ends, bar=at_ends / most_ends, color="ends"),
+            noise,
+            Cell(f"{tensor.file_scale:.6g}", tensor.file_scale, not tensor.same_range),
+            Cell(str(tensor.file_zero_point), tensor.file_zero_point, not tensor.same_range),
         ]
-        for place, each in enumerate(tensors, start=1)
-    ]
-    return Table("Layers", COLUMNS, rows)
+
+    rows = [cells(number, tensor) for number, tensor in enumerate(tensors, start=1)]
+    return Table("Layers", COLUMNS, rows, NOTE)
 
 
-def _share(value: float, is_bad: bool = False) -> Cell:
-    return Cell(share(value), value, is_bad)
+def _share(value: float, color: str) -> Cell:
+    return Cell(share(value), value, color == "bad", bar=nines(value), color=color)

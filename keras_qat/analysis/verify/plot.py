@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.analysis.drawing.picture import new_figure
 from keras_qat.analysis.verify.html import NINES, nines
 from keras_qat.analysis.verify.report import SAME, Report
 
@@ -17,12 +18,8 @@ def draw(report: Report) -> Any:
     tensors = report.tensors
     if not tensors:
         raise ValueError("There are no layers to draw: call verify with per_layer=True.")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Pictures need matplotlib: pip install 'keras-qat[plot]'.") from error
     rows = np.arange(len(tensors))
-    figure = Figure(figsize=(12, 1.9 + 0.28 * len(tensors)), layout="constrained")
+    figure = new_figure(12, 1.9 + 0.28 * len(tensors), layout="constrained")
     same, ends, noise = figure.subplots(1, 3, sharey=True, width_ratios=[5, 2, 3])
     run = [each.run.identical for each in tensors]
     fed = [1.0 if each.fed is None else each.fed.identical for each in tensors]

@@ -187,10 +187,10 @@ class Report:
         return figure
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as one HTML page, which needs no other file and no network.
+        """Writes the report as one HTML page, which needs no other file and no network.
 
-        Tables are sorted by a click on the head of a column. With `per_layer=True` it has charts
-        of the layers, too.
+        A click on the head of a column sorts a table. With `per_layer=True` there is a row with
+        bars for each layer.
 
         Args:
             path: where to write the page, or None.

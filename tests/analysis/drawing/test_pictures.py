@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import re
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.drawing.layout import laid_out
-from keras_qat.analysis.drawing.model_graph import ISLAND, OWN, SHARED
-from keras_qat.analysis.drawing.svg import fitted, width_of
+from keras_qat.analysis.drawing.model_graph import ISLAND, OWN, SHARED, UNSET, _lanes, _Row
+from keras_qat.analysis.drawing.picture import shortened
 from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
 from keras_qat.training.quantizer_statistics import statistics
 from tests.helpers import images
 from tests.networks.small import functional, layers
+
+pytest.importorskip("matplotlib")
 
 X = images(16, (6, 6, 2))
 
@@ -44,37 +46,64 @@ def elements(picture, tag):
     return ElementTree.fromstring(picture.svg).findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
 
 
-def boxes(picture):
-    """Name of each box -> the lines that it tells of, and the colour of its range."""
+def rows(picture):
+    """Words of the texts that stand on one line, by the first of them: a row for each operator."""
+    lines: dict[str, list[tuple[float, str]]] = {}
+    for each in elements(picture, "text"):
+        x, y = float(each.get("x")), float(each.get("y"))
+        lines.setdefault(f"{y:.3f}", []).append((x, "".join(each.itertext())))
+    words = [[text for _, text in sorted(line)] for line in lines.values()]
+    return {line[0]: line for line in reversed(words)}
+
+
+def colors(picture):
+    """Name of a row -> the colour of its range."""
     found = {}
     for group in elements(picture, "g"):
-        told = group.find("{http://www.w3.org/2000/svg}title")
-        if told is not None:
-            band = group.find("{http://www.w3.org/2000/svg}path")
-            lines = told.text.split("\n")
-            found[lines[0]] = lines, None if band is None else band.get("fill")
+        if (group.get("id") or "").startswith("range of "):
+            (band,) = group.findall("{http://www.w3.org/2000/svg}path")
+            (color,) = re.findall(r"fill: (#\w+)", band.get("style"))
+            found[group.get("id").removeprefix("range of ")] = color
     return found
 
 
 def test_model(qat, tmp_path):
     picture = keras_qat.plot_model(qat, tmp_path / "model.svg")
     assert (tmp_path / "model.svg").read_text() == picture.svg == picture._repr_svg_()
-    drawn = boxes(picture)
-    assert list(drawn)[:1] == [f"input {qat.input_names[0]}"]
-    assert {"left", "right", "join", "mean", "angle", "logits", "output logits"} <= set(drawn)
-    colors = {name: color for name, (_, color) in drawn.items()}
-    assert colors["left"] == colors["right"] == colors["join"] == SHARED[0]
-    assert colors["mean"] == OWN
-    assert "7 operators in integers, 1 in float" in " ".join(texts(picture))
+    drawn, color = rows(picture), colors(picture)
+    assert texts(picture)[:2] == [qat.input_names[0], "input"]
+    assert {"left", "right", "join", "mean", "angle", "logits"} <= set(drawn)
+    assert texts(picture).count("logits") == 2  # The operator, and the output.
+    assert color["left"] == color["right"] == color["join"] == SHARED[0]
+    assert color["mean"] == OWN
+    assert "7 operators in integers, 1 in float" in texts(picture)
     (layer,) = [each for each in keras_qat.summary(qat).layers if each.name == "left"]
-    assert f"int8 [{layer.minimum:.4g}, {layer.maximum:.4g}], 6x6x4" in drawn["left"][0]
-    assert drawn["left"][0][1] == "conv + ReLU · 8-bit per channel"
+    ends = f"int8 [{layer.minimum:.4g}, {layer.maximum:.4g}]"
+    step = f"{layer.scale:.4g}, zero {layer.zero_point}"
+    assert drawn["left"] == ["left", "conv + ReLU · 8-bit per channel", ends, step, "6x6x4"]
+
+
+def test_edges_lead_to_what_reads(qat):
+    """The ends of the lines are the dots of two rows, one of which reads the other."""
+    picture = keras_qat.plot_model(qat)
+    ways = [re.findall(r"[\d.]+", each.get("d") or "") for each in elements(picture, "path")]
+    ends = [(way[:2], way[-2:]) for way in ways if len(way) == 10]
+    dots = [(each.get("x"), each.get("y")) for each in elements(picture, "use")]
+    dots = dots[-len(set(dots)) :]
+    places = {f"{float(y):.3f}": index for index, (_, y) in enumerate(dots)}
+    edges = {tuple(places[f"{float(y):.3f}"] for _, y in pair) for pair in ends}
+    #   input 0, left 1, right 2, join 3, mean 4, angle 5, its quantizer 6, logits 7, softmax 8
+    assert edges >= {(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)}
+    assert all(start < end for start, end in edges) and len(edges) == len(ends)
 
 
 def test_float_islands(qat):
     picture = keras_qat.plot_model(qat)
-    islands = [each for each in elements(picture, "rect") if each.get("fill") == ISLAND]
-    assert len(islands) == 2  # That of the layer, and what the colour means.
+    fills = [
+        re.findall(r"fill: (#\w+)", each.get("style") or "") for each in elements(picture, "path")
+    ]
+    assert fills.count([ISLAND]) == 3  # The row, its type and what the colour means.
+    assert colors(picture)["angle"] != SHARED[0]
     assert any(each.startswith("float: ") for each in texts(picture))
 
 
@@ -82,8 +111,16 @@ def test_model_without_ranges():
     picture = keras_qat.plot_model(
         keras_qat.quantize_model(functional((4,), build=layers.Dense(2, name="a>b")))
     )
-    assert "8 bits, range not set" in " ".join(texts(picture))
-    assert "a>b" in texts(picture)
+    assert rows(picture)["a>b"][2] == "8 bits, range not set"
+    assert colors(picture)["a>b"] == UNSET
+
+
+@pytest.mark.parametrize("verb", ["plot_model", "plot_quantizers"])
+def test_pictures_say_what_they_need(qat, verb, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install 'keras-qat\[plot\]'"):
+        getattr(keras_qat, verb)(qat, *([X] if verb == "plot_quantizers" else []))
 
 
 def test_pages_and_other_endings(qat, tmp_path):
@@ -104,28 +141,23 @@ def test_float_model():
             verb(model)
 
 
-def test_nodes_do_not_overlap():
-    widths = dict(zip("abcdgefh", (120.0, 80, 200, 90, 300, 60, 60, 100), strict=True))
-    edges = ["ab", "ac", "ad", "be", "ce", "ah", "df", "dg", "ge", "eh", "fh"]
-    layout = laid_out(widths, [(start, end) for start, end in edges])
-    rows: dict[int, list[str]] = {}
-    for key, (_, row) in layout.places.items():
-        rows.setdefault(row, []).append(key)
-    for start, end in edges:
-        assert layout.places[start][1] < layout.places[end][1]
-        way = layout.ways[start, end]
-        assert len(way) == 1 + layout.places[end][1] - layout.places[start][1]
-    for line in rows.values():
-        ends = sorted((layout.places[key][0], widths[key]) for key in line)
-        for (x, width), (y, other) in itertools.pairwise(ends):
-            assert y - x >= (width + other) / 2 + 10
-    assert min(x - widths[key] / 2 for key, (x, _) in layout.places.items()) >= 0
+def test_lines_pass_no_other_row():
+    """Until the last row that reads a row, no other stands in its lane."""
+    reads = {"a": "", "b": "a", "c": "ab", "d": "a", "e": "dc", "f": "", "g": "bf", "h": "eg"}
+    graph = [_Row(key, list(read), ("",) * 5, OWN) for key, read in reads.items()]
+    lanes, order = _lanes(graph), list(reads)
+    for start, end in [(key, reader) for reader, read in reads.items() for key in read]:
+        between = order[order.index(start) + 1 : order.index(end)]
+        assert lanes[start] not in [lanes[each] for each in between]
+    assert max(lanes.values()) <= 3
+    chain = [_Row(key, [key - 1] if key else [], ("",) * 5, OWN) for key in range(4)]
+    assert set(_lanes(chain).values()) == {0}
 
 
 def test_words_that_fit():
-    assert fitted("short", 100) == "short"
-    name = fitted("block_12_expand_convolution", 90)
-    assert width_of(name) <= 90 and "…" in name
+    assert shortened("short", 10) == "short"
+    name = shortened("block_12_expand_convolution", 12)
+    assert len(name) == 12 and "…" in name
     assert name.startswith("block") and name.endswith("tion")
 
 

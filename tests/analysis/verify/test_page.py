@@ -71,8 +71,14 @@ def test_holds_the_report(report, tmp_path):
         assert rows[each.name][-2] == f"{each.file_scale:.6g}"
     assert rows["stem"][3] == "100.000%"
     assert "every layer computes what was trained" in text and 'class="verdict good"' in text
-    charts = [tag for tag, _ in page.tags if tag == "svg"]
-    assert len(charts) == 3
+    bars = [each for _, each in page.tags if "bar" in each.get("class", "").split()]
+    # A layer that is fed has four bars, an input three; those of what is all the same are full.
+    assert len(bars) == sum(4 - (each.fed is None) for each in report.tensors)
+    full = [each for each in bars if {"good", "run"} & set(each["class"].split())]
+    assert {each["style"] for each in full} == {"--length: 100.0%"}
+    noise = [each["style"] for each in bars if "noise" in each["class"]]
+    most = max(each.sqnr for each in report.tensors)
+    assert noise == [f"--length: {each.sqnr / most:.1%}" for each in report.tensors]
 
 
 def test_needs_nothing_else(report):
@@ -90,12 +96,13 @@ def test_shows_what_differs(doubtful):
     assert page.open == []
     (row,) = [row for row in page.rows if row[0] == "<b>&odd"]
     assert row[3] == "50.000%" and row[8] == "-"
-    assert ("rect", "bad") in [(tag, each.get("class")) for tag, each in page.tags]
+    (bar,) = [each for _, each in page.tags if each.get("class") == "number wrong bar bad"]
+    assert bar["style"] == f"--length: {nines(0.5):.1%}"
 
 
 def test_without_layers(exported):
     text = keras_qat.verify(exported.model, exported.tflite, exported.x[:8]).to_html()
-    assert "per_layer=True" in text and "<svg" not in text
+    assert "per_layer=True" in text and "<td" in text and "--length: " not in text
 
 
 def test_nines():
