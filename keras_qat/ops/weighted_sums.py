@@ -145,7 +145,7 @@ def _sums_of_8_bits(
     kernel, bias = _held_in(weights.q, tf.float32), None
     if weights.bias is not None:
         bias = _row(weights.bias, tf.float32)
-    has_groups = channels == (-1,) and x.shape[-1] != kernel.shape[-2]
+    has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
 
     def with_bias(sums: Any) -> Any:
         if bias is not None:

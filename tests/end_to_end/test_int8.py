@@ -215,3 +215,24 @@ def test_unknown_number_of_steps(build):
     found = export(scramble(functional((None, 4), build=build)), images(32, (9, 4)), strict=True)
     assert (found.report.identical, found.report.max_difference) == (1, 0)
     assert "DEQUANTIZE" not in found.operations
+
+
+def test_grouped_convolutions_where_tensorflow_does_without_onednn(fresh_process):
+    """TensorFlow fuses a bias with a convolution, and refuses to compute that with groups."""
+    identical = fresh_process(
+        """
+import os
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+import keras_qat
+from keras_qat import keras
+
+inputs = keras.Input((8, 8, 8))
+outputs = keras.layers.Conv2D(8, 3, groups=4, activation="relu", bias_initializer="ones")(inputs)
+x = np.random.default_rng(1).normal(size=(16, 8, 8, 8)).astype(np.float32)
+qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
+keras_qat.calibrate(qat, x)
+file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+result = np.mean(file.predict(x) == qat.predict(x, verbose=0))
+"""
+    )
+    assert identical == 1
