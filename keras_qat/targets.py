@@ -1,41 +1,8 @@
-"""Where files run: what each place has kernels for, as data."""
+"""Where files run: what each target has TFLite kernels for, as data."""
 
-from keras_qat.config.targets import (
-    CMSIS_NN,
-    EDGETPU,
-    ESP_NN,
-    ETHOS_U55,
-    ETHOS_U65,
-    ETHOS_U85,
-    STM32_NPU,
-    TFLM,
-    XNNPACK,
-    Kernel,
-    Problem,
-    Site,
-    Target,
-    get,
-    known,
-    register,
-)
+from keras_qat.config import targets as _targets
+from keras_qat.config.targets import *  # noqa: F403
 from keras_qat.export.target_problems import problems
 
-__all__ = [
-    "CMSIS_NN",
-    "EDGETPU",
-    "ESP_NN",
-    "ETHOS_U55",
-    "ETHOS_U65",
-    "ETHOS_U85",
-    "STM32_NPU",
-    "TFLM",
-    "XNNPACK",
-    "Kernel",
-    "Problem",
-    "Site",
-    "Target",
-    "get",
-    "known",
-    "problems",
-    "register",
-]
+__all__ = ["problems"]
+__all__ += _targets.__all__

@@ -17,7 +17,7 @@ from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
 from keras_qat.training.calibration.histogram import Histogram, counts_of, extremes_of, folded
-from keras_qat.training.calibration.methods import METHODS, Range
+from keras_qat.training.calibration.methods import METHODS, Method, Range
 from keras_qat.training.calibration.watch import Observed, infer
 from keras_qat.training.layers import Quantize, ScheduledLayer
 from keras_qat.training.layers.recurrent.states import kept_batch
@@ -27,8 +27,6 @@ from keras_qat.training.schedule import check_quantized, schedule, scheduled_lay
 from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
 
 __all__ = ["calibrate"]
-
-Method = Literal["minmax", "percentile", "mse", "entropy"]
 
 
 @one_at_a_time

@@ -7,6 +7,7 @@ them is cut off, so that the steps inside are smaller.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from keras_qat.training.calibration.histogram import Histogram
 
 __all__ = [
     "METHODS",
+    "Method",
     "Range",
     "entropy",
     "extremes",
@@ -22,6 +24,8 @@ __all__ = [
     "percentile",
     "squared_error",
 ]
+
+Method = Literal["minmax", "percentile", "mse", "entropy"]
 
 Range = tuple[float, float]
 
@@ -166,7 +170,7 @@ def _divergence(histogram: Histogram, bits: int, ends: Range) -> float:
     return float(np.sum(wanted[some] * np.log(wanted[some] / np.maximum(left[some], 1e-12))))
 
 
-METHODS: dict[str, Callable[..., Range]] = {
+METHODS: dict[Method, Callable[..., Range]] = {
     "minmax": extremes,
     "percentile": percentile,
     "mse": least_squares,
