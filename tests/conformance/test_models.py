@@ -75,6 +75,7 @@ OBSERVERS = {"last_value": "last_value", "moving_average": "shadowed_moving_aver
 """What the record calls a way to keep ranges -> what `QuantSpec` calls it."""
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", CASES)
 def test_placement(name):
     found = case(name)
@@ -136,7 +137,7 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     return result
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_each_step_from_the_recorded_state(name, count_flips):
     found = case(name)
@@ -154,7 +155,7 @@ def test_each_step_from_the_recorded_state(name, count_flips):
             assert_close(variable, recorded, f"{variable_name} after step {k}")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_free_run(name, count_flips):
     found = case(name)
@@ -168,6 +169,7 @@ def test_free_run(name, count_flips):
         assert_close(variable, found.recorded(variable_name, found.steps), variable_name)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_inference(name, count_flips):
     found = case(name)
@@ -181,6 +183,7 @@ def test_inference(name, count_flips):
         assert_close(output, found.arrays[outputs], outputs, step, count_flips)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_folding_changes_nothing_without_quantization(name):
     """Output and gradients are the float model's: also where the original had its two bugs.

@@ -25,6 +25,7 @@ def assert_equal_to_one_ulp(actual, expected, what):
     assert np.all(np.abs(actual - expected) <= allowed), what
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", case_files(operations=True))
 def test_quantizers(name):
     manifest = json.loads((FOLDER / f"{name}.json").read_text())

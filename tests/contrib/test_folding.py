@@ -54,7 +54,7 @@ def input_for(model: Any) -> np.ndarray:
     return images(16, model.input_shape[1:]) * 1.5 + 0.3
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("kind", "activation", "bypass", "scale", "identity_between"), COMBINATIONS
 )
@@ -79,6 +79,7 @@ def test_folded_computes_what_unfolded_does(kind, activation, bypass, scale, ide
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("center", [False, True])
 def test_frozen_computes_with_moving_statistics(kind, center):

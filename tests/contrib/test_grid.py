@@ -78,7 +78,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("delay", [None, 3])
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("kind", KERNELS)

@@ -272,6 +272,7 @@ def test_quant_delay_gates_the_result_only():
         assert ranges(model)["last"] == ranges(floating)["last"] or step == 3
 
 
+@pytest.mark.slow
 def test_options_of_the_recipe_do_what_the_callbacks_do():
     x, y = images(40, (6, 6, 4)), np.zeros((40, 6, 6, 4))
     recipe = contrib(4, 4, quant_delay=2, freeze_bn_delay=4)

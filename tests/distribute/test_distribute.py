@@ -71,6 +71,7 @@ def ends(folder):
     return [list(np.load(folder / f"{index}.npz").values()) for index in (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_worker_exports_by_itself(tmp_path):
     assert cluster("int8", tmp_path) == [0, 0]
     for one, other in zip(*ends(tmp_path), strict=True):

@@ -16,8 +16,8 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from tests.networks.composite import FAMILIES
 
 BY_DEFAULT = {
-    *("masked_attention", "dot", "einsum_of_two", "volumes", "float_volumes", "channels_first"),
-    *("pass_through", "augmentation", "fixed_operation", "fixed_only"),
+    *("masked_attention", "dot", "volumes", "channels_first"),
+    *("augmentation", "fixed_operation"),
 }
 
 

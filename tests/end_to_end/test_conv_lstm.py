@@ -63,7 +63,6 @@ def quantized(build: Any) -> Any:
     ("build", "kernels", "per_layer"),
     [
         (tiny, "xnnpack", False),
-        (tiny, "tflm", False),
         *(
             pytest.param(build, kernels, per_layer, marks=pytest.mark.slow)
             for build in SHAPES
@@ -103,6 +102,7 @@ def test_the_longest_sequence(kernels):
     assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
 
+@pytest.mark.slow
 def test_for_a_microcontroller():
     x = images(16, SHAPES[tiny])
     model = scramble(functional(SHAPES[tiny], build=tiny))

@@ -14,6 +14,7 @@ from tests.networks.small import layers
 pytestmark = pytest.mark.legacy
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "int16x8", "contrib"])
 def test_the_rest_of_the_model_is_exported(recipe):
     keras.utils.set_random_seed(1)

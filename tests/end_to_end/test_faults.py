@@ -59,6 +59,7 @@ READ_TOO = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", READ_TOO)
 def test_outputs_that_other_layers_read(kind):
     check(model_of(lambda x: READ_TOO[kind](layers.ReLU()(x))))
@@ -97,7 +98,7 @@ OF_INTEGERS = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", OF_INTEGERS)
 def test_what_reads_integers(kind):
     """Arithmetic on them is no int8 kernel's."""
@@ -134,7 +135,7 @@ def test_models_with_nothing_to_quantize(recipe):
     qat.evaluate(x, x, verbose=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [1e30, 1e-15, 1e-30])
 @pytest.mark.parametrize("what", ["inputs", "variance", "weights"])
 def test_sizes_far_from_one(what, size):
@@ -154,6 +155,7 @@ def test_sizes_far_from_one(what, size):
 SAYING_NOTHING = {"zeros": 0.0, "denormal": 1e-40}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [*SAYING_NOTHING, "constant"])
 @pytest.mark.parametrize(
     "recipe",
@@ -211,7 +213,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [2, 5])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations_of_few_bits(kind, bits):
@@ -259,6 +261,7 @@ ONE_BIAS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ONE_BIAS)
 def test_one_bias_of_all_channels(kind):
     """As heads of detectors begin with, in more bits than float32 has."""
@@ -375,6 +378,7 @@ def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
         assert keras_qat.verify(qat, contents, inputs_of(model)).max_difference <= 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("factor", [6, 14])
 def test_products_whose_ratio_graph_optimization_takes_first(factor):
     """(x * y) * ratio is not (x * ratio) * y, least where the ratio is near 1 / 6."""

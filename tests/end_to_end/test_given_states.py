@@ -170,7 +170,7 @@ def test_a_state_goes_from_output_to_input_as_it_is():
     assert (given.scale, given.zero_point) == (found.scale, found.zero_point) == (1 / 128, 0)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru", "read_last"])
 def test_saved_models_load(name, tmp_path):
     qat = quantized(name)
@@ -209,7 +209,7 @@ def test_a_state_that_nobody_reads_is_in_no_file():
     assert found[0] == found[1]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer", "states"), [(layers.GRU, 1), (layers.LSTM, 2)])
 def test_a_constant_state_stays_in_float(layer, states):
     """It is in no tensor that a kernel reads."""

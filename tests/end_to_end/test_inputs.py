@@ -47,6 +47,7 @@ def params_of(qat) -> QuantParams:
     return image.params
 
 
+@pytest.mark.sample(2)
 def test_no_pixel_is_halfway_between_two_codes(fed):
     qat, x = fed
     steps = np.unique(x.astype(np.float64)) / params_of(qat).scale
@@ -62,6 +63,7 @@ def test_nor_is_the_mean_of_two_of_them(fed):
     assert np.min(np.abs(steps - np.floor(steps) - 0.5)) > 1e-3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rounded", [np.round, lambda x: np.floor(x + 0.5)], ids=["even", "up"])
 def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
     qat, x = fed
@@ -76,6 +78,7 @@ def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
         np.testing.assert_array_equal(found, expected.codes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_file_in_float_gives_the_codes_of_the_model(fed, kernels):
     qat, x = fed
@@ -179,7 +182,7 @@ EACH = {
 """Means and deviations of the channels."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EACH)
 def test_scale_and_offset_may_be_of_each_channel(name):
     """Rounded to 127ths of a pixel, which made other codes of up to 1 % of the pixel values."""

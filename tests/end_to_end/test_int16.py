@@ -246,6 +246,7 @@ def test_sums_that_need_64_bits():
     np.testing.assert_allclose(codes[0, 0, 0] * detail["quantization"][0], expected, rtol=1e-4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("output_dtype", ["int16", "float32"])
 @pytest.mark.parametrize("input_dtype", ["int16", "float32"])
 def test_types_of_the_ends(input_dtype, output_dtype):
@@ -345,7 +346,7 @@ def test_layers_without_exact_multipliers(kernels):
     assert_identical(qat, x, kernels)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("off", [0.0, 3e-4, -3e-4])
 @pytest.mark.parametrize("exponent", [-12, -11])
 @pytest.mark.parametrize("function", ["sigmoid", "tanh"])

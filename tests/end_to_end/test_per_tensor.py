@@ -41,6 +41,7 @@ def exported(name: str, recipe: str = "int8") -> Exported:
     return export(scramble(family.model()), *family.inputs(48), recipe=RECIPES[recipe])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_the_file_gives_the_codes_of_model_and_simulation(name, recipe):
     found = exported(name, recipe)
@@ -74,6 +75,7 @@ def test_tflite_micro_gives_them_too(name, recipe):
     assert {each.identical for each in report.outputs} == {1.0}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "recipe"), [("depthwise", "int8"), ("affine", "int8")])
 def test_training_computes_with_the_folded_weights_that_the_file_has(name, recipe):
     found = exported(name, recipe)
@@ -147,6 +149,7 @@ def test_adapted_normalization_and_single_factors():
         assert np.abs(found.model(x, training=training) - expected).mean() < 0.05
 
 
+@pytest.mark.slow
 def test_it_trains_saves_and_loads(tmp_path):
     x = images(96, (8, 8, 1))
     qat = keras_qat.quantize_model(residual_net(), RECIPES["int8"])

@@ -136,7 +136,7 @@ def test_a_custom_loop_keeps_the_states_of_the_kernels():
 FORWARDS = {"lstm": lstms, "gru": lambda x, **how: layers.GRU(6, **how)(x)}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["tflm", pytest.param("xnnpack", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", FORWARDS)
 def test_trained_on_whole_sequences_and_run_step_by_step(kernels, of):

@@ -84,6 +84,7 @@ def test_a_sequence_at_each_step_of_another(layer, sequences, kernels):
     assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [pytest.param("xnnpack", marks=pytest.mark.slow), "tflm"])
 def test_a_model_with_a_recurrent_layer_at_each_step_of_a_sequence(kernels):
     """Its examples and steps are folded, so that a state begins with zeros for each of both."""
@@ -98,6 +99,7 @@ def test_a_model_with_a_recurrent_layer_at_each_step_of_a_sequence(kernels):
     assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
 
+@pytest.mark.slow
 def test_a_sequence_at_each_step_beside_one_of_any_length():
     """Where the other input is reshaped to a size known at run time, states come first."""
     steps, sound = keras.Input((3, 5, 4), name="steps"), keras.Input((None, 4), name="sound")
@@ -159,6 +161,7 @@ STAYS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("reason", STAYS)
 def test_the_plan_says_why_one_stays_in_float(reason):
     plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))

@@ -64,7 +64,7 @@ def trained(network):
     return qat, x
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_sizes_are_known_and_the_codes_the_same(network, size):
@@ -80,7 +80,7 @@ def test_all_sizes_are_known_and_the_codes_the_same(network, size):
             np.testing.assert_array_equal(codes, fixed[name])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["stm32_npu", "edgetpu"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_models_for_targets_compute_what_their_files_do(network, target):
@@ -116,7 +116,7 @@ def test_less_than_one_is_refused():
         keras_qat.export_tflite(qat, batch_size=0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tflite_micro_computes_what_the_model_does(network):
     pytest.importorskip("tflite_micro")

@@ -68,6 +68,7 @@ def test_folded():
     assert not any("BatchNorm" in kind or kind == "Rsqrt" for kind in operations)
 
 
+@pytest.mark.slow
 def test_several_inputs_one_of_them_integers(tmp_path, fresh_process):
     tokens = keras.Input((5,), dtype="int32", name="tokens")
     image = keras.Input((8, 8, 1), name="image")

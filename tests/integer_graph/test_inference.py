@@ -37,6 +37,7 @@ def test_without_quantization_nothing_is_rounded():
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_pass(kind):
     x = tf.constant(images(4, (6, 6, 4)))
@@ -93,7 +94,7 @@ def test_outputs_are_those_of_the_file_to_the_last_bit(exact):
     np.testing.assert_array_equal(qat.predict(x, verbose=0), expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "call",
     [

@@ -81,7 +81,7 @@ def by_hand(mask):
     return scramble(keras.Model([x, *inputs], layers.Dense(3)(tf.matmul(weights, values))))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask", ["causal", "padding", pytest.param("visible", marks=pytest.mark.slow)]
 )

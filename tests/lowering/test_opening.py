@@ -58,7 +58,7 @@ def quantized(model):
         return keras_qat.quantize_model(model, strict=True)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
 def test_what_is_opened_is_exact(name, tmp_path):
     """The float model stays as it is, weights go there and back, the file has the model's codes."""

@@ -82,7 +82,7 @@ def assert_halves_agree(op, bits, family, seeds, monkeypatch):
         harness.assert_exact(op, bits, family, seed)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(("op", "bits"), ROUNDING)
 def test_halves_are_rounded_as_the_interpreter_does(op, bits, family, monkeypatch):
@@ -125,6 +125,7 @@ def test_what_is_not_in_the_domain_counts_as_its_end(op, expected):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_sums_of_16_bits_of_every_size():
     """The optimized kernel rounds blocks of 16 values in one way, what is left over in another.
 

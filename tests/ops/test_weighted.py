@@ -66,6 +66,7 @@ def operations(node):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("channels", [1, 5, 8, 19])
 def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
@@ -156,7 +157,7 @@ def assert_same_in_graph(node, inputs, family, **how):
     np.testing.assert_array_equal(found + node.output.params.zero_point, expected)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -62,6 +62,7 @@ def test_every_layer_is_on_the_page():
     assert layer_classes() - NO_LAYERS - aliases == set(table())
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", sorted(table()))
 def test_the_page_says_what_the_plan_does(name):
     if name in BEFORE_THE_MODEL:
@@ -70,7 +71,7 @@ def test_the_page_says_what_the_plan_does(name):
     assert verdict(keras_qat.plan(example(name))) == table()[name]
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
 def test_shapes_stay_known(name):
     model = example(name)
@@ -142,6 +143,7 @@ def operation_model(name: str) -> Any:
     return keras.Model(x, y)
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", sorted(operations()))
 def test_the_page_says_what_becomes_of_operations(name):
     model = operation_model(name)

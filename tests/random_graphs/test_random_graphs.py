@@ -122,7 +122,7 @@ def test_examples_make_layers_anew(what):
         assert len(set(names)) == len(names)
 
 
-@trials(3, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
+@trials(2, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
 @given(SKETCHES, RECIPES)
 def test_a_sample(folder, sketch, recipe):
     try_out(sketch, recipe, folder)

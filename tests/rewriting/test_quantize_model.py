@@ -220,6 +220,7 @@ def test_scope_quantizes_only_what_it_names(model):
     assert by_predicate.get_config() == qat.get_config()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bits", [2, 4, 7])
 def test_fewer_bits_mean_fewer_values(bits):
     model = scramble(functional((4,), build=layers.Dense(3)))

@@ -100,6 +100,7 @@ def test_weights_only(kind, tmp_path):
     np.testing.assert_array_equal(ranges(other), ranges(qat))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("kind", ["qat.keras", "qat.h5"])
 def test_loaded_model_is_equal(kind, tmp_path):

@@ -27,7 +27,7 @@ def signature(model):
     ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 @pytest.mark.parametrize("folded", [False, True])
 def test_computes_what_was_trained(recipe, folded):
@@ -93,6 +93,7 @@ def sequences():
     return keras.Model(inputs, layers.Dense(3)(x))
 
 
+@pytest.mark.slow
 def test_sequences_come_back(tmp_path):
     model, x = scramble(sequences()), images(16, (6, 4))
     qat = train(keras_qat.quantize_model(model), x)

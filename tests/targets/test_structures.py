@@ -33,6 +33,7 @@ def known(family):
     return family.model(without)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow) for name in FAMILIES],

@@ -36,7 +36,7 @@ def runs(op, bits, seed):
     return True, not problems(contents, TFLM)
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(("op", "bits"), CASES)
 def test_the_table_says_what_runs(op, bits):
     pytest.importorskip("tflite_micro")
@@ -102,6 +102,7 @@ def refusal(contents):
     return None
 
 
+@pytest.mark.slow
 def test_loops_are_looked_into():
     """Keras splits off an empty part in each step, which TFLite Micro refuses."""
     _, contents = exported(layers.GRU(3))
@@ -148,6 +149,7 @@ def test_a_model_that_runs_has_none():
     assert np.size(problems(keras_qat.quantize_model(model, "int16x8"), TFLM)) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "float32"])
 def test_ends_of_each_type_run(dtype):
     pytest.importorskip("tflite_micro")

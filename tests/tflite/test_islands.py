@@ -109,14 +109,14 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_files_compute_what_keras_does(name):
     build, shapes = EXAMPLES[name]
     check(made(build, *shapes))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "build",
     [
@@ -135,6 +135,7 @@ def test_integers(build):
     check(made(build, (5,), dtype="int32"))
 
 
+@pytest.mark.slow
 def test_masking_of_real_numbers():
     model = made(lambda x: layers.LSTM(3)(layers.Masking()(x)), SEQUENCE)
     (x,) = random_inputs(model)
@@ -147,6 +148,7 @@ def masked_sum(x: Any) -> Any:
     return layers.LSTM(3, return_sequences=True)(layers.Add()([y, y]))
 
 
+@pytest.mark.slow
 def test_masks_pass_integer_computations():
     model = made(masked_sum, (5,), dtype="int32")
     graph, (x,) = in_float(model), random_inputs(model)
@@ -159,6 +161,7 @@ def test_masks_pass_integer_computations():
     close(found, [np.asarray(model.layers[-1](y))])
 
 
+@pytest.mark.slow
 def test_masks_from_tensors_inside_another_island():
     def build(x: Any) -> Any:
         y = layers.Masking()(tf.nn.relu(x))

@@ -131,6 +131,7 @@ def test_float_files_of_other_programs():
     np.testing.assert_allclose(file.predict(X), model.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_files_of_several_functions_are_refused(tmp_path):
     module = tf.Module()
     spec = tf.TensorSpec((None, 2), name="x")

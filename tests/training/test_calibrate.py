@@ -19,6 +19,7 @@ def ranges(qat):
     return {each.name: (each.minimum, each.maximum) for each in keras_qat.quantizers(qat)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_ranges_are_those_of_the_float_model(recipe):
     model = scramble(residual_net())
@@ -32,6 +33,7 @@ def test_ranges_are_those_of_the_float_model(recipe):
         assert found.maximum == pytest.approx(float(tf.reduce_max(values)), rel=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_nothing_but_ranges_changes(recipe):
     qat = train(keras_qat.quantize_model(scramble(residual_net()), recipe), X, steps=3)
@@ -214,6 +216,7 @@ def test_percentile():
     assert found.maximum == pytest.approx(np.quantile(x, 0.99), rel=0.01)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_mse_finds_the_best_range(bits):
     """Compared with a search over the numbers themselves."""
@@ -269,6 +272,7 @@ def test_pixels_keep_their_range():
         assert (found.minimum, found.maximum) == (0, 1), method
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [

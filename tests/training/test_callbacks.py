@@ -20,6 +20,11 @@ from tests.networks.small import functional, layers, tiny_net
 X = images(80, (6, 6, 2))
 
 
+OTHER_FILES = [
+    pytest.param(each, marks=pytest.mark.slow) for each in ("model.h5", "model", "weights.h5")
+]
+
+
 def quantized(seed: int = 0):
     return keras_qat.quantize_model(scramble(tiny_net(), seed))
 
@@ -126,8 +131,7 @@ def test_delay_counts_over_calls_of_fit():
     assert_same(numbers(qat), reference(8, 5, 6))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["model.keras", "model.h5", "model", "weights.h5"])
+@pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
 def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
     labels = rng(5).integers(0, 3, 64)
     callbacks = [QuantDelay(5), FreezeBatchNorm(6)]
@@ -158,6 +162,7 @@ def test_delay_holds_in_inference_until_it_is_over():
     np.testing.assert_allclose(codes, np.round(codes), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_layer_called_twice_counts_steps_not_calls():
     shared = layers.Dense(4, name="shared")
@@ -234,6 +239,7 @@ def activation_ranges(qat):
     return np.array([[v.numpy() for v in each.variables] for each in observers])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("recipe", ["int8", pytest.param("contrib", marks=pytest.mark.slow)])
@@ -300,11 +306,6 @@ def test_thresholds_are_kept_apart():
             assert found == {"quantize_from": 0, "freeze_from": norm, "freeze_ranges_from": ranges}
     schedule(qat, freeze_from=7, freeze_ranges_from=2**62)
     assert {int(layer.freeze_from) for layer in scheduled_layers(qat)} == {7}  # As in 0.1.0.
-
-
-OTHER_FILES = [
-    pytest.param(each, marks=pytest.mark.slow) for each in ("model.h5", "model", "weights.h5")
-]
 
 
 @pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])

@@ -28,6 +28,7 @@ GOOD = Results(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_the_whole_job_in_short(tmp_path: Path) -> None:
     data = demo_data.digits().subset(train=512, test=200)

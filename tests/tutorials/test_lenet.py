@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 
+@pytest.mark.slow
 def test_the_tutorial_in_short() -> None:
     rows = lenet_4bit.run(lenet_4bit.load(quick=True), epochs=3, fine_tuning=1)
     assert [row.name for row in rows] == ["float", "8 bits", "4 bits"]

@@ -49,7 +49,7 @@ def heads_first(x):
     return x[0] + x[1]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 @pytest.mark.parametrize(
     ("shape", "build"),
@@ -89,6 +89,7 @@ def steps(x):
     return layers.Dense(4)(first * second + third)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("build", "names"),
     [

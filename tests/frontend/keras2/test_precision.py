@@ -171,7 +171,7 @@ def test_layers_keep_their_own_policies():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("policy")
 def test_casts_halves_as_inputs_and_normalization():
     """Inputs and outputs of quantization-aware models are in float32, as those of files are."""
@@ -192,7 +192,7 @@ def test_casts_halves_as_inputs_and_normalization():
     assert report.max_difference <= 1
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("policy")
 def test_calibration_is_that_of_the_model_in_float32():
     x = helpers.images(shape=(8, 8, 1))
@@ -277,6 +277,7 @@ def test_activations_of_16_bits_are_planned_as_they_are_quantized(policy):
     assert not planned.float_layers
 
 
+@pytest.mark.sample(1)
 def test_activations_of_16_bits_train_in_float32(policy):
     model = tiny_net()
     with pytest.warns(UserWarning, match="cannot hold activations of 16 bits"):

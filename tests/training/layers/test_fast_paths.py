@@ -27,7 +27,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("quantizing", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_merged_activation_equals_the_separate_one(activation, quantizing):
@@ -215,6 +215,7 @@ def test_quantizer_behind_a_merge_computes_the_relu(activation):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("verb", "step"), [("fit", "train_step"), ("evaluate", "test_step")])
 def test_steps_are_traced_once(verb, step, monkeypatch):
     """Though optimizer and metrics make their variables late: a start waits for tracing."""
@@ -300,6 +301,7 @@ GATED = {
 OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in GATED if each != "swish"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", ["swish", *OTHERS])
 def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkeypatch):
     """Over several training steps, of which the last have frozen ranges: losses and weights."""

@@ -48,6 +48,7 @@ def test_a_weight_that_turns_rests_where_it_was_most():
     np.testing.assert_allclose(found, [2.7, 0.9 * np.round(mean), 0.9, -2.3, 0], 1e-6, 1e-7)
 
 
+@pytest.mark.slow
 def test_training_with_it_gives_a_file():
     qat = keras_qat.quantize_model(residual_net(), recipes.low_bits(3, 4))
     keras_qat.calibrate(qat, X)
