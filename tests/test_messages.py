@@ -90,7 +90,7 @@ def test_what_is_no_model():
         (b"TFL3", order),
         (X, order),
         (keras.Model, "got the class Model"),
-        ("model.tflite", r"file 'model\.tflite', of which none can be made\. Arguments come"),
+        ("model.tflite", r"file 'model\.tflite', which cannot be turned into one\. Arguments come"),
         ("model.keras", r"Load it first: keras\.models\.load_model\('model\.keras'\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,1 +1,1 @@
-"""Models of Keras 2 and Keras 3 in, a graph of layer calls out."""
+"""Reads Keras 2 and Keras 3 models into a graph of layer calls."""

@@ -1,4 +1,4 @@
-"""BatchNormalization of vectors with TensorFlow's fused operation, as slim computed it."""
+"""BatchNormalization of vectors with TensorFlow's fused operation, as `tf.contrib.slim` did it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["FusedBatchNormalization"]
 class FusedBatchNormalization(backend.keras.layers.BatchNormalization):
     """BatchNormalization behind a dense layer, computed on images of one pixel.
 
-    Keras' own keeps the biased variance of vectors; the fused operation keeps the estimate of
-    the population's (Bessel's correction), as it does for images. `recipes.contrib` uses it in
-    place of a BatchNormalization on vectors that is not folded.
+    The moving variance gets Bessel's correction, as it does for images. Keras' own layer keeps the
+    biased variance of vectors. `recipes.contrib` uses this layer for each BatchNormalization on
+    vectors that is not folded.
 
     Shapes: [batch, channels].
     """

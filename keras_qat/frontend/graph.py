@@ -1,10 +1,10 @@
 """A Keras model as a flat list of layer calls, and back again.
 
 `read` turns a Sequential or functional model into a `Graph`: one `Call` for each time a layer is
-called, with the `Value`s that flow between them. Models inside the model are opened up, shared
-layers appear once per call. `rebuild` makes a model from a graph, call by call.
+called, with the `Value`s that flow between them. Nested models are flattened, and shared layers
+appear once per call. `rebuild` makes a model from a graph, call by call.
 
-The only module that touches Keras' nodes.
+No other module touches Keras' nodes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Model = keras.Model
 class Value:
     """A tensor of the graph: the output of a call, or an input of the model (no producer).
 
-    `masked` says whether it carries a Keras mask, which some layers behind it compute with.
+    `masked` says whether it carries a Keras mask, which some of the following layers use.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds real numbers, i.e. can be quantized."""
+        """Whether the tensor holds floating-point numbers, so that it can be quantized."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
     def inference_dtype(self) -> str:
-        """Its type at inference: real numbers are in float32, also of models in half precision."""
+        """The type at inference: float32 for any floating-point type."""
         return "float32" if self.is_float else self.dtype
 
     def __repr__(self) -> str:
@@ -76,14 +76,14 @@ class Call:
     """One call of a layer.
 
     Args:
-        layer: the layer, of the model that was read (or made by `lower`).
-        args: positional arguments, a structure with `Value`s for the tensors.
+        layer: the layer, of the model that was read or made by `lower`.
+        args: positional arguments: a structure with `Value`s for the tensors.
         kwargs: keyword arguments, likewise.
-        outputs: structure of `Value`s.
-        name: the layer's name; with the names of the models around it, if it was nested.
-        origin: that of the layer in the user's model, for a part that `lower` made of it.
-        source: that layer.
-        within: the layers that were opened around it, the outermost first.
+        outputs: a structure of `Value`s.
+        name: the layer's name, prefixed with the names of the models around it.
+        origin: the name of the user's layer that this call is a part of.
+        source: the user's layer that this call is a part of.
+        within: the layers that were opened to reach this call, outermost first.
     """
 
     layer: Any
@@ -102,18 +102,18 @@ class Call:
             value.producer = self
 
     def as_part_of(self, call: Call) -> Call:
-        """The call itself, as a part of what another one became."""
+        """Marks the call as a part of what `call` became, and returns it."""
         self.origin, self.source, self.within = call.origin, call.source, call.within
         return self
 
     @property
     def inputs(self) -> list[Value]:
-        """The values it reads, in order."""
+        """The values that the call reads, in order."""
         return values_in((self.args, self.kwargs))
 
     @property
     def output(self) -> Value:
-        """The value of a call with one output."""
+        """The value that a call with one output writes."""
         return values_in(self.outputs)[0]
 
     def __repr__(self) -> str:
@@ -126,14 +126,14 @@ class Graph:
 
     Args:
         name: the model's name.
-        inputs: structure of `Value`s, that of the model's inputs.
-        outputs: structure of `Value`s.
-        output_names: the model's names of its outputs.
-        calls: the calls.
-        weights: the weights that a layer made by `lower` starts from, where they are not its own.
+        inputs: a structure of `Value`s, as the model takes it.
+        outputs: a structure of `Value`s, as the model returns it.
+        output_names: the model's names for its outputs.
+        calls: the calls that the outputs depend on.
+        weights: layer made by `lower` -> the initial values of its weights.
         loss_only: calls that only the model's added losses and metrics depend on. They stay as
             they are and are not exported.
-        closed: names of calls of layers that could not be opened -> why.
+        closed: name of each call whose layer could not be opened -> the reason.
     """
 
     name: str
@@ -146,29 +146,29 @@ class Graph:
     closed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def consumers(self) -> dict[Value, list[Call]]:
-        """For each value the calls that read it, those of `loss_only` too."""
-        found: dict[Value, list[Call]] = {value: [] for value in self.values()}
+        """Returns the calls that read each value, those of `loss_only` included."""
+        consumers: dict[Value, list[Call]] = {value: [] for value in self.values()}
         for call in [*self.calls, *self.loss_only]:
             for value in dict.fromkeys(call.inputs):
-                found.setdefault(value, []).append(call)
-        return found
+                consumers.setdefault(value, []).append(call)
+        return consumers
 
     def values(self) -> list[Value]:
-        """All values: the model's inputs, then the outputs of each call."""
+        """Returns all values: the model's inputs, then the outputs of each call."""
         return values_in(self.inputs) + [v for call in self.calls for v in values_in(call.outputs)]
 
     def call_counts(self) -> dict[Any, int]:
-        """For each layer how often it is called."""
+        """Returns how often each layer is called."""
         return Counter(call.layer for call in self.calls)
 
 
 def values_in(structure: Any) -> list[Value]:
-    """The `Value`s in a structure, in order."""
+    """Returns the `Value`s in a structure, in order."""
     return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Value)]
 
 
 def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
-    """The structure with each `Value` replaced by what `function` makes of it."""
+    """Returns the structure with each `Value` replaced by `function(value)`."""
     return tf.nest.map_structure(
         lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf, structure
     )
@@ -178,8 +178,8 @@ def read(model: Any) -> Graph:
     """Reads a built Sequential or functional model.
 
     Raises:
-        ValueError: if the model cannot be read, or has tensors without elements, which kernels
-            crash on; the message says what to do.
+        ValueError: if the model cannot be read, or has tensors without elements, which crash
+            TFLite; the message says what to do.
     """
     check_readable(model)
     tensors: dict[int, Value] = {}
@@ -188,8 +188,8 @@ def read(model: Any) -> Graph:
         masked = backend.mask_of(tensor) is not None
         if tensor.shape.rank is None:
             raise ValueError(
-                f"Layer '{name}' of '{model.name}' gives a tensor of which not even the number of "
-                f"axes is known. Say its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
+                f"The number of axes of the output of layer '{name}' of '{model.name}' is not "
+                f"known. Set its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
             )
         return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
 
@@ -212,7 +212,7 @@ def read(model: Any) -> Graph:
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
             if isinstance(layer, keras.layers.InputLayer):
-                # It passes on what it is called on, and Keras reads no file with such a call.
+                # It passes its input on. Keras cannot load a file with such a call.
                 keep([node.outputs], values_in((args, kwargs)))
                 continue
             if is_graph_model(layer):
@@ -245,7 +245,7 @@ def read(model: Any) -> Graph:
 
 
 def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
-    """The calls that outputs depend on, and the others."""
+    """Splits calls into those that the outputs depend on and all others."""
     read, needed = set(values_in(outputs)), set()
     for call in reversed(calls):
         if read.intersection(values_in(call.outputs)):
@@ -255,7 +255,7 @@ def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[C
 
 
 def config_of(model: Any) -> dict[str, Any]:
-    """The configuration of a readable model as a functional one: `keras.Model.from_config`."""
+    """Returns a model's configuration as a functional one, for `keras.Model.from_config`."""
     inputs, outputs = nested_inputs(model), nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     for node in nodes_of(model):
@@ -270,7 +270,7 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Layer class that Keras makes for `add_loss` or `add_metric` -> what does that again."""
+"""Class of a layer that `add_loss` or `add_metric` makes -> a function that adds it to a copy."""
 
 
 def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -278,11 +278,11 @@ def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
-"""What computes the outputs of a call from its arguments."""
+"""Computes the outputs of a call from its arguments."""
 
 
 def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer) -> Any:
-    """Makes a model from a graph, with the layers of its calls or what `apply` calls instead."""
+    """Makes a model from a graph, with the layers of its calls or with what `apply` calls."""
     inputs = map_values(lambda value: symbolic(value.shape, value.dtype, value.name), graph.inputs)
     tensors = dict(zip(values_in(graph.inputs), tf.nest.flatten(inputs), strict=True))
     _compute(graph.calls, tensors, apply)
@@ -297,12 +297,12 @@ def rebuild(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer)
 
 
 def symbolic(shape: Any, dtype: Any, name: str | None = None) -> Any:
-    """A symbolic input with all of its axes."""
+    """Returns a symbolic input whose shape includes the batch."""
     return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
 
 
 def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
-    """Computes a graph: the structure of its outputs from a flat list of inputs.
+    """Computes a graph on a flat list of inputs and returns the structure of its outputs.
 
     `apply` computes the outputs of a call from its arguments; by default it calls the layer.
     """
@@ -312,7 +312,7 @@ def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any
 
 
 def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None:
-    """Adds what calls compute to `tensors`."""
+    """Computes calls in order and adds their outputs to `tensors`."""
     for call in calls:
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         tf.nest.map_structure(
@@ -323,28 +323,28 @@ def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None
 
 
 def flat_inputs(model: Any, x: Any) -> list[Any]:
-    """Inputs of a functional model, as it takes them, as tensors in its order and of its types."""
+    """Returns data for a functional model as tensors in its input order and of its types."""
     flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
     return [
-        model._conform_to_reference_input(tf.convert_to_tensor(each), ref_input=reference)
-        for each, reference in flat
+        model._conform_to_reference_input(tf.convert_to_tensor(tensor), ref_input=spec)
+        for tensor, spec in flat
     ]
 
 
 def layers_in(model: Any) -> list[Any]:
-    """All layers of a model, or of a layer that holds others: itself first. Nothing of others."""
+    """Returns a layer or model and all layers inside it; nothing for any other object."""
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 
 def weights_in_order(layer: Any) -> list[Any]:
-    """All weights of a layer, its own before those of layers in it, whatever is trainable."""
-    own = [[*each._trainable_weights, *each._non_trainable_weights] for each in layers_in(layer)]
-    found = {id(weight): weight for weights in own for weight in weights}
-    return list(found.values())
+    """Returns a layer's own weights, then its inner layers', whatever is trainable."""
+    own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers_in(layer)]
+    unique = {id(weight): weight for weights in own for weight in weights}
+    return list(unique.values())
 
 
 def clone(layer: Any, **changes: Any) -> Any:
-    """An unbuilt copy of a layer, from its configuration with some entries changed."""
+    """Makes an unbuilt copy of a layer from its configuration, with some entries changed."""
     if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
         return keras.layers.Lambda(
@@ -352,7 +352,7 @@ def clone(layer: Any, **changes: Any) -> Any:
         )
     activation = vars(layer).get("activation")
     if callable(activation) and not isinstance(activation, keras.layers.Layer):
-        changes = {"activation": activation, **changes}  # Which no config may be able to hold.
+        changes = {"activation": activation, **changes}  # A config may be unable to hold it.
         with backend.swapped(layer, activation=keras.activations.linear):
             config = layer.get_config()
     else:
@@ -362,7 +362,7 @@ def clone(layer: Any, **changes: Any) -> Any:
 
 
 def rename(layer: Any, name: str) -> None:
-    """Gives a layer that is in no model another name."""
+    """Renames a layer that is in no model."""
     layer._name = name
 
 
@@ -372,31 +372,31 @@ def name_outputs(model: Any, names: list[str]) -> None:
 
 
 def class_path(layer: Any) -> str:
-    """Where in Keras a layer's class is defined, for those that Keras does not export."""
+    """Returns the module path of a layer class that Keras does not export."""
     module = type(layer).__module__
     inside = module.split("keras.src.")[-1] if "keras.src." in module else module
     return f"{inside}.{type(layer).__name__}"
 
 
 def nested_inputs(model: Any) -> Any:
-    """The symbolic inputs of a model, in the structure that it takes."""
+    """Returns the symbolic inputs of a model, in the structure that it takes."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
 
 
 def nested_outputs(model: Any) -> Any:
-    """The symbolic outputs of a model, in the structure that it gives."""
+    """Returns the symbolic outputs of a model, in the structure that it returns."""
     return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
 
 
 def nodes_of(model: Any) -> list[Any]:
-    """The calls of layers in a model, as Keras notes them, in the order of computation."""
+    """Returns Keras' nodes for the layer calls in a model, in the order of computation."""
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
 
 
 def takes_training(layer: Any) -> bool:
-    """Whether a layer computes otherwise in training."""
+    """Whether a layer computes differently in training."""
     return bool(layer._call_spec.expects_training_arg)
 
 

@@ -1,4 +1,4 @@
-"""A graph made from another one, call by call: with other layers, and layers in between."""
+"""Copies a graph call by call, with replaced layers and with layers inserted between calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["InsertedCall", "Replacement", "copy_graph"]
 
 
 class InsertedCall(NamedTuple):
-    """A call that comes between what makes a value and what reads it.
+    """A call inserted between a value's producer and its readers.
 
     Args:
         layer: the layer.
@@ -25,11 +25,11 @@ class InsertedCall(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A call that takes the place of another.
+    """A layer that replaces the layer of a call.
 
     Args:
         layer: the layer.
-        reads: the call whose arguments it takes.
+        reads: the call whose arguments the layer takes.
     """
 
     layer: Any
@@ -38,48 +38,48 @@ class Replacement(NamedTuple):
 
 def copy_graph(
     graph: Graph,
-    instead: Mapping[Call, Replacement],
-    behind: Mapping[Value, list[InsertedCall]],
-    ends: Mapping[Value, InsertedCall],
+    replacements: Mapping[Call, Replacement],
+    inserted: Mapping[Value, list[InsertedCall]],
+    output_calls: Mapping[Value, InsertedCall],
 ) -> Graph:
-    """The graph with other calls in place of its own, and calls in between.
+    """Copies a graph with replaced calls and with inserted calls.
 
     Args:
         graph: the graph, which stays as it is.
-        instead: what takes the place of its calls, in order. Calls that are not there drop out.
-        behind: what comes behind the inputs and what those calls write, for all that reads it.
-        ends: what comes behind outputs, for nobody but who reads the outputs.
+        replacements: call -> its replacement, in order. Calls without one are dropped.
+        inserted: value -> calls inserted after it, for all of its readers.
+        output_calls: output value -> a call inserted after it, for the output alone.
     """
     calls: list[Call] = []
-    current: dict[Value, Value] = {}  # Value of the graph -> the value that takes its place.
+    current: dict[Value, Value] = {}  # Value of the graph -> its copy, after inserted calls.
 
     def copy(value: Value) -> Value:
         current[value] = Value(value.name, value.shape, value.dtype)
         return current[value]
 
     def in_float32(value: Value) -> Value:
-        """An input; in float32, as the file's, for any real numbers."""
+        """Copies an input. Floating-point inputs become float32, as in exported files."""
         copy(value).dtype = value.inference_dtype
         return current[value]
 
-    def put_behind(value: Value, between: InsertedCall) -> None:
-        layer, name, kwargs = between
-        before = current[value]
-        calls.append(Call(layer, (before,), kwargs, copy(value), name))
+    def put_behind(value: Value, insertion: InsertedCall) -> None:
+        layer, name, kwargs = insertion
+        source = current[value]
+        calls.append(Call(layer, (source,), kwargs, copy(value), name))
 
     def finish(values: Any) -> None:
         for value in values_in(values):
-            for each in behind[value]:
-                put_behind(value, each)
+            for insertion in inserted[value]:
+                put_behind(value, insertion)
 
     inputs = map_values(in_float32, graph.inputs)
     finish(graph.inputs)
-    for call, (layer, reads) in instead.items():
+    for call, (layer, reads) in replacements.items():
         args, kwargs = map_values(current.__getitem__, (reads.args, reads.kwargs))
         calls.append(Call(layer, args, kwargs, map_values(copy, call.outputs), layer.name))
         finish(call.outputs)
-    for value, between in ends.items():
-        put_behind(value, between)
+    for value, insertion in output_calls.items():
+        put_behind(value, insertion)
     outputs = map_values(current.__getitem__, graph.outputs)
     needed, loss_only = split_loss_only(calls, outputs)
     return Graph(graph.name, inputs, outputs, graph.output_names, needed, loss_only=loss_only)

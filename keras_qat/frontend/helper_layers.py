@@ -1,4 +1,4 @@
-"""Layers that lowering makes because Keras has none that do this alone."""
+"""Helper layers for lowering: single operations for which Keras has no layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @register
 class Contract(keras.layers.Layer):
-    """The sum of products of two tensors along shared axes: `tf.einsum` of two.
+    """Contracts two tensors along shared axes, like `tf.einsum` of two tensors.
 
     Args:
         equation: as for `tf.einsum`, e.g. `"abc,adc->abd"`.
@@ -45,7 +45,7 @@ class Contract(keras.layers.Layer):
 
 @keras.utils.register_keras_serializable(package="keras_qat", name="FoldSteps")
 class FlattenTime(keras.layers.Layer):
-    """Makes every step of a sequence an example: [batch, steps, ...] to [batch * steps, ...]."""
+    """Merges the time axis into the batch: [batch, steps, ...] to [batch * steps, ...]."""
 
     def call(self, inputs: Any) -> Any:
         return tf.reshape(inputs, [-1, *inputs.shape[2:]])
@@ -56,7 +56,7 @@ class FlattenTime(keras.layers.Layer):
 
 @register
 class LastStep(keras.layers.Layer):
-    """The last step of a sequence: [batch, steps, ...] to [batch, ...]."""
+    """Takes the last step of a sequence: [batch, steps, ...] to [batch, ...]."""
 
     def call(self, inputs: Any) -> Any:
         return inputs[:, -1]
@@ -67,18 +67,19 @@ class LastStep(keras.layers.Layer):
 
 @register
 class MaskScores(keras.layers.Layer):
-    """Lowers scores of attention where masks hide them, for softmax to make next to nothing of it.
+    """Lowers masked attention scores, so that softmax returns almost nothing for them.
 
-    It takes the scores, [batch, ..., steps, steps], and masks that are False, or 0, where there is
-    nothing to attend to: [batch, steps, steps], or what is broadcast to that.
+    The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
+    [batch, steps, steps]. A mask is False or 0 where there is nothing to attend to.
 
     Args:
-        causal: how many steps attend to how many, if later ones are hidden too.
-        hidden: whether the masks are True, or not 0, for what is hidden, instead.
+        causal: numbers of query and key steps if later steps are hidden too; else None.
+        hidden: whether masks are True, or not 0, for hidden steps instead.
     """
 
     BELOW = 12.0
-    """How far below all scores: exp(-12) is 6e-6. -1e9 would leave 8 bits nothing for the rest."""
+    """Distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9 would
+    leave no quantization steps for the other scores."""
 
     def __init__(
         self, causal: tuple[int, int] | None = None, hidden: bool = False, **kwargs: Any
@@ -88,14 +89,14 @@ class MaskScores(keras.layers.Layer):
         self.causal = None if causal is None else np.tri(*causal, dtype=bool)
 
     def masks(self, scores: Any, masks: Any) -> list[Any]:
-        """Where there is something to attend to, by mask, that of causality too: bool."""
-        found = []
+        """Returns bool masks that are True where there is something to attend to."""
+        visible = []
         for mask in masks:
             for _ in range(len(scores.shape) - len(mask.shape)):
                 mask = tf.expand_dims(mask, -3)
             mask = tf.cast(mask, tf.bool)
-            found.append(~mask if self.hidden else mask)
-        return found if self.causal is None else [*found, tf.constant(self.causal)]
+            visible.append(~mask if self.hidden else mask)
+        return visible if self.causal is None else [*visible, tf.constant(self.causal)]
 
     def call(self, inputs: Any) -> Any:
         scores, *masks = tf.nest.flatten(inputs)
@@ -114,10 +115,10 @@ class MaskScores(keras.layers.Layer):
 
 @register
 class Regularize(keras.layers.Layer):
-    """Passes values on and adds what a regularizer makes of them to the loss.
+    """Passes values on and adds an activity regularizer's value to the loss.
 
     Args:
-        activity_regularizer: as layers take it.
+        activity_regularizer: as Keras layers take it.
     """
 
     def __init__(self, activity_regularizer: Any, **kwargs: Any) -> None:
@@ -140,7 +141,7 @@ class Regularize(keras.layers.Layer):
 
 @register
 class ReverseSteps(keras.layers.Layer):
-    """The steps of a sequence from the last one to the first."""
+    """Reverses the steps of a sequence."""
 
     def call(self, inputs: Any) -> Any:
         return tf.reverse(inputs, [1])
@@ -151,11 +152,11 @@ class ReverseSteps(keras.layers.Layer):
 
 @register
 class Roll(keras.layers.Layer):
-    """`tf.roll` in parts: what leaves at one end of an axis comes in at the other.
+    """Computes `tf.roll` from slices and concatenations, for which TFLite has operators.
 
     Args:
-        shifts: by how many places.
-        axes: along which axes.
+        shifts: number of elements to shift by, for each axis.
+        axes: the axes.
     """
 
     def __init__(self, shifts: list[int], axes: list[int], **kwargs: Any) -> None:
@@ -168,9 +169,9 @@ class Roll(keras.layers.Layer):
             size = x.shape[axis]
             shift = shift if size is None else shift % size
             if shift:
-                others = [slice(None)] * (axis % x.shape.rank)
+                leading = [slice(None)] * (axis % x.shape.rank)
                 last, first = slice(-shift, None), slice(None, -shift)
-                x = tf.concat([x[(*others, last)], x[(*others, first)]], axis)
+                x = tf.concat([x[(*leading, last)], x[(*leading, first)]], axis)
         return x
 
     def get_config(self) -> dict[str, Any]:
@@ -179,10 +180,10 @@ class Roll(keras.layers.Layer):
 
 @register
 class TrainingOnly(keras.layers.Layer):
-    """Computes something in training and passes its input on otherwise, as paths are dropped.
+    """Applies a model in training and passes its input on otherwise, as stochastic depth does.
 
     Args:
-        model: what it computes in training, or its configuration.
+        model: the model, or its configuration.
     """
 
     def __init__(self, model: Any, **kwargs: Any) -> None:
@@ -206,7 +207,7 @@ class TrainingOnly(keras.layers.Layer):
 
 @keras.utils.register_keras_serializable(package="keras_qat", name="UnfoldSteps")
 class RestoreTime(keras.layers.Layer):
-    """The inverse of `FlattenTime`, for a number of steps that is known."""
+    """Splits the time axis off the batch: the inverse of `FlattenTime`."""
 
     def __init__(self, steps: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -224,7 +225,7 @@ class RestoreTime(keras.layers.Layer):
 
 @register
 class HardSwish(keras.layers.Layer):
-    """x * relu6(x + 3) / 6, in the spelling that TFLite's converter takes for its operation.
+    """Computes x * relu6(x + 3) / 6 in the form that TFLite's converter fuses.
 
     Shapes: any; the output has the input's shape.
     """
@@ -238,17 +239,17 @@ class HardSwish(keras.layers.Layer):
 
 @register
 class WeightTensor(keras.layers.Layer):
-    """Gives a weight, or what is computed from several, as a tensor that other layers read.
+    """Returns a weight, or a tensor computed from several weights, for other layers to read.
 
     Args:
-        shapes: of the weights.
+        shapes: the weights' shapes.
         expression: a model that computes the tensor from the weights, or its configuration; by
             default the tensor is the only weight.
-        weight_dtype: type of the weights.
-        frozen: places of weights that do not train.
-        regularizers, constraints: those of each weight, as layers take them.
+        weight_dtype: the weights' type.
+        frozen: indices of weights that do not train.
+        regularizers, constraints: one for each weight, as Keras layers take them.
 
-    Shapes: what it reads says only where it is called; the output has no batch.
+    Shapes: the input only connects the layer to the graph; the output has no batch.
     """
 
     def __init__(
@@ -268,21 +269,21 @@ class WeightTensor(keras.layers.Layer):
             self.expression = keras.Model.from_config(expression)
         self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
         none = [None] * len(self.shapes)
-        self.regularizers = [keras.regularizers.get(each) for each in regularizers or none]
-        self.constraints = [keras.constraints.get(each) for each in constraints or none]
+        self.regularizers = [keras.regularizers.get(item) for item in regularizers or none]
+        self.constraints = [keras.constraints.get(item) for item in constraints or none]
 
     def build(self, input_shape: Any) -> None:
         self.parts = [
             self.add_weight(
-                name=f"weight_{place}" if place else "weight",
+                name=f"weight_{index}" if index else "weight",
                 shape=shape,
                 dtype=self.weight_dtype,
                 initializer="zeros",
-                regularizer=self.regularizers[place],
-                constraint=self.constraints[place],
-                trainable=place not in self.frozen,
+                regularizer=self.regularizers[index],
+                constraint=self.constraints[index],
+                trainable=index not in self.frozen,
             )
-            for place, shape in enumerate(self.shapes)
+            for index, shape in enumerate(self.shapes)
         ]
         super().build(input_shape)
 
@@ -290,10 +291,9 @@ class WeightTensor(keras.layers.Layer):
         return self.value()
 
     def value(self) -> Any:
-        """The tensor."""
         if self.expression is None:
             return tf.convert_to_tensor(self.parts[0])
-        return self.expression([tf.convert_to_tensor(each) for each in self.parts])
+        return self.expression([tf.convert_to_tensor(weight) for weight in self.parts])
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.TensorShape(
@@ -308,6 +308,6 @@ class WeightTensor(keras.layers.Layer):
             "expression": expression,
             "weight_dtype": self.weight_dtype,
             "frozen": self.frozen,
-            "regularizers": [keras.regularizers.serialize(each) for each in self.regularizers],
-            "constraints": [keras.constraints.serialize(each) for each in self.constraints],
+            "regularizers": [keras.regularizers.serialize(item) for item in self.regularizers],
+            "constraints": [keras.constraints.serialize(item) for item in self.constraints],
         }

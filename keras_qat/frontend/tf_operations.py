@@ -1,4 +1,4 @@
-"""Operations of TensorFlow called on symbolic tensors: which layers they are, what they got."""
+"""Reads TensorFlow operations that were called on symbolic tensors, and their arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARITHMETIC = {
     "math.truediv": "divide",
     "__operators__.truediv": "divide",
 }
-"""TensorFlow's name of an operation -> what it computes, in whatever spelling."""
+"""TensorFlow's name of an operation -> the arithmetic that it computes."""
 
 
 def is_operation(layer: Any) -> bool:
@@ -31,13 +31,15 @@ def is_operation(layer: Any) -> bool:
 
 
 def operands(call: Call, *names: str) -> list[Any]:
-    """The arguments of an operation by position, None for those that are not given."""
-    given = list(call.args) + [None] * (len(names) - len(call.args))
-    return [call.kwargs.get(name, each) for name, each in zip(names, given, strict=False)]
+    """Returns an operation's arguments in the order of `names`, None for those not given."""
+    positional = list(call.args) + [None] * (len(names) - len(call.args))
+    return [
+        call.kwargs.get(name, default) for name, default in zip(names, positional, strict=False)
+    ]
 
 
 def number(leaf: Any) -> float | None:
-    """An argument that is a number: Python's, NumPy's or a constant tensor; else None."""
+    """Returns an argument that is a scalar as a float; None for any other."""
     if tf.is_tensor(leaf):
         leaf = tf.get_static_value(leaf)
     if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
@@ -46,22 +48,22 @@ def number(leaf: Any) -> float | None:
 
 
 def array(leaf: Any) -> np.ndarray | None:
-    """The same of an argument that may be an array; else None."""
+    """Returns a numeric argument as an array; None for any other."""
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         leaf = tf.get_static_value(leaf)
     if isinstance(leaf, (list, tuple)) and leaf:  # As Keras saves arrays.
-        given = tf.nest.flatten(leaf)
-        leaf = np.asarray(leaf) if all(number(each) is not None for each in given) else None
+        leaves = tf.nest.flatten(leaf)
+        leaf = np.asarray(leaf) if all(number(item) is not None for item in leaves) else None
     is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf"
     return leaf if is_array else None if number(leaf) is None else np.asarray(leaf)
 
 
 def inputs_and_constants(call: Call) -> list[Any]:
-    """The tensors (`Value`s) and the constants (arrays) among a call's arguments, in order."""
-    found: list[Any] = []
+    """Returns the tensors (`Value`s) and constants (arrays) among a call's arguments, in order."""
+    operands: list[Any] = []
     for argument in (*call.args, *call.kwargs.values()):
         constant = array(argument)
         leaves = tf.nest.flatten(argument) if constant is None else [constant]
         known = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
-        found += [leaf for leaf in known if leaf is not None]
-    return found
+        operands += [leaf for leaf in known if leaf is not None]
+    return operands

@@ -1,4 +1,6 @@
-"""Everything that touches Keras 2: which package it is, models as graphs, phases, precision.
+"""Everything that touches Keras 2's internals: package, model graphs, training phase, precision.
+
+`tests/test_rooms.py` keeps Keras' private attributes inside this room.
 
 `tests/test_rooms.py` keeps Keras' private attributes in here.
 """

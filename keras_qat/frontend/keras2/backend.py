@@ -1,7 +1,4 @@
-"""Which Keras 2 this is, and the Keras behaviour that layers lean on.
-
-With `graph` the module that knows most of Keras' internals; others of this package know the rest.
-"""
+"""Finds the Keras 2 package and wraps the Keras behaviour that layers rely on."""
 
 from __future__ import annotations
 
@@ -69,10 +66,10 @@ register = keras.utils.register_keras_serializable(package="keras_qat")
 
 
 class KeepsTrainable:
-    """A model whose layers are loaded from a SavedModel with the `trainable` flags they had.
+    """A model whose layers keep their `trainable` flags when loaded from a SavedModel.
 
-    Keras sets the model's own flag on it after it was made from its configuration, and that
-    overwrites the flags of the layers that its layers hold. `None` makes Keras leave it.
+    Keras makes the model from its configuration and then sets the model's own flag, which
+    overwrites the flags of nested layers. `None` stops Keras from setting it.
     """
 
     @property
@@ -82,15 +79,15 @@ class KeepsTrainable:
 
 
 def applications_scope() -> Any:
-    """A scope in which layers load that `keras.applications` has but did not register: ConvNeXt's.
+    """Returns a scope that loads ConvNeXt's layers, which `keras.applications` did not register.
 
-    Keras itself cannot load a model with them. Classes of the user's with these names stay.
+    Keras itself cannot load a model with them. A user's registered classes take precedence.
     """
     module = inspect.getmodule(keras.applications.ConvNeXtTiny)
     names = ("LayerScale", "StochasticDepth")
     missing = [name for name in names if keras.utils.get_registered_object(name) is None]
-    found = {name: getattr(module, name) for name in missing if hasattr(module, name)}
-    return keras.utils.custom_object_scope(found)
+    classes = {name: getattr(module, name) for name in missing if hasattr(module, name)}
+    return keras.utils.custom_object_scope(classes)
 
 
 def _serialization() -> Any:
@@ -98,14 +95,14 @@ def _serialization() -> Any:
 
 
 def in_safe_mode() -> bool | None:
-    """Whether Keras is loading a file none of whose code may run; None if nobody said."""
+    """Whether Keras is loading a file in safe mode; None if neither is set."""
     return _serialization().in_safe_mode()
 
 
 def check_modules(config: Any) -> None:
     """Raises a `ValueError` if Keras would import a module that a configuration names.
 
-    What was registered or imported already, by a program that trusts it, is fine.
+    A module that is imported already, or a class that is registered, is accepted.
     """
     if isinstance(config, dict):
         if "class_name" in config and not _is_known(config):
@@ -117,8 +114,8 @@ def check_modules(config: Any) -> None:
         config = config.values()
     elif not isinstance(config, (list, tuple)):
         return
-    for each in config:
-        check_modules(each)
+    for entry in config:
+        check_modules(entry)
 
 
 def _is_known(config: dict[str, Any]) -> bool:
@@ -131,11 +128,11 @@ def _is_known(config: dict[str, Any]) -> bool:
 
 
 class CustomObjects(NamedTuple):
-    """What Keras cannot make from configurations by itself.
+    """Custom classes and functions that Keras needs to rebuild layers from configurations.
 
     Args:
-        classes: by their names.
-        has_lambda: whether there is a `Lambda`.
+        classes: classes and functions by their names.
+        has_lambda: whether there is a `Lambda` layer.
     """
 
     classes: dict[str, Any]
@@ -143,69 +140,68 @@ class CustomObjects(NamedTuple):
 
 
 def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
-    """Custom classes of layers and of what they hold, and functions that are activations."""
+    """Collects custom classes of layers and their parts, and functions used as activations."""
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
     kinds = (*kinds, keras.constraints.Constraint)
-    parts = [each for layer in layers for each in vars(layer).values() if isinstance(each, kinds)]
+    parts = [part for layer in layers for part in vars(layer).values() if isinstance(part, kinds)]
     custom: dict[str, Any] = {
-        type(each).__name__: type(each)
-        for each in [*layers, *parts]
-        if type(each).__module__.split(".")[0] not in own
+        type(item).__name__: type(item)
+        for item in [*layers, *parts]
+        if type(item).__module__.split(".")[0] not in own
     }
     functions = [getattr(layer, "activation", None) for layer in layers]
     custom |= {
-        each.__name__: each
-        for each in functions
-        if inspect.isfunction(each) and each.__module__.split(".")[0] not in (*own, "tensorflow")
+        function.__name__: function
+        for function in functions
+        if inspect.isfunction(function)
+        and function.__module__.split(".")[0] not in (*own, "tensorflow")
     }
-    return CustomObjects(
-        custom,
-        any(isinstance(layer, keras.layers.Lambda) for layer in layers),
-    )
+    has_lambda = any(isinstance(layer, keras.layers.Lambda) for layer in layers)
+    return CustomObjects(custom, has_lambda)
 
 
 @contextlib.contextmanager
 def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> Iterator[None]:
-    """A scope in which Keras makes layers with custom parts from configurations.
+    """Runs a block in which Keras can make layers with custom parts from configurations.
 
-    Custom classes need not be registered. A `Lambda`, which Keras makes only where that was
-    allowed, is made if there was one: it was allowed then, or never saved. Otherwise `safe` says
-    whether it is not made; None leaves that to Keras.
+    Custom classes need not be registered. If `customs` include a `Lambda`, Keras may make one
+    here: it was allowed earlier, or never saved. Otherwise `safe` is Keras' safe mode; None leaves
+    the mode as it is.
     """
-    has_lambda = any(each.has_lambda for each in customs)
+    has_lambda = any(objects.has_lambda for objects in customs)
     with contextlib.ExitStack() as scopes:
         scopes.enter_context(applications_scope())
-        for each in customs:
-            scopes.enter_context(keras.utils.custom_object_scope(each.classes))
+        for objects in customs:
+            scopes.enter_context(keras.utils.custom_object_scope(objects.classes))
         if has_lambda or safe is not None:
             scopes.enter_context(_serialization().SafeModeScope(safe and not has_lambda))
         yield
 
 
 def missing_config(layer: Any) -> dict[str, Any]:
-    """What Keras leaves out of a layer's configuration: that BatchNormalization is synchronized."""
+    """Returns an entry that Keras omits from a layer's configuration: `synchronized`."""
     is_norm = isinstance(layer, keras.layers.BatchNormalization)
     return {"synchronized": True} if is_norm and getattr(layer, "synchronized", False) else {}
 
 
 def serialize(layer: Any) -> dict[str, Any]:
-    """A layer as Keras serializes it, and what it leaves out."""
-    found = keras.layers.serialize(layer)
-    found["config"].update(missing_config(layer))
-    return found
+    """Serializes a layer, with the entries that Keras omits."""
+    serialized = keras.layers.serialize(layer)
+    serialized["config"].update(missing_config(layer))
+    return serialized
 
 
 def resolve_training(training: Any) -> Any:
-    """The `training` argument of a `call` as Keras' own layers read it: a bool or a tensor."""
+    """Resolves the `training` argument of a `call` as Keras' layers do: a bool or a tensor."""
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
 
 
 def is_building() -> bool:
-    """Whether Keras calls a layer just to find out the shapes of what it gives."""
+    """Whether Keras calls a layer only to infer the shapes of its outputs."""
     if tf.executing_eagerly():
         return False
     name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
@@ -223,7 +219,7 @@ def is_in_converter() -> bool:
 
 
 def mask_of(x: Any) -> Any:
-    """The mask that a tensor carries, or None."""
+    """Returns the mask that a tensor carries, or None."""
     return getattr(x, "_keras_mask", None)
 
 
@@ -234,10 +230,10 @@ def set_mask(x: Any, mask: Any) -> None:
 
 
 def attention_parts(layer: Any) -> dict[str, Any] | None:
-    """What a MultiHeadAttention computes with; None if it attends over several axes at once.
+    """Returns the parts of a MultiHeadAttention; None if it attends over several axes at once.
 
-    Its four EinsumDense layers by what they project, its equations, the factor of its queries and
-    its rate of dropout.
+    The parts are its four EinsumDense layers by name, its equations, the scale of its queries and
+    its dropout rate.
     """
     if len(layer._attention_axes) > 1:
         return None
@@ -260,32 +256,33 @@ def takes_mask(layer: Any) -> bool:
 
 @contextlib.contextmanager
 def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
-    """Runs a block in which `rnn` stands for `keras.backend.rnn`, also in LSTM and GRU.
+    """Runs a block in which `rnn` replaces `keras.backend.rnn`, also in LSTM and GRU.
 
-    Keras' recurrent layers all compute with that function; those two have other ways besides.
+    All of Keras' recurrent layers compute with that function. LSTM and GRU would otherwise choose
+    a GPU kernel.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
-    inner = [each for layer in layers for each in layer._flatten_layers()]
-    chooses = [each for each in inner if hasattr(each, "_could_use_gpu_kernel")]
-    before = module.rnn, [each._could_use_gpu_kernel for each in chooses]
+    inner = [part for layer in layers for part in layer._flatten_layers()]
+    choosing = [layer for layer in inner if hasattr(layer, "_could_use_gpu_kernel")]
+    before = module.rnn, [layer._could_use_gpu_kernel for layer in choosing]
     module.rnn = rnn
-    for each in chooses:
-        each._could_use_gpu_kernel = False
+    for layer in choosing:
+        layer._could_use_gpu_kernel = False
     try:
         yield
     finally:
         module.rnn = before[0]
-        for each, could in zip(chooses, before[1], strict=True):
-            each._could_use_gpu_kernel = could
+        for layer, could in zip(choosing, before[1], strict=True):
+            layer._could_use_gpu_kernel = could
 
 
 def forget_dropout(layer: Any) -> None:
-    """Lets the cell of a recurrent layer draw what it drops anew, as each call does."""
+    """Resets the dropout mask of a recurrent layer's cell, as each call of the layer does."""
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 
 
 def output_shape(layer: Any, input_shape: Any) -> Any:
-    """The shape of a built layer's output. EinsumDense itself leaves out what it was not told."""
+    """Returns the shape of a built layer's output, also where EinsumDense leaves sizes out."""
     if not isinstance(layer, keras.layers.EinsumDense):
         return layer.compute_output_shape(input_shape)
     with tf.Graph().as_default():
@@ -297,16 +294,16 @@ def output_shape(layer: Any, input_shape: Any) -> Any:
 
 
 def steps_per_execution(model: Any) -> int:
-    """How many training steps Keras runs at a time."""
-    steps = model._steps_per_execution  # A variable, on each replica where there are several.
+    """Returns how many training steps Keras runs at a time."""
+    steps = model._steps_per_execution  # A variable, or one for each replica.
     return 1 if steps is None else int(keras.backend.get_value(steps))
 
 
 def make_training_variables(model: Any, batches: Any, training: bool) -> None:
-    """Makes the variables of the optimizer and the metrics, for steps on `batches`, an iterator.
+    """Makes the variables of the optimizer and the metrics before the first step is traced.
 
-    Keras makes them while it traces the first step, and TensorFlow traces a function twice that
-    made variables. Leaves that to Keras if data is distributed, or if there are no targets.
+    TensorFlow traces a function twice if the first trace makes variables, as Keras' does. Nothing
+    is done for distributed data or without targets. `batches` is the iterator of training data.
     """
     if not isinstance(batches, tf.data.Iterator):
         return
@@ -320,27 +317,27 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
         model.compiled_loss(targets, outputs, weights)
         model.compiled_metrics.update_state(targets, outputs, weights)
 
-    outputs = tf.nest.map_structure(lambda each: each.type_spec, model.output)
+    outputs = tf.nest.map_structure(lambda tensor: tensor.type_spec, model.output)
     tf.function(measure).get_concrete_function(targets, outputs, weights)
 
 
 def traced(function: Callable[..., Any], **options: Any) -> Any:
-    """A `tf.function` of one model, so that TensorFlow has no need to warn of many."""
+    """Makes a `tf.function` that does not warn of frequent tracing, as each model makes its own."""
     return without_warnings(tf.function(function, autograph=False, **options))
 
 
 FEW_CALLS = 20
-"""So often `traced_in_time` runs a function as it is."""
+"""Number of calls that `traced_in_time` runs without tracing."""
 
 
 def traced_in_time(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that is traced if it is called often: tracing takes as long as so many runs."""
+    """Returns a function that is traced after `FEW_CALLS` calls, which is what tracing costs."""
     graph, calls = traced(function), itertools.count()
     return lambda: (graph if next(calls) >= FEW_CALLS else function)()
 
 
 def without_warnings(function: Any) -> Any:
-    """A `tf.function` that is made anew for each model or phase: no fault of its caller's."""
+    """Stops a `tf.function` from warning of frequent tracing, and returns it."""
     if hasattr(function, "_omit_frequent_tracing_warning"):
         function._omit_frequent_tracing_warning = True
     return function
@@ -348,7 +345,7 @@ def without_warnings(function: Any) -> Any:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Runs a block that makes many objects, and all to stay: Python looks for no garbage in it."""
+    """Runs a block with garbage collection off, as it makes many objects that stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -364,7 +361,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator: threads take turns, as layers have other weights in between (see `swapped`)."""
+    """Decorator: threads take turns, as functions swap weights of layers (see `swapped`)."""
 
     @functools.wraps(verb)
     def in_turn(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -378,8 +375,8 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 def swapped(layer: Any, **attributes: Any) -> Iterator[None]:
     """Runs a block with attributes of `layer` replaced, e.g. its kernel by a quantized one.
 
-    Goes past Keras' attribute tracking, so that the layer keeps owning its weights. The layer's
-    own `call` then computes with the replacement: every option it has is honoured.
+    Keras' attribute tracking is bypassed, so the layer keeps its weights. The layer's own `call`
+    then computes with the replacement and all of its options.
     """
     before = {name: layer.__dict__[name] for name in attributes}
     layer.__dict__.update(attributes)

@@ -1,4 +1,4 @@
-"""A float model as its user gave it, as the model and the graph that are quantized in its place."""
+"""Reads a user's float model into the model and graph to quantize."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["read_float"]
 
 
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
-    """The functional or Sequential Keras 2 model that is quantized in a model's place, and read.
+    """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
 
-    That is the model itself unless it is subclassed, or does not know its input's shape.
+    The model is the user's unless that is subclassed or does not know its input's shape.
 
     Args:
-        model: what the user gave.
-        inputs: what a subclassed model is to be called on.
-        half: whether it may compute in half precision; else a copy in float32 takes its place.
+        model: the user's model.
+        inputs: symbolic inputs for a subclassed model.
+        half: whether the model may compute in half precision; else a float32 copy is used.
 
     Raises:
         ValueError: if the model cannot be read, trains in its own way, or holds float64.

@@ -1,4 +1,4 @@
-"""Which models can be read, and subclassed models as what can be."""
+"""Checks which models can be read, and makes subclassed models readable."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _Model = keras.Model
 
 
 def check_readable(model: Any) -> None:
-    """Raises the `ValueError` of `read` if a model cannot be read."""
+    """Raises a `ValueError` that says what to do if a model cannot be read."""
     roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
     if "keras" in roots and not isinstance(model, keras.layers.Layer):
         raise ValueError(
-            f"{type(model).__name__} is of Keras 3, and this works on Keras 2. Of a model, "
-            f"keras_qat.from_keras_3 makes one of Keras 2; or build it with the package tf_keras."
+            f"{type(model).__name__} belongs to Keras 3, but Keras 2 is needed here. Convert a "
+            f"model with keras_qat.from_keras_3, or build it with the package tf_keras."
         )
     if isinstance(model, type):
         raise ValueError(
-            f"Expected a Keras model, got the class {model.__name__}: pass a model of it."
+            f"Expected a Keras model, got the class {model.__name__}: pass an instance of it."
         )
     if not isinstance(model, _Model) and hasattr(model, "get_layer"):
         raise ValueError(
-            f"'{model.name}' was built with another Keras than keras_qat works with here, which is "
-            f"{keras.__name__}: build it with keras_qat.keras."
+            f"'{model.name}' was built with a different Keras package. keras_qat uses "
+            f"{keras.__name__} here: build the model with keras_qat.keras."
         )
     if isinstance(model, (str, os.PathLike)) and str(model).endswith((".tflite", ".onnx")):
         raise ValueError(
-            f"Expected a Keras model, got the file {str(model)!r}, of which none can be made. "
-            f"Arguments come in the order model, file, data."
+            f"Expected a Keras model, got the file {str(model)!r}, which cannot be turned into "
+            f"one. Arguments come in the order model, file, data."
         )
     if isinstance(model, (str, os.PathLike)):
         raise ValueError(
@@ -67,26 +67,26 @@ def check_readable(model: Any) -> None:
 
 
 def is_graph_model(layer: Any) -> bool:
-    """Whether a layer is a model that can be read."""
+    """Returns whether a layer is a model that can be read."""
     return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
 
 
 def is_subclassed(model: Any) -> bool:
-    """Whether a model says what it computes in its `call` alone."""
+    """Returns whether a model defines what it computes in its `call` alone."""
     unread = isinstance(model, _Model) and not is_graph_model(model)
     return unread and not isinstance(model, keras.Sequential)
 
 
 def as_functional(model: Any, inputs: Any = None) -> Any:
-    """A subclassed model as the only layer of a functional one, which opening looks into.
+    """Wraps a subclassed model as the only layer of a functional one, to be opened later.
 
     Args:
-        model: any model; others than subclassed ones are returned.
-        inputs: what it is to be called on, in the structure that it takes; by default tensors like
-            those that it was called on before.
+        model: any model; models of other kinds are returned as they are.
+        inputs: symbolic inputs in the structure that the model takes; by default like the tensors
+            of its last call.
 
     Raises:
-        ValueError: if neither is known, or `inputs` are given for another model.
+        ValueError: if no inputs are known, or `inputs` are given for a model of another kind.
     """
     if not is_subclassed(model):
         if inputs is not None:
@@ -109,26 +109,26 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 _OF_TRAINING = ("train_step", "test_step", "compile", "compute_loss", "make_train_function")
-"""Methods of models by which they train in their own way."""
+"""Methods that customize training."""
 
 
 def check_training(model: Any) -> None:
-    """Raises a `ValueError` if a model trains in its own way, which a copy of it would not."""
+    """Raises a `ValueError` if a model customizes training, which a copy would not do."""
     own = [
-        each for each in _OF_TRAINING if getattr(type(model), each) is not _inherited(model, each)
+        name for name in _OF_TRAINING if getattr(type(model), name) is not _inherited(model, name)
     ]
     if own:
         raise ValueError(
             f"{type(model).__name__} '{model.name}' has its own {', '.join(own)}, which the "
-            f"quantization-aware model would not have. Quantize the model that it trains, and make "
-            f"the {type(model).__name__} of what comes back; of this one's layers that is "
-            f"keras.Model(model.inputs, model.outputs)."
+            f"quantization-aware model would not have. Quantize the model inside it, here "
+            f"keras.Model(model.inputs, model.outputs), and build the {type(model).__name__} from "
+            f"the quantized model."
         )
 
 
 def _inherited(model: Any, name: str) -> Any:
-    """What Keras' own class that a model derives from has under a name."""
-    kinds = [each for each in type(model).__mro__ if each.__module__.split(".")[0] in _KERAS]
+    """Returns an attribute of the Keras class that a model derives from."""
+    kinds = [base for base in type(model).__mro__ if base.__module__.split(".")[0] in _KERAS]
     return getattr(kinds[0], name)
 
 

@@ -1,4 +1,4 @@
-"""What Keras cannot save, or not load again."""
+"""Checks what Keras cannot save or load, and reads `.keras` files at once."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["read_at_once", "warn_of_closed", "why_not_loaded", "why_not_saved"]
 
 
 def read_at_once(store: Any) -> Any:
-    """The weights that Keras reads from a `.keras` file, the file having been read as a whole.
+    """Moves the weights of the `.keras` file that Keras is loading into memory.
 
-    Before Python 3.12 `zipfile` goes back in a file by reading all of it anew, and HDF5 goes back
-    for every weight: half a minute for the larger models.
+    HDF5 seeks backwards for every weight. Before Python 3.12 `zipfile` then reads the file from
+    its start again, which takes half a minute for large models.
 
     Args:
-        store: what Keras gives to `load_own_variables` of the model that the file holds.
+        store: the argument of `load_own_variables` of the model.
 
     Returns:
-        The same, to be read instead. What Keras reads after it comes from memory, too.
+        The same group in memory, to read instead. Keras reads later groups from memory too.
     """
     frame = inspect.currentframe()
     while frame is not None and "weights_store" not in frame.f_locals:
@@ -45,13 +45,13 @@ def read_at_once(store: Any) -> Any:
     return stored.h5_file[name]
 
 
-_OURS = ("keras", "tf_keras", "keras_qat", "tensorflow")
+_KNOWN_PACKAGES = ("keras", "tf_keras", "keras_qat", "tensorflow")
 
 
 def why_not_saved(call: Call) -> str | None:
-    """Why no file holds a call, or no file that Keras could load; None if that is not certain."""
-    given = tf.nest.flatten([call.args, call.kwargs])
-    if any(each is Ellipsis for each in given):
+    """Returns why a call cannot be saved or loaded again; None if no reason is known."""
+    arguments = tf.nest.flatten([call.args, call.kwargs])
+    if any(argument is Ellipsis for argument in arguments):
         return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
     activation = vars(call.layer).get("activation")
     if not callable(activation) or isinstance(activation, keras.layers.Layer):
@@ -66,7 +66,7 @@ def why_not_saved(call: Call) -> str | None:
 
 
 def why_not_loaded(call: Call) -> str | None:
-    """Why Keras does not load a layer that is not opened; None if it does, as far as is known."""
+    """Returns why Keras cannot load a layer that is not opened; None if no reason is known."""
     activation = vars(call.layer).get("activation")
     for part in (type(call.layer), activation if inspect.isfunction(activation) else None):
         if part is not None and not _is_known(part):
@@ -79,21 +79,21 @@ def why_not_loaded(call: Call) -> str | None:
 
 
 def _is_known(part: Any) -> bool:
-    """Whether Keras finds a class or a function by its name."""
+    """Returns whether Keras finds a class or a function by its name."""
     name = keras.utils.get_registered_name(part)
     is_registered = keras.utils.get_registered_object(name) is not None
-    return str(part.__module__).split(".")[0] in _OURS or is_registered
+    return str(part.__module__).split(".")[0] in _KNOWN_PACKAGES or is_registered
 
 
 def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
-    """Names the layers of a user's own that could not be opened, and what Keras does not save."""
-    closed, said = graph.closed, []
+    """Warns of custom layers that could not be opened, and of calls that Keras cannot save."""
+    closed, message = graph.closed, []
     lines = [f"  {name}: {closed[name]}" for name in float_layers if name in closed]
     if lines:
-        said += ["These layers compute in float, as they cannot be opened:", *lines]
-        said += [
-            "keras_qat.register_op says what a layer is, override(layer, open=False) that it "
-            "shall stay closed."
+        message += ["These layers compute in float, as they cannot be opened:", *lines]
+        message += [
+            "Describe a layer with keras_qat.register_op, or silence this warning with "
+            "override(layer, open=False)."
         ]
     lines = []
     for call in graph.calls:
@@ -102,6 +102,6 @@ def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
             reason = why_not_loaded(call)
         lines += [] if reason is None else [f"  {call.name}: {reason}."]
     if lines:
-        said += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
-    if said:
-        warnings.warn("\n".join(said), stacklevel=3)
+        message += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
+    if message:
+        warnings.warn("\n".join(message), stacklevel=3)

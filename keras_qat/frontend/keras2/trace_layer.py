@@ -1,7 +1,7 @@
-"""What a layer is made of: its `call` traced on symbolic tensors, as Keras traces models.
+"""Opens a layer: traces its `call` on symbolic tensors into calls of other layers and operations.
 
-What a layer does in Python happens once, while it is traced. So a layer is only opened if the
-operations found compute what it computes, on random numbers, and do so in training as well.
+Python code in a layer runs only once, while it is traced. So a layer is opened only if the traced
+operations compute on random numbers what the layer computes, and the same in training.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
 __all__ = ["CannotOpen", "OnlyTrains", "OpenedLayer", "names_inside", "open_layer"]
 
 SIZE = 8
-"""What open sizes are for the numbers that are tried."""
+"""Size of open axes in the random inputs."""
 
 
 class CannotOpen(Exception):
-    """Why a layer cannot be opened: a few words."""
+    """Tells in a few words why a layer cannot be opened."""
 
 
 class OnlyTrains(Exception):
-    """A layer that passes its input on but in training: `model` is what it does then."""
+    """Raised for a layer that passes its input on, and applies `model` to it in training."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class OnlyTrains(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class OpenedLayer:
-    """A layer's `call` as calls of other layers and of TensorFlow's operations.
+    """A layer's `call` as calls of other layers and TensorFlow operations.
 
     Args:
-        graph: the calls. Its inputs are the tensors that the layer read, then its own weights.
-        weights: value of the graph -> the variable that it stands for.
+        graph: the calls. Its inputs are the tensors that the layer reads, then its weights.
+        weights: input of the graph -> the variable that it stands for.
         regularizers: id of a variable -> its regularizer.
     """
 
@@ -57,11 +57,11 @@ class OpenedLayer:
 
 
 def open_layer(call: Call) -> OpenedLayer:
-    """Opens the layer of a call, which is left as it is.
+    """Opens the layer of a call. The layer itself stays as it is.
 
     Raises:
         CannotOpen: if that is not possible.
-        OnlyTrains: if it does nothing but in training.
+        OnlyTrains: if it does something in training only.
     """
     layer = call.layer
     _check(call)
@@ -87,25 +87,27 @@ def _check(call: Call) -> None:
 
 
 def _regularizers(layer: Any) -> dict[int, Any]:
-    """Those of a layer's own weights, by the variables' ids."""
-    found = {}
-    for each in layer._callable_losses:
-        loss = each.args[0] if isinstance(each, partial) and each.args else each
+    """Returns the regularizers of a layer's own weights, by the variables' ids."""
+    regularizers = {}
+    for callback in layer._callable_losses:
+        loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback
         if isinstance(loss, partial) and loss.func.__name__ == "_loss_for_variable":
-            found[id(loss.args[0])] = inspect.getclosurevars(loss.func).nonlocals["regularizer"]
-    return found
+            regularizers[id(loss.args[0])] = inspect.getclosurevars(loss.func).nonlocals[
+                "regularizer"
+            ]
+    return regularizers
 
 
 @contextlib.contextmanager
 def _without_nodes(layer: Any) -> Iterator[None]:
-    """Runs a block after which the layers inside a layer know nothing of calls made in it."""
+    """Runs a block, then removes the Keras nodes that calls of inner layers left."""
     inside = list(layer._flatten_layers(include_self=False))
-    counts = [(len(each._inbound_nodes), len(each._outbound_nodes)) for each in inside]
+    counts = [(len(inner._inbound_nodes), len(inner._outbound_nodes)) for inner in inside]
     try:
         yield
     finally:
-        for each, (inbound, outbound) in zip(inside, counts, strict=True):
-            del each._inbound_nodes[inbound:], each._outbound_nodes[outbound:]
+        for inner, (inbound, outbound) in zip(inside, counts, strict=True):
+            del inner._inbound_nodes[inbound:], inner._outbound_nodes[outbound:]
 
 
 class _Trace:
@@ -113,122 +115,123 @@ class _Trace:
 
     def __init__(self, call: Call, training: bool | None) -> None:
         self.layer = layer = call.layer
-        own, replaced = _own_variables(layer)
-        self.weights = list({id(each): each for each in own}.values())
-        symbols = {id(each): graph_lib.symbolic(each.shape, each.dtype) for each in self.weights}
+        variables, attributes = _own_variables(layer)
+        self.weights = list({id(variable): variable for variable in variables}.values())
+        symbols = {id(w): graph_lib.symbolic(w.shape, w.dtype) for w in self.weights}
         self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
         args, kwargs = map_values(self.inputs.__getitem__, (call.args, dict(call.kwargs)))
         if training is not None:
             kwargs["training"] = training
         elif takes_training(layer):
             kwargs.setdefault("training", None)
-        kwargs = {key: each for key, each in kwargs.items() if key != "mask" or takes_mask(layer)}
-        put = {name: make(symbols) for name, make in replaced.items()}
-        adds = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
+        if not takes_mask(layer):
+            kwargs.pop("mask", None)
+        symbolic_attributes = {name: make(symbols) for name, make in attributes.items()}
+        refusals = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
         with tf.GradientTape(watch_accessed_variables=True) as tape:
             try:
-                with swapped(layer, **put), _given(layer, adds):
+                with swapped(layer, **symbolic_attributes), _overridden(layer, refusals):
                     self.outputs = layer.call(*args, **kwargs)
             except CannotOpen:
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
-                raise CannotOpen(_what_stopped(error)) from error
+                raise CannotOpen(_describe_error(error)) from error
         symbolic = [*self.inputs.values(), *symbols.values()]
-        found = tf.nest.flatten(self.outputs)
-        if not found or not all(keras.backend.is_keras_tensor(each) for each in found):
-            raise CannotOpen("what it gives does not depend on what it reads")
+        outputs = tf.nest.flatten(self.outputs)
+        if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
+            raise CannotOpen("its outputs do not depend on its inputs")
         try:
             self.model = keras.Model(symbolic, self.outputs)
         except ValueError as error:
             raise CannotOpen(_first_line(error)) from error
-        called = {id(each) for inner in self.model.layers for each in inner.variables}
-        for each in tape.watched_variables():
-            if id(each) not in called:
-                raise CannotOpen(f"it reads the weight {each.name} of another layer")
+        called = {id(variable) for inner in self.model.layers for variable in inner.variables}
+        for variable in tape.watched_variables():
+            if id(variable) not in called:
+                raise CannotOpen(f"it reads the weight {variable.name} of another layer")
 
     @property
     def nodes(self) -> list[Any]:
-        """What was called, in order."""
+        """Keras' nodes of the traced calls, in order."""
         return graph_lib.nodes_of(self.model)
 
     def read(self) -> OpenedLayer:
-        """The trace as a graph."""
+        """Returns the trace as a graph."""
         try:
             graph = graph_lib.read(self.model)
         except ValueError as error:
             raise CannotOpen(_first_line(error)) from error
         values = values_in(graph.inputs)
         own = values[len(self.inputs) :]
-        # The structure of what the layer gave; Keras makes a list of one output a tensor.
+        # The layer's own output structure: Keras turns a list of one output into a tensor.
         flat = iter(values_in(graph.outputs))
-        graph.outputs = tf.nest.map_structure(lambda each: next(flat), self.outputs)
+        graph.outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
         weights = dict(zip(own, self.weights, strict=True))
         return OpenedLayer(graph, weights, _regularizers(self.layer))
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """What the operations compute from numbers."""
+        """Computes the traced operations on numbers."""
         return tf.nest.flatten(self.model([*inputs, *self.weights], training=False))
 
 
 def _own_variables(layer: Any) -> tuple[list[Any], dict[str, Any]]:
-    """A layer's variables in its attributes, and how to make those attributes with others."""
-    found: list[Any] = []
+    """Returns a layer's variables, and how to make its attributes with symbols in their place."""
+    variables: list[Any] = []
 
-    def variables_in(each: Any) -> list[Any]:
-        if isinstance(each, tf.Variable):
-            return [each]
-        inside = each.values() if isinstance(each, dict) else each
-        is_nest = isinstance(each, (list, tuple, dict))
-        return [one for item in inside for one in variables_in(item)] if is_nest else []
+    def variables_in(value: Any) -> list[Any]:
+        if isinstance(value, tf.Variable):
+            return [value]
+        items = value.values() if isinstance(value, dict) else value
+        is_nest = isinstance(value, (list, tuple, dict))
+        return [variable for item in items for variable in variables_in(item)] if is_nest else []
 
-    def with_symbols(each: Any, symbols: dict[int, Any]) -> Any:
-        if isinstance(each, dict):
-            return {key: with_symbols(item, symbols) for key, item in each.items()}
-        if isinstance(each, (list, tuple)):
-            return [with_symbols(item, symbols) for item in each]
-        return symbols.get(id(each), each)
+    def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
+        if isinstance(value, dict):
+            return {key: with_symbols(item, symbols) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [with_symbols(item, symbols) for item in value]
+        return symbols.get(id(value), value)
 
-    replaced = {}
-    for name, each in vars(layer).items():
-        if name.startswith(_OF_KERAS) or not variables_in(each):
+    attributes = {}
+    for name, value in vars(layer).items():
+        if name.startswith(_OF_KERAS) or not variables_in(value):
             continue
-        found += variables_in(each)
-        replaced[name] = lambda symbols, each=each: with_symbols(each, symbols)
-    return found, replaced
+        variables += variables_in(value)
+        attributes[name] = lambda symbols, value=value: with_symbols(value, symbols)
+    return variables, attributes
 
 
 PHASE = "keras_qat: the phase"
-"""Stands for what a layer is told of the phase."""
+"""Replaces a `training` argument that follows the model's phase."""
 
 _OF_KERAS = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Beginnings of attributes in which Keras keeps track of others."""
+"""Prefixes of attributes in which Keras tracks other attributes."""
 
 
 def names_inside(layer: Any) -> dict[int, str]:
-    """Names of the layers that a layer has in its attributes, by their ids.
+    """Names the layers in a layer's attributes; returns id of a layer -> name.
 
-    Those of the attributes, as Keras numbers the names that it makes up anew in every copy; names
-    that were given stay.
+    Layers that Keras named are named after their attribute, as Keras numbers them differently in
+    every copy. Names that a user gave stay.
     """
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
 
-    def visit(each: Any, path: str) -> None:
-        if isinstance(each, keras.layers.Layer):
-            parted = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(each).__name__)
+    def visit(value: Any, path: str) -> None:
+        if isinstance(value, keras.layers.Layer):
+            parted = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(value).__name__)
             base = re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
-            is_made_up = re.fullmatch(re.escape(base) + r"(_\d+)?", each.name)
-            found.setdefault(id(each), path if is_made_up else each.name)
-        elif isinstance(each, dict):
-            for key, item in each.items():
+            is_made_up = re.fullmatch(re.escape(base) + r"(_\d+)?", value.name)
+            names.setdefault(id(value), path if is_made_up else value.name)
+        elif isinstance(value, dict):
+            for key, item in value.items():
                 visit(item, f"{path}_{key}")
-        elif isinstance(each, (list, tuple)):
-            for place, item in enumerate(each):
-                visit(item, f"{path}_{place}")
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                visit(item, f"{path}_{index}")
 
-    for name, each in vars(layer).items():
+    for name, value in vars(layer).items():
         if not name.startswith(("_self_", "_obj", "_inbound", "_outbound")):
-            visit(each, name.strip("_"))
-    return found
+            visit(value, name.strip("_"))
+    return names
 
 
 def _refuses(name: str) -> Any:
@@ -239,7 +242,7 @@ def _refuses(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _given(layer: Any, attributes: dict[str, Any]) -> Iterator[None]:
+def _overridden(layer: Any, attributes: dict[str, Any]) -> Iterator[None]:
     """Runs a block in which a layer has attributes that hide those of its class."""
     vars(layer).update(attributes)
     try:
@@ -250,18 +253,18 @@ def _given(layer: Any, attributes: dict[str, Any]) -> Iterator[None]:
 
 
 def _follow_training(trained: _Trace, tested: _Trace) -> None:
-    """Makes layers inside follow the model's phase where the layer tells them its own.
+    """Makes inner layers follow the model's phase where the layer passes its phase on.
 
     Raises:
-        CannotOpen, OnlyTrains: if it computes otherwise in training.
+        CannotOpen, OnlyTrains: if the layer computes differently in training.
     """
     does_nothing = _passes_on(tested) and not trained.weights
-    otherwise: Exception = CannotOpen("it computes otherwise in training")
+    refusal: Exception = CannotOpen("it computes differently in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
-        otherwise = OnlyTrains(trained.model)
-    known = [{id(each): at for at, each in enumerate(_symbols(t))} for t in (trained, tested)]
-    if list(map(_what, trained.nodes)) != list(map(_what, tested.nodes)):
-        raise otherwise
+        refusal = OnlyTrains(trained.model)
+    known = [{id(x): index for index, x in enumerate(_symbols(t))} for t in (trained, tested)]
+    if list(map(_identity, trained.nodes)) != list(map(_identity, tested.nodes)):
+        raise refusal
 
     def common(a: Any, b: Any) -> Any:
         if a is True and b is False:
@@ -269,44 +272,46 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
         if known[0].get(id(a)) != known[1].get(id(b)) or (
             id(a) not in known[0] and not _equal(a, b)
         ):
-            raise otherwise
+            raise refusal
         return a
 
-    for one, other in zip(trained.nodes, tested.nodes, strict=True):
-        given = [(each.call_args, dict(each.call_kwargs)) for each in (one, other)]
+    for node, tested_node in zip(trained.nodes, tested.nodes, strict=True):
+        arguments = [(n.call_args, dict(n.call_kwargs)) for n in (node, tested_node)]
         try:
-            args, kwargs = tf.nest.map_structure(common, *given)
+            args, kwargs = tf.nest.map_structure(common, *arguments)
         except (ValueError, TypeError) as error:
-            raise otherwise from error
-        if any(each is PHASE for each in args):  # By position.
-            args = args[: next(place for place, each in enumerate(args) if each is PHASE)]
-        one.call_args = args
-        one.call_kwargs = {key: None if each is PHASE else each for key, each in kwargs.items()}
+            raise refusal from error
+        positions = [index for index, arg in enumerate(args) if arg is PHASE]
+        node.call_args = args[: positions[0]] if positions else args
+        node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
 
 
 def _passes_on(trace: _Trace) -> bool:
-    """Whether what was traced gives what it reads, maybe by way of `tf.identity`."""
+    """Returns whether a trace returns its input, possibly through `tf.identity`."""
     symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
     return symbols <= {"identity"} and keras.backend.is_keras_tensor(trace.outputs)
 
 
 def _varies_alike(trained: _Trace) -> bool:
-    """Whether what was traced is random in training if the layer is."""
+    """Returns whether a trace is random in training exactly if its layer is."""
     symbols = [str(getattr(node.layer, "symbol", "")) for node in trained.nodes]
-    if any("random" in each or "dropout" in each for each in symbols):
-        return True  # Even if it drops but one of a thousand examples.
+    if any("random" in symbol or "dropout" in symbol for symbol in symbols):
+        return True  # Runs may still be equal, if it drops one example of a thousand.
     (x,) = _numbers(trained)
     runs: Any = (lambda: trained.layer(x, training=True)), (lambda: trained.model(x, training=True))
     return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
 
 
 def _symbols(trace: _Trace) -> list[Any]:
-    made = [tf.nest.flatten(node.outputs) for node in trace.nodes]
-    return [*trace.model.inputs, *(each for found in made for each in found)]
+    outputs = [tensor for node in trace.nodes for tensor in tf.nest.flatten(node.outputs)]
+    return [*trace.model.inputs, *outputs]
 
 
-def _what(node: Any) -> Any:
-    """What computes: of layers without weights, such as `keras.layers.add` makes, any such one."""
+def _identity(node: Any) -> Any:
+    """Identifies what a node computes with.
+
+    Layers without weights, such as `keras.layers.add` makes anew, are equal by configuration.
+    """
     layer = node.layer
     symbol = getattr(layer, "symbol", None)
     if symbol:
@@ -323,15 +328,15 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _numbers(trace: _Trace) -> list[Any]:
-    """Random inputs."""
+    """Draws random inputs for a trace."""
     draw = np.random.default_rng(0)
-    found = []
+    tensors = []
     for value in trace.inputs:
         sizes = [SIZE if size is None else size for size in value.shape]
         sizes[:1] = [2 if value.shape[0] is None else value.shape[0]] if sizes else []
         drawn = draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
-        found.append(tf.cast(drawn, value.dtype))
-    return found
+        tensors.append(tf.cast(drawn, value.dtype))
+    return tensors
 
 
 def _check_numbers(call: Call, trace: _Trace) -> None:
@@ -344,20 +349,24 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
         expected = [tf.nest.flatten(call.layer(*args, **kwargs)) for _ in range(2)]
     except Exception:  # Sizes that do not fit: nothing to compare with.
         return
-    found = trace(list(numbers.values()))
-    for a, b, c in zip(*expected, found, strict=True):
-        size = float(tf.reduce_max(tf.abs(tf.cast(a, tf.float32)))) if tf.size(a) else 0.0
-        for other in (b, c):
-            if not np.allclose(a, other, rtol=1e-4, atol=1e-5 * size + 1e-12, equal_nan=True):
+    computed = trace(list(numbers.values()))
+    for first, second, traced in zip(*expected, computed, strict=True):
+        largest = (
+            float(tf.reduce_max(tf.abs(tf.cast(first, tf.float32)))) if tf.size(first) else 0.0
+        )
+        for values in (second, traced):
+            if not np.allclose(
+                first, values, rtol=1e-4, atol=1e-5 * largest + 1e-12, equal_nan=True
+            ):
                 raise CannotOpen("it does not compute the same each time")
 
 
-def _what_stopped(error: Exception) -> str:
-    """An error of a layer's own code, with the line of that code."""
-    ours = ("site-packages", str(Path(__file__).parent.parent), "<", "__autograph_generated")
+def _describe_error(error: Exception) -> str:
+    """Describes an error in a layer's own code, with the line of that code."""
+    foreign = ("site-packages", str(Path(__file__).parent.parent), "<", "__autograph_generated")
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [each for each in frames if not any(part in each.filename for part in ours)]
-    where = f" in `{lines[-1].line}` (line {lines[-1].lineno})" if lines else ""
+    own = [frame for frame in frames if not any(part in frame.filename for part in foreign)]
+    where = f" in `{own[-1].line}` (line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}{where}: {_first_line(error)}"
 
 

@@ -1,6 +1,7 @@
-"""Models of Keras 3: converted to Keras 2, and their weights brought back.
+"""Converts models of Keras 3 to Keras 2, and carries their weights back.
 
-The only package that touches Keras 3's internals. Keras 3 is imported where a model of it is met.
+No other package touches Keras 3's internals. Keras 3 is imported only when one of its models comes
+in.
 """
 
 from keras_qat.frontend.keras3.convert_model import as_keras_2, from_keras_3

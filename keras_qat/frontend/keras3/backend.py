@@ -1,4 +1,4 @@
-"""Which Keras 3 is installed, and what is of it."""
+"""Finds Keras 3, and checks and reads its models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_model", "is_layer", "is_model", "is_of_keras_3", "keras_3", "n
 
 
 def keras_3() -> Any:
-    """The module `keras` of Keras 3.
+    """Returns the module `keras` of Keras 3.
 
     Raises:
         ImportError: if it is not installed, or an older one is.
@@ -29,34 +29,31 @@ def keras_3() -> Any:
 
 
 def is_of_keras_3(value: Any) -> bool:
-    """Whether something, e.g. a model, is an instance of a class of Keras 3 or of a child of one.
-
-    It does not import Keras 3.
-    """
+    """Returns whether a value's class is of Keras 3 or derives from one, without importing it."""
     roots = {base.__module__.split(".")[0] for base in type(value).__mro__}
     return "keras" in roots and not isinstance(value, keras2.keras.layers.Layer)
 
 
 def is_layer(value: Any) -> bool:
-    """Whether something is a layer of Keras 3, models among them."""
+    """Returns whether a value is a layer of Keras 3. Models are layers too."""
     return isinstance(value, keras_3().layers.Layer)
 
 
 def is_model(value: Any) -> bool:
-    """Whether something is a model of Keras 3."""
+    """Returns whether a value is a model of Keras 3."""
     return isinstance(value, keras_3().Model)
 
 
 def check_model(model: Any) -> None:
-    """Raises a `ValueError` that says what to do if something is no built graph of Keras 3."""
+    """Raises a `ValueError` that says what to do if a model of Keras 3 cannot be read."""
     keras = keras_3()
     name, kind = getattr(model, "name", model), type(model).__name__
     if not isinstance(model, keras.Model):
         raise ValueError(f"Expected a model of Keras 3, got {kind} '{name}'.")
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            f"Keras 3 computes with {keras.backend.backend()} here. Save '{name}', and load it in "
-            f"a program that sets the environment variable KERAS_BACKEND=tensorflow."
+            f"Keras 3 uses the backend {keras.backend.backend()} here. Save '{name}' and load it "
+            f"in a program that sets the environment variable KERAS_BACKEND=tensorflow."
         )
     if isinstance(model, keras.Sequential) and not model.built:
         raise ValueError(
@@ -65,13 +62,13 @@ def check_model(model: Any) -> None:
         )
     if not isinstance(model, keras.Sequential) and not hasattr(model, "_nodes_by_depth"):
         raise ValueError(
-            f"{kind} '{name}' is a subclassed model of Keras 3: what its call() does cannot be "
-            f"read as layers. Express it in the functional style, keras.Model(inputs, outputs)."
+            f"{kind} '{name}' is a subclassed model of Keras 3: its call() cannot be read as "
+            f"layers. Express it in the functional style, keras.Model(inputs, outputs)."
         )
 
 
 def nodes(model: Any) -> list[Any]:
-    """The calls in a functional model, in an order in which they compute."""
+    """Returns the nodes of a functional model in the order of computation."""
     depths = sorted(model._nodes_by_depth, reverse=True)
-    found = [node for depth in depths for node in model._nodes_by_depth[depth]]
-    return [node for node in found if not node.is_input]
+    ordered = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [node for node in ordered if not node.is_input]

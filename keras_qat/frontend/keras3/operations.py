@@ -1,9 +1,8 @@
-"""Operations of Keras 3 on symbolic tensors (`x + y`, `keras.ops.relu(x)`) in Keras 2.
+"""Converts operations of Keras 3 on symbolic tensors (`x + y`, `keras.ops.relu(x)`) to Keras 2.
 
-Keras 3's operations compute with functions of TensorFlow, and Keras 2 makes a layer of each of
-those that is called on its symbolic tensors. So the `call` of an operation on tensors of Keras 2
-gives what it computes in Keras 2. `OPERATIONS` has those for which that fails, or takes more
-functions than they need.
+Keras 3's operations compute with TensorFlow functions, and Keras 2 makes a layer of each function
+that is called on its symbolic tensors. So most operations convert by calling them on Keras 2's
+tensors. `OPERATIONS` lists those that fail that way or would become needlessly many layers.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ __all__ = ["call_operation"]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A function of TensorFlow that computes what an operation does.
+    """A TensorFlow function that computes what an operation does.
 
     Args:
         function: called with the operation's tensors.
-        options: its names of options -> the operation's names of the attributes that hold them.
+        options: name of the function's option -> name of the operation's attribute that holds it.
     """
 
     function: Callable[..., Any]
@@ -56,16 +55,16 @@ def _move(x: Any, source: Any, destination: Any) -> Any:
         to % rank: origin % rank
         for origin, to in zip(tf.nest.flatten(source), tf.nest.flatten(destination), strict=True)
     }
-    others = iter(axis for axis in range(rank) if axis not in moved.values())
-    return tf.transpose(x, [moved[at] if at in moved else next(others) for at in range(rank)])
+    remaining = iter(axis for axis in range(rank) if axis not in moved.values())
+    return tf.transpose(x, [moved[at] if at in moved else next(remaining) for at in range(rank)])
 
 
 def _position(function: Any) -> Callable[..., Any]:
     def compute(x: Any, axis: int | None, keepdims: bool) -> Any:
         if axis is None:
             raise NotImplementedError("without an axis")
-        found = function(x, axis, output_type=tf.int32)
-        return tf.expand_dims(found, axis) if keepdims else found
+        indices = function(x, axis, output_type=tf.int32)
+        return tf.expand_dims(indices, axis) if keepdims else indices
 
     return compute
 
@@ -88,7 +87,7 @@ def _attention(
     scale: float | None = None,
     **options: Any,
 ) -> Any:
-    """Attention in the layout of Keras 3: batch, steps, heads, size of a head."""
+    """Computes attention on [batch, steps, heads, head size], Keras 3's layout."""
     if bias is not None or mask is not None or any(options.values()):
         raise NotImplementedError("it has a mask, a bias or a cap")
     scale = float(query.shape[-1]) ** -0.5 if scale is None else scale
@@ -117,23 +116,24 @@ OPERATIONS: dict[str, Row] = {
     "Swapaxes": Row(_swap, {"first": "axis1", "second": "axis2"}),
     "Take": Row(_take, {"axis": "axis"}),
 }
-"""Class of an operation of Keras 3 -> what computes it."""
+"""Class of an operation of Keras 3 -> the row that computes it."""
 
 SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Those whose rows hold for tensors of the type that they give: of others they convert the type."""
+"""Operations whose rows need one type for inputs and outputs; with others Keras 3 converts
+types."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: Any, dtypes: set[str]) -> Any:
-    """What an operation of Keras 3 makes of tensors of Keras 2.
+    """Calls an operation of Keras 3 on tensors of Keras 2.
 
     Args:
         operation: the operation.
-        args: its arguments, tensors of Keras 2 among them.
-        kwargs: those by name.
-        dtypes: the types of the tensors that it takes and gives in Keras 3.
+        args: its positional arguments, with tensors of Keras 2.
+        kwargs: its keyword arguments.
+        dtypes: the types of its input and output tensors in Keras 3.
 
     Raises:
-        ValueError: if it cannot be said in Keras 2.
+        ValueError: if Keras 2 cannot express it.
     """
     name = type(operation).__name__
     row = OPERATIONS.get(name)
@@ -142,10 +142,10 @@ def call_operation(operation: Any, args: Any, kwargs: Any, dtypes: set[str]) -> 
     try:
         if row is None:
             return operation.call(*args, **kwargs)
-        options = {key: getattr(operation, each) for key, each in row.options.items()}
+        options = {key: getattr(operation, name) for key, name in row.options.items()}
         return row.function(*args, **kwargs, **options)
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
-            f"Operation '{operation.name}' ({name}) of Keras 3 cannot be converted: {error}. Put "
-            f"what it computes into a Lambda layer, or express it with other operations."
+            f"Operation '{operation.name}' ({name}) of Keras 3 cannot be converted: {error}. Move "
+            f"it into a Lambda layer, or express it with other operations."
         ) from error

@@ -1,4 +1,4 @@
-"""Weights, from layer to layer between a model of Keras 3 and the same in Keras 2."""
+"""Copies weights between a model of Keras 3 and its Keras 2 counterpart."""
 
 from __future__ import annotations
 
@@ -14,58 +14,60 @@ __all__ = ["give_weights", "take_weights"]
 
 
 def give_weights(model: Any, keras_3_model: Any) -> None:
-    """Gives a Keras 3 model the weights of a Keras 2 model that was made from it."""
+    """Copies a Keras 2 model's weights to the Keras 3 model that it was made from."""
     layers = list(_pairs(keras_3_model, model))
     weights = [pair for pair_of_layers in layers for pair in _weights(*pair_of_layers)]
-    for theirs, ours in weights:
-        theirs.assign(np.asarray(ours))
+    for target, source in weights:
+        target.assign(np.asarray(source))
     for layer, _ in layers:
         _finalize(layer)
 
 
 def take_weights(model: Any, keras_3_model: Any) -> None:
-    """Gives a Keras 2 model the weights and the `trainable` flags of the Keras 3 model it is of."""
-    for layer, made in _pairs(keras_3_model, model):
-        if made.trainable != layer.trainable:
-            made.trainable = layer.trainable
-        for theirs, ours in _weights(layer, made):
-            ours.assign(np.asarray(theirs))
-        _finalize(made)
+    """Copies the weights and `trainable` flags of a Keras 3 model to its Keras 2 counterpart."""
+    for layer, converted in _pairs(keras_3_model, model):
+        if converted.trainable != layer.trainable:
+            converted.trainable = layer.trainable
+        for source, target in _weights(layer, converted):
+            target.assign(np.asarray(source))
+        _finalize(converted)
 
 
-def _pairs(theirs: Any, ours: Any) -> Iterator[tuple[Any, Any]]:
-    """Layers of Keras 3 and those of Keras 2 that stand for them: models before what is in them."""
-    yield theirs, ours
-    if not is_model(theirs):
+def _pairs(source: Any, converted: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields layers of Keras 3 with their Keras 2 counterparts, models before their layers."""
+    yield source, converted
+    if not is_model(source):
         return
-    there = {layer.name: layer for layer in ours.layers}
-    for layer in theirs.layers:
-        made = there.get(layer.name)
+    counterparts = {layer.name: layer for layer in converted.layers}
+    for layer in source.layers:
+        counterpart = counterparts.get(layer.name)
         inner = getattr(layer, "layer", None)
-        if made is None and layer.weights:
-            raise ValueError(f"'{ours.name}' has no layer '{layer.name}', as '{theirs.name}' has.")
-        if made is not None and is_model(inner):  # In a TimeDistributed.
-            yield layer, made
-            yield from _pairs(inner, made.layer)
-        elif made is not None:
-            yield from _pairs(layer, made)
+        if counterpart is None and layer.weights:
+            raise ValueError(
+                f"'{converted.name}' lacks the layer '{layer.name}' of '{source.name}'."
+            )
+        if counterpart is not None and is_model(inner):  # In a TimeDistributed.
+            yield layer, counterpart
+            yield from _pairs(inner, counterpart.layer)
+        elif counterpart is not None:
+            yield from _pairs(layer, counterpart)
 
 
-def _weights(theirs: Any, ours: Any) -> list[tuple[Any, Any]]:
-    """The weights of a layer of Keras 3 beside those of the layer of Keras 2; none of models."""
-    if is_model(theirs) or is_model(getattr(theirs, "layer", None)):
+def _weights(source: Any, converted: Any) -> list[tuple[Any, Any]]:
+    """Pairs the weights of a layer of Keras 3 with its counterpart's; none for models."""
+    if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
-    pair = theirs.weights, weights_in_order(ours)
-    shapes = [[tuple(each.shape) for each in weights] for weights in pair]
+    pair = source.weights, weights_in_order(converted)
+    shapes = [[tuple(weight.shape) for weight in weights] for weights in pair]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            f"The weights of layer '{theirs.name}' have the shapes {shapes[0]} in Keras 3 and "
+            f"The weights of layer '{source.name}' have the shapes {shapes[0]} in Keras 3 and "
             f"{shapes[1]} in Keras 2."
         )
     return list(zip(*pair, strict=True))
 
 
 def _finalize(layer: Any) -> None:
-    """Lets a Normalization compute with its weights: it computes with what it makes of them."""
+    """Makes a Normalization update what it derives from its weights."""
     if hasattr(layer, "finalize_state"):
         layer.finalize_state()
