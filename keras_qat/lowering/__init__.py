@@ -1,8 +1,7 @@
-"""Lowering: layers that do several things become several layers that do one each.
+"""Lowering: splits layers that do several things into layers that do one thing.
 
-A layer with a built-in activation becomes the layer and an activation; a separable convolution
-its depthwise and its pointwise convolution; swish x * sigmoid(x); a sum of three two sums of two.
-After that, patterns have one form to match.
+For example, a layer with an activation becomes the layer and an activation layer, and a sum of
+three tensors becomes two sums. Patterns then have one form to match.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ _layers = keras.layers
 def lower(
     graph: Graph, activations: bool = True, may_open: Callable[[Call], bool | None] | None = None
 ) -> Graph:
-    """`graph` with every layer split that `LOWERINGS` lists. Shared layers stay shared.
+    """Splits every layer that `LOWERINGS` lists. Shared layers stay shared.
 
     Args:
         graph: the graph.
-        activations: whether activations are brought into the form that the runtimes compute them
-            in. `recipes.contrib` leaves them as they are, like the original.
-        may_open: which layers may be opened; none by default.
+        activations: whether to bring activations into the form that runtimes compute.
+            `recipes.contrib` keeps them, like the original.
+        may_open: whether a layer may be opened; by default none is opened.
     """
     context, table = LoweringContext(), LOWERINGS if activations else ALWAYS
 
@@ -69,13 +68,13 @@ def lower(
             lowering = None
         parts = split_activity_regularizer(call, context)
         parts = parts or (lowering(call, context) if lowering else [])
-        return [each for part in parts for each in expand(part.as_part_of(call))] or [call]
+        return [c for part in parts for c in expand(part.as_part_of(call))] or [call]
 
     if may_open is not None:
         graph = open_layers(graph, context, may_open)
     if activations:
         graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), context)
-    calls = [each for call in graph.calls for each in expand(call)]
+    calls = [part for call in graph.calls for part in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
     return _drop_identities(
         _drop_unread(merge_common_subexpressions(graph), context) if activations else graph
@@ -83,20 +82,20 @@ def lower(
 
 
 def _drop_unread(graph: Graph, context: LoweringContext) -> Graph:
-    """Without what nobody reads: a shape that was asked for to resize to it, a layer's state."""
+    """Drops calls whose outputs nothing reads: `tf.shape` for a resize, a layer's state."""
     read, calls = set(values_in(graph.outputs)), []
     read.update(value for call in graph.loss_only for value in call.inputs)
     for call in reversed(graph.calls):
         outputs = values_in(call.outputs)
         is_part = context.weights.get(call.layer) == []  # Without weights.
-        if read.intersection(outputs) or (any(each.is_float for each in outputs) and not is_part):
+        if read.intersection(outputs) or (any(value.is_float for value in outputs) and not is_part):
             calls.append(call)
             read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
 def _drop_identities(graph: Graph) -> Graph:
-    """Without linear activations in front of a BatchNormalization, which would not be folded."""
+    """Drops linear activations in front of a BatchNormalization, which would prevent folding."""
     consumers = graph.consumers()
     outputs = values_in(graph.outputs)
     calls = {call: call for call in graph.calls}
@@ -104,14 +103,14 @@ def _drop_identities(graph: Graph) -> Graph:
         op = op_of(call)
         if op is None or op.name != "linear" or len(consumers[call.output]) != 1:
             continue
-        before, (reader,) = call.inputs[0].producer, consumers[call.output]
-        weighted = op_of(before) if before is not None else None
-        if before is None or weighted is None or not weighted.folds_batch_norm:
+        producer, (reader,) = call.inputs[0].producer, consumers[call.output]
+        weighted = op_of(producer) if producer is not None else None
+        if producer is None or weighted is None or not weighted.folds_batch_norm:
             continue
-        is_read_once = consumers[before.output] == [call] and before.output not in outputs
+        is_read_once = consumers[producer.output] == [call] and producer.output not in outputs
         if is_batch_norm(reader) and is_read_once:
-            args, kwargs = before.args, before.kwargs
-            calls[before] = Call(before.layer, args, kwargs, call.outputs, before.name)
+            args, kwargs = producer.args, producer.kwargs
+            calls[producer] = Call(producer.layer, args, kwargs, call.outputs, producer.name)
             del calls[call]
     return dataclasses.replace(graph, calls=list(calls.values()))
 
@@ -126,8 +125,7 @@ ALWAYS: dict[Any, Lowering] = {
     _layers.Average: split_average,
     "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
 }
-"""Layer class, or `graph.class_path` of one that Keras does not export -> the calls that a call
-becomes, or none if it stays as it is."""
+"""Layer class, or `graph.class_path` of one that Keras does not export -> its lowering."""
 
 LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
@@ -146,4 +144,4 @@ LOWERINGS: dict[Any, Lowering] = {
     _layers.Minimum: split_extremum,
     _layers.Activation: split_activation_layer,
 }
-"""With those, also of operations, that only runtimes' kernels ask for."""
+"""`ALWAYS` and the lowerings, also of operations, that only TFLite's operators need."""

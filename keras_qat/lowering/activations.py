@@ -1,4 +1,4 @@
-"""Lowering of activations: out of the layers that hold them, and into parts that have kernels."""
+"""Lowers activations: splits them off their layers, and into parts that have TFLite operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _layers = keras.layers
 
 
 def split_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """conv(activation=f) -> conv, f. The layer keeps its name; the activation is named after it."""
+    """Lowers conv(activation=f) to conv and f. The layer keeps its name; f is named after it."""
     layer = call.layer
     if layer.activation in (None, keras.activations.linear):
         return []
@@ -42,9 +42,9 @@ _REGULARIZED_IN_PARTS = (Regularize, _layers.MultiHeadAttention)
 
 
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
-    """layer(activity_regularizer=r) -> layer, Regularize(r).
+    """Lowers layer(activity_regularizer=r) to layer and Regularize(r).
 
-    In a wrapper the layer's own call would be regularized, which is not computed at inference.
+    A wrapped layer's own call, which the regularizer would see, is not computed at inference.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(values_in(call.outputs)) > 1:
@@ -61,7 +61,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def activation_of(parts: PartsBuilder) -> Any:
-    """The activation in a layer as a layer of its own: a copy of it, if it is a layer itself."""
+    """Makes a layer of the activation in a layer; copies an activation that is a layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, _layers.Layer):
         return parts.new("activation", graph_lib.clone, inner, weights=inner.weights)
@@ -69,20 +69,20 @@ def activation_of(parts: PartsBuilder) -> Any:
 
 
 def weights_without_activation(layer: Any, context: LoweringContext) -> list[Any]:
-    """What a layer starts from, without the weights of an activation in it that is a layer."""
+    """Returns a layer's initial weights without those of an activation layer in it."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
     return [weight for weight in context.weights_of(layer) if id(weight) not in inner]
 
 
 def _split_hard_sigmoid(call: Call, context: LoweringContext, slope: float = 0.2) -> list[Call]:
-    """hard_sigmoid -> Rescaling(slope, 0.5), ReLU(1). The slope is that of Keras 2."""
+    """Lowers hard_sigmoid to Rescaling(slope, 0.5) and ReLU(1). The default is Keras 2's slope."""
     parts = PartsBuilder(call, context)
     scale = parts.new("scale", _layers.Rescaling, slope, 0.5)
     return parts.chain(scale, parts.new("", _layers.ReLU, 1.0))
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """An activation whose parts have kernels, not it; the layer in one that is a layer."""
+    """Lowers an Activation that has no TFLite operator, or that holds a layer."""
     parts, inner = PartsBuilder(call, context), call.layer.activation
     if isinstance(inner, _layers.Layer):
         return parts.chain(parts.new("", graph_lib.clone, inner, weights=inner.weights))
@@ -91,7 +91,7 @@ def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_swish(call: Call, context: LoweringContext) -> list[Call]:
-    """swish -> sigmoid, Multiply: TFLite has no kernel for it, but for its parts."""
+    """Lowers swish to sigmoid and Multiply, as TFLite has no operator for swish."""
     parts, x = PartsBuilder(call, context), call.inputs[0]
     gate = parts.add(parts.new("sigmoid", _layers.Activation, "sigmoid"), x, shape=x.shape)
     return parts.end(parts.new("", _layers.Multiply), [x, gate])
@@ -107,4 +107,4 @@ ACTIVATIONS: dict[Any, Lowering] = {
     keras_3.leaky_relu: partial(replace_by, make=_layers.LeakyReLU, alpha=0.2),
     keras_3.celu: partial(replace_by, make=_layers.ELU),
 }
-"""Activation function -> what splits it."""
+"""Activation function -> its lowering."""

@@ -1,4 +1,4 @@
-"""Lowering of attention into projections, products and a softmax, which have int8 kernels."""
+"""Lowers attention to projections, products and a softmax, which have int8 operators."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _layers = keras.layers
 
 
 def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Call]:
-    """MultiHeadAttention -> projections, Rescaling, product, masks, softmax, product, projection.
+    """Lowers MultiHeadAttention to projections, products, masks and a softmax.
 
-    With a mask that Keras hands on or that is a constant, or over several axes, it stays one layer.
+    It stays whole with a mask from Keras or a constant mask, or with attention over several axes.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
     query, value, key, mask, with_scores, _, causal = operands(call, *names, "use_causal_mask")
     key = value if key is None else key
-    known = attention_parts(layer)
+    details = attention_parts(layer)
     steps = (query.shape[1], value.shape[1])
-    is_masked = any(each.masked for each in (query, value, key))
+    is_masked = any(x.masked for x in (query, value, key))
     is_masked = is_masked or not (mask is None or isinstance(mask, Value))
-    if is_masked or known is None or (causal and None in steps):
+    if is_masked or details is None or (causal and None in steps):
         return []
     parts = PartsBuilder(call, context)
 
     def project(name: str, source: Value, output: Any = None) -> Value:
-        dense = known[name]
+        dense = details[name]
         trainable = layer.trainable and dense.trainable
         options = {"weights": dense.weights, "trainable": trainable}
         part = parts.new("" if name == "output" else name, graph_lib.clone, dense, **options)
@@ -44,9 +44,9 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
         return parts.add(part, source, output=output, shape=shape)
 
     result, scores = call.outputs if with_scores else (call.output, None)
-    scale = parts.new("scale", _layers.Rescaling, known["scale"])
+    scale = parts.new("scale", _layers.Rescaling, details["scale"])
     queries = parts.add(scale, project("query", query))
-    product = parts.new("scores", Contract, known["product"])
+    product = parts.new("scores", Contract, details["product"])
     products = parts.add(product, [project("key", key), queries])
     if mask is not None or causal:
         hide = parts.new("mask", MaskScores, steps if causal else None)
@@ -54,25 +54,25 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
             hide, [products, *([] if mask is None else [mask])], shape=products.shape
         )
     weights = parts.add(parts.new("softmax", _layers.Softmax), products, output=scores)
-    if known["dropout"]:
-        weights = parts.add(parts.new("dropout", _layers.Dropout, known["dropout"]), weights)
-    combination = parts.new("values", Contract, known["combination"])
+    if details["dropout"]:
+        weights = parts.add(parts.new("dropout", _layers.Dropout, details["dropout"]), weights)
+    combination = parts.new("values", Contract, details["combination"])
     mixed = parts.add(combination, [weights, project("value", value)])
     if layer.activity_regularizer is None:
         project("output", mixed, result)
-    else:  # That of each projection, and of the whole.
+    else:  # The projections keep their regularizers; this one is for the whole layer.
         regularized = parts.new("regularized", Regularize, layer.activity_regularizer)
         parts.add(regularized, project("output", mixed), output=result)
     return parts.calls
 
 
 def split_attention(call: Call, context: LoweringContext) -> list[Call]:
-    """Attention -> product, softmax, product. With masks given, or weights, it stays one layer."""
+    """Lowers Attention to product, softmax and product, unless it has masks or weights."""
     layer = call.layer
     names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
     (query, value, *key), mask, _, with_scores, causal = operands(call, *names)
-    given = [each for each in tf.nest.flatten(mask) if each is not None]
-    is_masked = given or any(each.masked for each in (query, value, *key))
+    masks = [m for m in tf.nest.flatten(mask) if m is not None]
+    is_masked = masks or any(x.masked for x in (query, value, *key))
     size = (query.shape[1], value.shape[1])
     if is_masked or (causal and None in size) or layer.use_scale or layer.score_mode != "dot":
         return []
@@ -96,7 +96,7 @@ def split_attention(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_einsum(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.einsum of two tensors -> Contract."""
+    """Lowers tf.einsum of two tensors to Contract."""
     equation, *tensors = tf.nest.flatten((call.args, call.kwargs))
     if len(call.inputs) != 2 or len(tensors) != 2 or not isinstance(equation, str):
         return []

@@ -1,4 +1,4 @@
-"""Masks that models add to the scores of attention as large negative numbers."""
+"""Recognizes masks that models add to attention scores as large negative numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from keras_qat.ops.registry import op_of
 __all__ = ["recognize_masks"]
 
 HIDES = -1e3
-"""From here on a number that is added to a score leaves softmax nothing of it."""
+"""A number that is added to scores hides them from softmax if it is this low or lower."""
 
 
 def recognize_masks(graph: Graph) -> Graph:
-    """`graph` with softmax(scores + mask * -1e9) as a softmax of masked scores.
+    """Replaces softmax(scores + mask * -1e9) by a softmax of `MaskScores`.
 
-    In 8 bits the sum would have steps of 4e6, and nothing would be left of the scores.
+    The sum would have a scale of 4e6 in 8 bits, which leaves nothing of the scores.
     """
     readers = graph.consumers()
     replaced: dict[Call, Call] = {}
@@ -33,14 +33,14 @@ def recognize_masks(graph: Graph) -> Graph:
         total = call.inputs[0].producer if op is not None and op.name == "softmax" else None
         if total is None or readers[total.output] != [call]:
             continue
-        found = _masked(total)
-        if found is None:
+        match = _match_mask(total)
+        if match is None:
             continue
-        scores, mask, product, causal = found
+        scores, mask, product, causal = match
         name, dtype = total.layer.name, policy_of(total.output.dtype)
         layer = MaskScores(causal, hidden=True, name=name, dtype=dtype)
-        given = [scores] if mask is None else [scores, mask]
-        replaced[total] = Call(layer, (given,), {}, total.outputs, total.name).as_part_of(total)
+        inputs = [scores] if mask is None else [scores, mask]
+        replaced[total] = Call(layer, (inputs,), {}, total.outputs, total.name).as_part_of(total)
         if product is not None and readers[product.output] == [total]:
             dropped.add(product)
     if not replaced:
@@ -49,8 +49,12 @@ def recognize_masks(graph: Graph) -> Graph:
     return dataclasses.replace(graph, calls=calls)
 
 
-def _masked(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
-    """The scores and the mask that a sum adds, what multiplies that, or its steps if causal."""
+def _match_mask(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
+    """Returns the scores that a sum masks, the mask, the mask's multiplication and causal steps.
+
+    None if the sum is no mask. A causal mask has steps; any other has a mask and a
+    multiplication.
+    """
     is_layer = type(total.layer) is keras.layers.Add
     kind, terms = "add" if is_layer else _kind(total), _terms(total)
     if kind not in ("add", "subtract"):
@@ -60,14 +64,14 @@ def _masked(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
         if not isinstance(scores, Value) or (kind == "subtract" and scores is not terms[0]):
             continue
         if not isinstance(term, Value):
-            steps = _causal(sign * term)
+            steps = _causal_steps(sign * term)
             if steps is not None and steps == scores.shape[-2:]:
                 return scores, None, None, steps
             continue
         product = term.producer
         factors = _terms(product) if product and _kind(product) == "multiply" else []
-        masks = [each for each in factors if isinstance(each, Value)]
-        numbers = [each for each in factors if not isinstance(each, Value)]
+        masks = [factor for factor in factors if isinstance(factor, Value)]
+        numbers = [factor for factor in factors if not isinstance(factor, Value)]
         is_mask = len(masks) == len(numbers) == 1 and numbers[0].ndim == 0
         if is_mask and sign * numbers[0] <= HIDES and len(masks[0].shape) == len(scores.shape):
             return scores, masks[0], product, None
@@ -75,21 +79,21 @@ def _masked(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
 
 
 def _kind(call: Call) -> str:
-    """What an operation computes; "" for what is no arithmetic."""
+    """Names an arithmetic operation; "" for any other call."""
     return ARITHMETIC.get(str(call.layer.symbol), "") if is_operation(call.layer) else ""
 
 
 def _terms(call: Call) -> list[Any]:
-    """What a call combines: tensors and arrays."""
+    """Returns the tensors and arrays that a call combines."""
     if not is_operation(call.layer):
         return list(call.inputs)
-    given = [*call.args, *(each for name, each in call.kwargs.items() if name != "name")]
-    found = [each if isinstance(each, Value) else array(each) for each in given]
-    return [each for each in found if each is not None]
+    arguments = [*call.args, *(arg for name, arg in call.kwargs.items() if name != "name")]
+    terms = [arg if isinstance(arg, Value) else array(arg) for arg in arguments]
+    return [term for term in terms if term is not None]
 
 
-def _causal(term: np.ndarray) -> tuple[int, int] | None:
-    """The numbers of steps, if a constant hides later steps and nothing else."""
+def _causal_steps(term: np.ndarray) -> tuple[int, int] | None:
+    """Returns the numbers of query and key steps if a constant hides exactly the later steps."""
     term = np.squeeze(term)
     if term.ndim != 2:
         return None

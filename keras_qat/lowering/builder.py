@@ -1,4 +1,4 @@
-"""What lowerings are made with: the layers they make, and calls of them."""
+"""Tools for lowerings: the layers they made so far, and a builder of calls."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ __all__ = ["Lowering", "LoweringContext", "PartsBuilder", "replace_by"]
 
 
 class LoweringContext:
-    """The layers that lowering made: for a shared layer, the same parts in each of its calls."""
+    """The layers that lowering made. All calls of a shared layer get the same parts."""
 
     def __init__(self) -> None:
         self.weights: dict[Any, list[Any]] = {}
         self.opened: dict[Any, int] = {}
-        """How often a layer was opened."""
+        """Layer -> how often it was opened."""
         self._layers: dict[tuple[Any, str], Any] = {}
 
     def layer(self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()) -> Any:
-        """The part of `source` with that name, made once; it starts from `weights`."""
+        """Returns the named part of `source`, made on first use with the initial `weights`."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
     def weights_of(self, layer: Any) -> list[Any]:
-        """What a layer starts from: for one that lowering made, not yet its own weights."""
+        """Returns a layer's initial weights, also for a layer that is not built yet."""
         return self.weights.get(layer, layer.weights)
 
 
 Lowering = Callable[[Call, LoweringContext], list[Call]]
-"""Makes the calls that a call becomes, or none if it stays as it is."""
+"""Returns the calls that replace a call, or none if it stays as it is."""
 
 
 class PartsBuilder:
-    """The calls that a call becomes, in the making."""
+    """Builds the calls that replace a call."""
 
     def __init__(self, call: Call, context: LoweringContext) -> None:
         self.call, self.context, self.calls = call, context, list[Call]()
 
     def new(self, part: str, make: Any, *args: Any, weights: Any = (), **options: Any) -> Any:
-        """A layer named after the call's and the part; the part "" has the name of the layer.
+        """Makes the layer of a part, named after the call's layer and the part.
 
-        It computes in the precision of the call's output, unless it is told or is a clone.
+        It computes in the precision of the call's output, unless `dtype` is given or it is a clone.
 
         Args:
-            part: the part.
-            make: makes it of `args`, `options` and its name.
-            weights: what it starts from.
+            part: name of the part; "" for the name of the call's layer.
+            make: called with `args`, `options` and the name.
+            weights: the initial weights.
         """
         layer = self.call.layer
         name = f"{layer.name}_{part}" if part else layer.name
@@ -73,7 +73,7 @@ class PartsBuilder:
         Args:
             layer: the layer.
             args, kwargs: its arguments.
-            shape: that of its output, by default as the layer says.
+            shape: the output's shape, by default as the layer infers it.
             output: the output, by default a new tensor.
 
         Returns:
@@ -88,26 +88,26 @@ class PartsBuilder:
         return output
 
     def end(self, layer: Any, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
-        """All calls, with a last one, which computes what the call did."""
+        """Adds the last call, which writes the original outputs, and returns all calls."""
         self.add(layer, *args, kwargs=kwargs, output=self.call.outputs)
         return self.calls
 
     def chain(self, *layers: Any) -> list[Call]:
-        """All calls, of layers one after the other."""
+        """Adds calls of layers one after the other, and returns all calls."""
         args, kwargs = self.call.args, self.call.kwargs
         for layer in layers[:-1]:
             args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
         return self.end(layers[-1], *args, kwargs=kwargs)
 
     def path(self, layer: Any) -> str:
-        """The name of a call of a layer: its path is that of the call, whatever that is called."""
+        """Returns the name of a part's call: the call's path with the part's layer name."""
         name = self.call.layer.name
         if layer.name.startswith(name):
             return self.call.name + layer.name.removeprefix(name)
         return self.call.name.removesuffix(name) + layer.name
 
     def between(self, layer: Any, shape: Any) -> Value:
-        """A tensor inside of what the call did, made by a layer."""
+        """Makes a tensor between two parts, written by `layer`."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
         return Value(label + output.name.removeprefix(self.call.name), tuple(shape), output.dtype)
@@ -116,7 +116,7 @@ class PartsBuilder:
 def replace_by(
     call: Call, context: LoweringContext, make: Any, *args: Any, inputs: Any = None, **options: Any
 ) -> list[Call]:
-    """The layer that computes what a call did, under its name, from its input or others."""
+    """Replaces a call by one layer under its name, with its input or other inputs."""
     parts = PartsBuilder(call, context)
     layer = parts.new("", make, *args, **options)
     return parts.end(layer, call.inputs[0] if inputs is None else inputs)

@@ -1,8 +1,8 @@
-"""Models with their channels first, computed with their channels last.
+"""Computes channels-first models with their channels last.
 
-Runtimes' int8 kernels, and many of TensorFlow's on a CPU, take channels last only. Each layer with
-channels first computes on its input's twin with channels last. Twins go on through what treats all
-axes alike; where another layer reads the tensor itself, a Permute turns it back.
+TFLite's int8 kernels, and many of TensorFlow's on a CPU, take channels last only. Each layer with
+channels first computes on a channels-last copy of its input. Elementwise layers compute on such
+copies too. Where any other layer reads the tensor, a Permute restores it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _layers = keras.layers
 
 
 def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
-    """`graph` with every layer that has its channels first computing on channels last."""
+    """Makes every layer with channels first compute on channels last."""
     if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
         return graph
     visitor = _Visitor(context)
@@ -37,7 +37,7 @@ def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Whether the axis behind the batch is that of channels: of a recurrent layer it is steps."""
+    """Returns whether axis 1 holds channels. In a recurrent layer it holds steps."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, _layers.RNN)
 
@@ -51,13 +51,13 @@ class _Visitor:
     def __init__(self, context: LoweringContext) -> None:
         self.context = context
         self.calls: list[Call] = []
-        self.twins: dict[Value, Value] = {}
-        """Value with channels first -> the same with channels last."""
+        self.channels_last: dict[Value, Value] = {}
+        """Value with channels first -> its copy with channels last."""
         self.computed: set[Value] = set()
-        """Values with twins that are there themselves too."""
+        """Values that have been computed in their own layout."""
 
     def visit(self, call: Call) -> None:
-        layer = self.twin_of(call)
+        layer = self.channels_last_layer(call)
         if layer is not None:
             self.compute(call, layer)
             return
@@ -66,52 +66,58 @@ class _Visitor:
         self.calls.append(call)
         self.computed.update(values_in(call.outputs))
 
-    def twin_of(self, call: Call) -> Any:
-        """The layer that does on twins what a call does; None for one that needs channels first."""
+    def channels_last_layer(self, call: Call) -> Any:
+        """Returns the layer that computes a call on channels last; None if it has none."""
         layer, rank = call.layer, len(call.output.shape)
-        reads_twin = any(value in self.twins for value in call.inputs)
+        reads_copy = any(value in self.channels_last for value in call.inputs)
         joins_channels = type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank)
         if _has_channels_first(call) and len(call.inputs) == 1:
             return self.changed(layer, data_format="channels_last")
         if _is_norm_of_first(call):
             return self.changed(layer, axis=rank - 1)
-        if reads_twin and joins_channels:
+        if reads_copy and joins_channels:
             return self.changed(layer, axis=-1)
-        return layer if reads_twin and self.is_elementwise(call) else None
+        return layer if reads_copy and self.is_elementwise(call) else None
 
     def is_elementwise(self, call: Call) -> bool:
         layer = call.layer
         known = (_layers.Activation, _layers.Dropout, _layers.GaussianNoise, _layers.ReLU)
         op = op_of(call)
         is_plain = op.elementwise if op is not None else type(layer) in known
-        return is_plain and all(len(each.shape) == len(call.output.shape) for each in call.inputs)
+        return is_plain and all(len(x.shape) == len(call.output.shape) for x in call.inputs)
 
     def changed(self, layer: Any, **config: Any) -> Any:
-        """The layer with other settings and the same weights."""
+        """Returns a copy of a layer with changed settings and the same weights."""
         make = lambda: graph_lib.clone(layer, **config)  # noqa: E731
         return self.context.layer(layer, "channels_last", make, layer.weights)
 
     def compute(self, call: Call, layer: Any) -> None:
-        """`call` on the twins of its inputs."""
+        """Adds the call on channels-last copies of its inputs."""
         for value in call.inputs:
-            if value not in self.twins:
-                self.twins[value] = self.permuted(value, call, to_last=True)
-        args, kwargs = map_values(self.twins.__getitem__, (call.args, call.kwargs))
+            if value not in self.channels_last:
+                self.channels_last[value] = self.permuted(value, call, to_last=True)
+        args, kwargs = map_values(self.channels_last.__getitem__, (call.args, call.kwargs))
         output = call.output
         if len(output.shape) < 3 or type(layer) is _layers.Flatten:
             self.calls.append(Call(layer, args, kwargs, output, call.name).as_part_of(call))
             self.computed.add(output)
             return
         shape = _moved(output.shape, _order(len(output.shape), True))
-        twin = Value(output.name, shape, output.dtype, masked=output.masked)
-        self.twins[output] = twin
-        self.calls.append(Call(layer, args, kwargs, twin, call.name).as_part_of(call))
+        copy = Value(output.name, shape, output.dtype, masked=output.masked)
+        self.channels_last[output] = copy
+        self.calls.append(Call(layer, args, kwargs, copy, call.name).as_part_of(call))
 
     def turn_back(self, value: Value) -> None:
-        """Makes a value with channels first from its twin, unless it is there."""
-        if value in self.twins and value not in self.computed and value.producer is not None:
+        """Computes a value with channels first from its copy, unless that is done already."""
+        if (
+            value in self.channels_last
+            and value not in self.computed
+            and value.producer is not None
+        ):
             self.computed.add(value)
-            permuted = self.permuted(self.twins[value], value.producer, to_last=False, output=value)
+            permuted = self.permuted(
+                self.channels_last[value], value.producer, to_last=False, output=value
+            )
             permuted.name += "_channels_first"
 
     def permuted(self, value: Value, call: Call, to_last: bool, output: Any = None) -> Value:

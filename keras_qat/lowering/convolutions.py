@@ -1,4 +1,4 @@
-"""Lowering of convolutions into the forms that have int8 kernels."""
+"""Lowers separable convolutions to the convolutions that have int8 operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _layers = keras.layers
 
 
 def split_separable(call: Call, context: LoweringContext) -> list[Call]:
-    """SeparableConv2D -> DepthwiseConv2D, Conv2D 1x1, and its activation if it has one."""
+    """Lowers SeparableConv2D to DepthwiseConv2D, a 1x1 Conv2D, and its activation if it has one."""
     layer, parts = call.layer, PartsBuilder(call, context)
     kinds = _layers.DepthwiseConv2D, _layers.Conv2D
     if isinstance(layer, _layers.SeparableConv1D):
@@ -51,4 +51,4 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options that the parts have from the layer, by the same names."""
+"""Options that the parts copy from the layer under the same names."""

@@ -1,4 +1,4 @@
-"""Hard swish: the activation that models make of operations and runtimes compute in one."""
+"""Recognizes hard swish that a model computes with several operations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["recognize_hard_swish"]
 
 
 def recognize_hard_swish(graph: Graph) -> Graph:
-    """`graph` with every x * relu6(x + 3) * 1/6 that is spelled in operations as one layer."""
-    found = {call: _inside(call) for call in graph.calls}
+    """Replaces every x * relu6(x + 3) * 1/6 by one HardSwish layer."""
+    matches = {call: _inside(call) for call in graph.calls}
     consumers = graph.consumers()
     outputs = set(values_in(graph.outputs))
     replaced: dict[Call, Call] = {}
     dropped: set[Call] = set()
-    for call, (x, inner) in found.items():
-        members, hidden = {call, *inner}, {each.output for each in inner}
-        if x is None or hidden & outputs or any(set(consumers[each]) - members for each in hidden):
+    for call, (x, inner) in matches.items():
+        members, hidden = {call, *inner}, {part.output for part in inner}
+        if x is None or hidden & outputs or any(set(consumers[v]) - members for v in hidden):
             continue
         layer = HardSwish(name=call.layer.name, dtype=policy_of(call.output.dtype))
         replaced[call] = Call(layer, (x,), {}, call.outputs, call.name).as_part_of(call)
@@ -34,7 +34,7 @@ def recognize_hard_swish(graph: Graph) -> Graph:
 
 
 def _inside(call: Call) -> tuple[Value | None, list[Call]]:
-    """The input of the hard swish that `call` ends and the calls inside; None for no hard swish."""
+    """Returns the input and the other calls of the hard swish that ends in `call`, or None."""
     sixth = _times_a_sixth(call)
     product = call if sixth is None else sixth.producer
     if product is None or _symbol(product) != "multiply" or len(product.inputs) != 2:
@@ -64,11 +64,11 @@ def _symbol(call: Call) -> str:
 
 
 def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
-    """The tensor that `call` combines with a constant."""
+    """Returns the tensor that `call` combines with a constant."""
     if _symbol(call) != symbol or len(call.inputs) != 1:
         return None
-    found = map(number, tf.nest.flatten((call.args, call.kwargs)))
-    numbers = [each for each in found if each is not None]
+    arguments = map(number, tf.nest.flatten((call.args, call.kwargs)))
+    numbers = [argument for argument in arguments if argument is not None]
     close = len(numbers) == 1 and abs(numbers[0] - constant) < 1e-6
     return call.inputs[0] if close else None
 

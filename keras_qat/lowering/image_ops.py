@@ -1,4 +1,4 @@
-"""Lowering of TensorFlow's operations on images."""
+"""Lowers TensorFlow's operations on images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _layers = keras.layers
 
 
 def split_resize(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.image.resize to a known size -> Resizing, where it can do the same."""
+    """Lowers tf.image.resize to a known size to Resizing, for the options that Resizing has."""
     names = ("images", "size", "method", "preserve_aspect_ratio", "antialias")
     _, _, method, *others = operands(call, *names)
     method, sizes = method or "bilinear", call.output.shape[1:3]
@@ -30,7 +30,7 @@ def split_resize(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
-    """The resize of TensorFlow 1 -> Resizing, of a single pixel: others it places otherwise."""
+    """Lowers TensorFlow 1's resize of a single pixel to Resizing; larger images differ."""
     before, sizes = call.inputs[0].shape, call.output.shape[1:3]
     if len(before) != 4 or tuple(before[1:3]) != (1, 1) or None in sizes:
         return []
@@ -38,34 +38,38 @@ def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_patches(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.image.extract_patches -> tf.nn.space_to_depth, or crops side by side if they overlap.
+    """Lowers tf.image.extract_patches to tf.nn.space_to_depth, or to crops if patches overlap.
+
+    A strided pooling of one pixel thins out the crops where patches do not begin at every
+    pixel.
 
     Where they do not begin at every pixel, a pooling of one pixel takes every n-th.
     """
-    x, *given, padding = operands(call, "images", "sizes", "strides", "rates", "padding")
-    options, shape = [_of_axes(each) for each in given], [each or 0 for each in x.shape[1:3]]
+    x, *options, padding = operands(call, "images", "sizes", "strides", "rates", "padding")
+    options = [_height_and_width(option) for option in options]
+    shape = [size or 0 for size in x.shape[1:3]]
     if not all(options) or 0 in shape:
         return []
     sizes, strides, rates = options
     parts = PartsBuilder(call, context)
     are_blocks = sizes == strides == [sizes[0]] * 2 and rates == [1, 1] and sizes[0] > 1
-    if are_blocks and not any(each % sizes[0] for each in shape):
+    if are_blocks and not any(size % sizes[0] for size in shape):
         return parts.end(parts.new("", type(call.layer), tf.nn.space_to_depth), x, sizes[0])
     if math.prod(sizes) > MOST_CROPS:
         return []
-    counts = [each or 0 for each in call.output.shape[1:3]]
+    counts = [size or 0 for size in call.output.shape[1:3]]
     spans = [stride * (count - 1) + 1 for stride, count in zip(strides, counts, strict=True)]
     reach = [span + rate * (size - 1) for span, size, rate in zip(spans, sizes, rates, strict=True)]
     more = [max(0, end - size) for end, size in zip(reach, shape, strict=True)]
     if padding == "SAME" and any(more):
-        pairs = [(each // 2, each - each // 2) for each in more]
+        pairs = [(total // 2, total - total // 2) for total in more]
         x = parts.add(parts.new("padded", _layers.ZeroPadding2D, pairs), x)
     crops = []
-    for place in itertools.product(*map(range, sizes)):
-        begins = [rate * at for rate, at in zip(rates, place, strict=True)]
+    for offset in itertools.product(*map(range, sizes)):
+        begins = [rate * at for rate, at in zip(rates, offset, strict=True)]
         ends = zip(x.shape[1:3], begins, spans, strict=True)
         around = [(begin, size - begin - span) for size, begin, span in ends]
-        name = "_".join(map(str, place))
+        name = "_".join(map(str, offset))
         crop = parts.add(parts.new(f"crop_{name}", _layers.Cropping2D, around), x)
         if strides != [1, 1]:
             crop = parts.add(parts.new(f"take_{name}", _layers.MaxPooling2D, 1, strides), crop)
@@ -74,11 +78,11 @@ def split_patches(call: Call, context: LoweringContext) -> list[Call]:
 
 
 MOST_CROPS = 64
-"""Patches with more pixels than that stay in float."""
+"""Patches with more pixels than this stay in float."""
 
 
-def _of_axes(given: Any) -> list[int]:
-    """Options of height and width, none if they are not known or others are not 1."""
-    found = tf.nest.flatten(given)
-    known = len(found) == 4 and all(isinstance(each, int) for each in found)
-    return found[1:3] if known and found[0] == found[3] == 1 else []
+def _height_and_width(option: Any) -> list[int]:
+    """Returns an option's numbers for height and width; none if others than those are not 1."""
+    numbers = tf.nest.flatten(option)
+    known = len(numbers) == 4 and all(isinstance(number, int) for number in numbers)
+    return numbers[1:3] if known and numbers[0] == numbers[3] == 1 else []

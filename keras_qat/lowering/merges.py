@@ -1,4 +1,4 @@
-"""Lowering of layers that merge tensors."""
+"""Lowers layers that merge tensors."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _layers = keras.layers
 
 
 def merge_two_by_two(call: Call, context: LoweringContext) -> list[Call]:
-    """A sum of n tensors as n - 1 sums of two, as the runtimes' kernels take no more than two."""
+    """Lowers a sum of n tensors to n - 1 sums of two, the most that TFLite's operators take."""
     if len(call.inputs) <= 2:
         return []
     parts = PartsBuilder(call, context)
-    first, *others, last = call.inputs
-    for index, other in enumerate(others, start=1):
+    first, *middle, last = call.inputs
+    for index, value in enumerate(middle, start=1):
         layer = parts.new(f"part{index}", type(call.layer), dtype=call.layer.dtype_policy)
-        shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, other.shape)))
-        first = parts.add(layer, [first, other], shape=shape)
+        shape = tf.broadcast_static_shape(*map(tf.TensorShape, (first.shape, value.shape)))
+        first = parts.add(layer, [first, value], shape=shape)
     return parts.end(call.layer, [first, last])
 
 
 def split_extremum(call: Call, context: LoweringContext) -> list[Call]:
-    """The largest or smallest of n tensors two by two, each pair in one range."""
+    """Lowers a maximum or minimum of n tensors to pairs, each in one range."""
     return merge_two_by_two(call, context) or convert_fixed_ranges(call, context)
 
 
 def split_dot(call: Call, context: LoweringContext) -> list[Call]:
-    """Dot(normalize=True) -> UnitNormalization of both, Dot; along the last axes."""
+    """Lowers Dot(normalize=True) along the last axes to two UnitNormalizations and Dot."""
     layer, inputs = call.layer, call.inputs
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
     pairs = zip(axes, inputs, strict=True)
@@ -57,10 +57,10 @@ def split_dot(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def convert_fixed_ranges(call: Call, context: LoweringContext) -> list[Call]:
-    """A Concatenate that joins sigmoid's range, say, with another: a Rescaling(1) converts it.
+    """Puts a Rescaling(1) on fixed-range inputs that are joined with other ranges.
 
-    The kernel takes one range. A convolution that multiplies by 1 changes the range exactly;
-    TFLite's QUANTIZE rounds zero points once more.
+    A Concatenate of a sigmoid with another tensor is an example: TFLite's operator takes one range.
+    A convolution that multiplies by 1 changes the range exactly; QUANTIZE rounds zero points again.
     """
     fixed = {value: _fixed_range(value) for value in call.inputs}
     if len(set(fixed.values())) == 1:
@@ -69,16 +69,16 @@ def convert_fixed_ranges(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def convert_second_factor(call: Call, context: LoweringContext) -> list[Call]:
-    """A product of matrices whose second factor is a softmax, say: a Rescaling(1) converts that.
+    """Puts a Rescaling(1) on the right-hand side of a matmul whose range begins at 0.
 
-    Its range begins at 0, where XNNPACK asks for one with zero in the middle.
+    A softmax is an example. XNNPACK asks for a range that is symmetric around 0.
     """
     limits = _fixed_range(call.inputs[1]) if len(call.inputs) == 2 else None
     return _rescaled(call, context, [call.inputs[1]]) if limits and limits[0] == 0 else []
 
 
 def _rescaled(call: Call, context: LoweringContext, values: list[Value]) -> list[Call]:
-    """A call with a Rescaling(1) of some of its inputs in front of it."""
+    """Puts a Rescaling(1) in front of some inputs of a call."""
     parts, converted = PartsBuilder(call, context), {}
     for value in values:
         if len(value.shape) >= 2:
@@ -89,11 +89,11 @@ def _rescaled(call: Call, context: LoweringContext, values: list[Value]) -> list
 
 
 def _fixed_range(value: Value) -> tuple[float, float] | None:
-    """The fixed range that an activation gives a tensor, also behind layers that keep it."""
+    """Returns the fixed range of a tensor, also through layers that keep their input's."""
     call = value.producer
     op = op_of(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):
-        ranges = {_fixed_range(each) for each in call.inputs}
+        ranges = {_fixed_range(x) for x in call.inputs}
         return ranges.pop() if len(ranges) == 1 else None
     if op is None or not isinstance(op.output, FixedRange):
         return None
@@ -101,14 +101,14 @@ def _fixed_range(value: Value) -> tuple[float, float] | None:
 
 
 def split_average(call: Call, context: LoweringContext) -> list[Call]:
-    """Average -> Add, Rescaling."""
+    """Lowers Average to Add and Rescaling."""
     parts, scale = PartsBuilder(call, context), 1.0 / len(call.inputs)
     add = parts.new("add", _layers.Add)
     return parts.chain(add, parts.new("", _layers.Rescaling, scale))
 
 
 def split_custom_scale(call: Call, context: LoweringContext) -> list[Call]:
-    """InceptionResNetV2's CustomScaleLayer, a + scale * b -> Rescaling, Add."""
+    """Lowers InceptionResNetV2's CustomScaleLayer, a + scale * b, to Rescaling and Add."""
     parts, (a, b) = PartsBuilder(call, context), call.inputs
     scale = parts.new("scale", _layers.Rescaling, call.layer.scale)
     scaled = parts.add(scale, b, shape=b.shape)

@@ -1,7 +1,7 @@
-"""Opening: layers that no row lists become the calls that they are made of.
+"""Opens layers that no row lists: replaces them by the calls that they are made of.
 
-Lambdas, custom layers with or without weights, layers with others inside, activations that are
-functions of a user's own. What cannot be opened stays as it is, and computes in float.
+These are Lambdas, custom layers and functions that a user wrote as activations. A layer that cannot
+be opened stays whole and computes in float.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ _layers = keras.layers
 def open_layers(
     graph: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
 ) -> Graph:
-    """`graph` with every layer opened that no row lists.
+    """Opens every layer that no row lists.
 
     Args:
         graph: a graph as it was read.
-        context: takes the layers that are made.
-        may_open: whether a layer may be opened; True for one that is opened even if it normalizes,
-            None for what is usual.
+        context: collects the layers that are made.
+        may_open: whether a layer may be opened; True opens even a layer that normalizes, None opens
+            as usual.
     """
 
     def is_whole(call: Call) -> bool:
-        """Whether a call is a subclassed model, all of it: its parts have their own names."""
+        """Returns whether a call is a whole subclassed model: its parts keep their names."""
         return graph.calls == [call] and isinstance(call.layer, keras.Model)
 
     closed: dict[str, str] = {}
     anchor = values_in(graph.inputs)[0]
 
     def expand(call: Call) -> list[Call]:
-        said = may_open(call)
-        if said is False:
+        allowed = may_open(call)
+        if allowed is False:
             return [call]
         parts = _unknown_activation(call, context)
         if not parts and _is_closed(call.layer):
             try:
                 namer = _Namer(call, "" if is_whole(call) else f"{call.name}/")
                 parts = _calls_of(
-                    open_layer(call), call, context, anchor, namer, forced=said is True
+                    open_layer(call), call, context, anchor, namer, forced=allowed is True
                 )
-            except OnlyTrains as found:
+            except OnlyTrains as error:
                 keep = PartsBuilder(call, context)
-                layer = keep.new("", TrainingOnly, found.model, weights=found.model.weights)
+                layer = keep.new("", TrainingOnly, error.model, weights=error.model.weights)
                 return keep.end(layer, call.inputs[0])
             except CannotOpen as error:
                 if is_whole(call):
@@ -76,14 +76,14 @@ def open_layers(
                         f"the functional models inside it one by one."
                     ) from error
                 closed[call.name] = str(error)
-        return [each for part in parts for each in expand(part)] or [call]
+        return [c for part in parts for c in expand(part)] or [call]
 
-    calls = [each for call in graph.calls for each in expand(call)]
+    calls = [part for call in graph.calls for part in expand(call)]
     return with_kernels(dataclasses.replace(graph, calls=calls, closed=closed), context)
 
 
 def _is_closed(layer: Any) -> bool:
-    """Whether what a layer does is a user's own code."""
+    """Returns whether a layer runs a user's own code."""
     if is_registered(layer) or is_operation(layer):
         return False
     if type(layer) is _layers.Activation:
@@ -94,14 +94,14 @@ def _is_closed(layer: Any) -> bool:
 
 
 def _is_known(function: Any) -> bool:
-    """Whether there is a row or a lowering for an activation function."""
+    """Returns whether an activation function has a row or a lowering."""
     with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
         return function in ACTIVATIONS or lists(function)
     return False
 
 
 def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """A layer of Keras' with an activation that is a function of a user's own: it and that."""
+    """Splits a user's own activation function off a Keras layer."""
     layer = call.layer
     function = getattr(layer, "activation", None)
     is_own = is_listed(layer) and not is_registered(layer) and callable(function)
@@ -117,7 +117,7 @@ def _itself(layer: Any) -> Any:
 
 
 class _Namer:
-    """Names of what is inside a layer, each once."""
+    """Gives unique names to the calls inside a layer."""
 
     def __init__(self, call: Call, prefix: str) -> None:
         self.call, self.prefix, self.taken = call, prefix, set[str]()
@@ -149,35 +149,35 @@ NORMALIZING = {
     *("math.l2_normalize", "linalg.l2_normalize", "linalg.normalize", "norm", "linalg.norm"),
     *("nn.batch_normalization", "compat.v1.nn.fused_batch_norm", "nn.local_response_normalization"),
 }
-"""Operations by which layers divide by the size of what they read."""
+"""Operations by which layers divide by the size of their inputs."""
 
 
 def _calls_of(
-    found: OpenedLayer,
+    opened: OpenedLayer,
     call: Call,
     context: LoweringContext,
     anchor: Value,
     namer: _Namer,
     forced: bool,
 ) -> list[Call]:
-    """The calls inside a layer, on what it reads, in place of what it gives."""
-    parts, graph = PartsBuilder(call, context), found.graph
+    """Returns the calls inside an opened layer, on the call's inputs and outputs."""
+    parts, graph = PartsBuilder(call, context), opened.graph
     inputs = values_in(graph.inputs)
-    read = inputs[: len(inputs) - len(found.weights)]
+    read = inputs[: len(inputs) - len(opened.weights)]
     current: dict[Value, Value] = dict(zip(read, dict.fromkeys(call.inputs), strict=True))
     count = context.opened[call.layer] = context.opened.get(call.layer, 0) + 1
     mark = f"#{count}" if count > 1 else ""
-    of_weights = _computed_from_weights(graph, found.weights)
-    given = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
-    if len(given) != len(values_in(call.outputs)):
-        raise CannotOpen("it gives one tensor twice")
+    of_weights = _computed_from_weights(graph, opened.weights)
+    outputs_of = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
+    if len(outputs_of) != len(values_in(call.outputs)):
+        raise CannotOpen("it returns one tensor twice")
 
     def tensor_of(value: Value) -> Value:
-        """What takes the place of a value inside; weights become tensors where they are read."""
+        """Returns the value in an inner one's place; weights become tensors at first use."""
         if value not in current:
-            name = namer.unique(_name_of_weight(value, found))
-            layer, shape = _weight_tensor(value, found, parts, name)
-            current[value] = given.get(value) or Value(name + mark, shape, value.dtype)
+            name = namer.unique(_name_of_weight(value, opened))
+            layer, shape = _weight_tensor(value, opened, parts, name)
+            current[value] = outputs_of.get(value) or Value(name + mark, shape, value.dtype)
             parts.calls.append(Call(layer, (anchor,), {}, current[value], name, source=call.source))
         return current[value]
 
@@ -187,11 +187,13 @@ def _calls_of(
         symbol = str(getattr(inner.layer, "symbol", ""))
         if symbol in NORMALIZING and not forced:
             raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
-        name = namer.name(inner, gives_output=not given.keys().isdisjoint(values_in(inner.outputs)))
+        name = namer.name(
+            inner, gives_output=not outputs_of.keys().isdisjoint(values_in(inner.outputs))
+        )
         args, kwargs = map_values(tensor_of, (inner.args, inner.kwargs))
         for value in values_in(inner.outputs):
             label = name + mark + value.name.removeprefix(inner.name)
-            current[value] = given.get(value) or Value(label, value.shape, value.dtype)
+            current[value] = outputs_of.get(value) or Value(label, value.shape, value.dtype)
         outputs = map_values(current.__getitem__, inner.outputs)
         layer, source = inner.layer, None
         if is_operation(layer):
@@ -199,55 +201,55 @@ def _calls_of(
             graph_lib.rename(layer, name.rsplit("/", 1)[-1])
             layer = context.layer(call.layer, f"{symbol} {name}", partial(_itself, layer))
         parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
-    for value, output in given.items():
-        if tensor_of(value) is not output:  # The layer gives what it reads.
+    for value, output in outputs_of.items():
+        if tensor_of(value) is not output:  # The layer returns its input.
             identity = parts.new(f"output_{output.name}", _layers.Activation, "linear")
             parts.calls.append(
                 Call(identity, (current[value],), {}, output, call.name, source=call.source)
             )
-    for each in parts.calls:
-        each.within = (*call.within, call.layer)
+    for part in parts.calls:
+        part.within = (*call.within, call.layer)
     return parts.calls
 
 
 def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value]:
-    """Weights, and values that are computed from weights which nothing else reads."""
+    """Returns the weights, and values computed from weights that nothing else reads."""
     consumers = graph.consumers()
-    found = set(weights)
+    computed = set(weights)
     for call in graph.calls:
-        alone = all(len(consumers[each]) == 1 for each in call.inputs)
-        if call.inputs and alone and found.issuperset(call.inputs):
-            found.update(values_in(call.outputs))
-    return found
+        alone = all(len(consumers[value]) == 1 for value in call.inputs)
+        if call.inputs and alone and computed.issuperset(call.inputs):
+            computed.update(values_in(call.outputs))
+    return computed
 
 
-def _name_of_weight(value: Value, found: OpenedLayer) -> str:
-    """The name of a weight's variable, of something that is computed from it that with a mark."""
-    if value in found.weights:
-        return found.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
-    sources = list(_weights_behind(value, found))
-    return _name_of_weight(sources[0], found) + "_computed"
+def _name_of_weight(value: Value, opened: OpenedLayer) -> str:
+    """Names a weight after its variable; a tensor computed from weights gets a suffix."""
+    if value in opened.weights:
+        return opened.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
+    sources = list(_weights_behind(value, opened))
+    return _name_of_weight(sources[0], opened) + "_computed"
 
 
-def _weights_behind(value: Value, found: OpenedLayer) -> list[Value]:
-    """The weights that a value is computed from."""
-    if value in found.weights:
+def _weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:
+    """Returns the weights that a value is computed from."""
+    if value in opened.weights:
         return [value]
     assert value.producer is not None
-    inside = [each for read in value.producer.inputs for each in _weights_behind(read, found)]
+    inside = [w for read in value.producer.inputs for w in _weights_behind(read, opened)]
     return list(dict.fromkeys(inside))
 
 
 def _weight_tensor(
-    value: Value, found: OpenedLayer, parts: PartsBuilder, name: str
+    value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str
 ) -> tuple[Any, Any]:
-    """The layer that gives a value which depends on weights alone, made once, and its shape."""
-    sources = _weights_behind(value, found)
-    variables = [found.weights[each] for each in sources]
+    """Returns the layer, made once, for a value that depends on weights alone, and its shape."""
+    sources = _weights_behind(value, opened)
+    variables = [opened.weights[source] for source in sources]
     owner, expression = parts.call.layer, None
-    if value not in found.weights:
+    if value not in opened.weights:
         graph = dataclasses.replace(
-            found.graph,
+            opened.graph,
             inputs=sources,
             outputs=value,
             output_names=["tensor"],
@@ -259,12 +261,12 @@ def _weight_tensor(
         owner,
         f"weight {name}",
         lambda: WeightTensor(
-            [tuple(each.shape) for each in variables],
+            [tuple(variable.shape) for variable in variables],
             expression,
             weight_dtype=variables[0].dtype.name,
-            frozen=[place for place, each in enumerate(variables) if not each.trainable],
-            regularizers=[found.regularizers.get(id(each)) for each in variables],
-            constraints=[each.constraint for each in variables],
+            frozen=[index for index, w in enumerate(variables) if not w.trainable],
+            regularizers=[opened.regularizers.get(id(w)) for w in variables],
+            constraints=[variable.constraint for variable in variables],
             trainable=owner.trainable,
             name=name.rsplit("/", 1)[-1],
         ),
@@ -274,9 +276,9 @@ def _weight_tensor(
 
 
 def _behind(value: Value) -> list[Call]:
-    """The calls that a value depends on, in order."""
+    """Returns the calls that a value depends on, in order."""
     call = value.producer
     if call is None:
         return []
-    before = [each for read in call.inputs for each in _behind(read)]
+    before = [earlier for read in call.inputs for earlier in _behind(read)]
     return list(dict.fromkeys([*before, call]))

@@ -1,4 +1,4 @@
-"""Lowering of recurrent layers that go both ways through a sequence, or give their state."""
+"""Lowers bidirectional recurrent layers, and those that return their state."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ MERGES: dict[str, Any] = {
     "mul": _layers.Multiply,
     "ave": _layers.Average,
 }
-"""`merge_mode` -> the layer that does it. None gives both tensors."""
+"""`merge_mode` -> the layer that merges; None returns both tensors."""
 
 
 def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
-    """Bidirectional(layer) -> two layers, ReverseSteps of the second one's steps, and the merge.
+    """Lowers Bidirectional to two layers, ReverseSteps of the second one's output, and a merge.
 
-    Where not both have integer kernels it stays one layer.
+    It stays whole unless both layers have integer operators.
     """
     layer = call.layer
     if call.kwargs.get("training") is not None or why_whole(call):
         return []
-    parts, found, sequence = PartsBuilder(call, context), [], call.inputs[0]
+    parts, sequences, sequence = PartsBuilder(call, context), [], call.inputs[0]
     merge, outputs = MERGES.get(layer.merge_mode), values_in(call.outputs)
     states = [outputs.pop(-2), outputs.pop()] if layer.return_state else []
-    for place, direction in enumerate(DIRECTIONS):
+    for index, direction in enumerate(DIRECTIONS):
         inner = _inner(layer, direction)
         trainable = layer.trainable and inner.trainable
         options = {"trainable": trainable, "weights": inner.weights}
@@ -45,28 +45,32 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
         turns = direction == "backward" and layer.return_sequences
         shape = inner.compute_output_shape(sequence.shape)
         shape = shape[0] if states else shape
-        output = None if merge else outputs[place]
-        one = output if output and not turns else parts.between(part, shape)
-        parts.add(part, *_given(call, direction), output=[one, states[place]] if states else one)
+        output = None if merge else outputs[index]
+        result = output if output and not turns else parts.between(part, shape)
+        parts.add(
+            part, *_arguments(call, direction), output=[result, states[index]] if states else result
+        )
         if turns:
-            one = parts.add(parts.new("reversed", ReverseSteps), one, shape=shape, output=output)
-        found.append(one)
+            result = parts.add(
+                parts.new("reversed", ReverseSteps), result, shape=shape, output=output
+            )
+        sequences.append(result)
     if merge:
-        parts.add(parts.new("", merge), found, output=outputs[0])
+        parts.add(parts.new("", merge), sequences, output=outputs[0])
     return parts.calls
 
 
-def _given(call: Call, direction: str) -> Any:
-    """What the layer of a direction is called with: the sequence, its half of the states."""
+def _arguments(call: Call, direction: str) -> Any:
+    """Returns the arguments for one direction: the sequence and its half of the states."""
     x, *states = call.inputs
-    half, place = len(states) // 2, DIRECTIONS.index(direction)
-    return ([x, *states[place * half :][:half]],) if states else (x,)
+    half, index = len(states) // 2, DIRECTIONS.index(direction)
+    return ([x, *states[index * half :][:half]],) if states else (x,)
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """A layer that gives its state -> one that does not, and the last step of what it gives.
+    """Lowers a layer that returns its state to one that does not, and its output's last step.
 
-    Where that has no integer kernels it stays one layer.
+    It stays whole unless the layer without states has integer operators.
     """
     layer, (output, *states) = call.layer, values_in(call.outputs)
     one = Value(output.name, output.shape, output.dtype)
@@ -76,29 +80,29 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
     weights = {"weights": context.weights_of(layer)}
     alone = parts.new("", graph_lib.clone, layer, return_state=False, **weights)
     parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
-    how = (LastStep,) if layer.return_sequences else (_layers.Activation, "linear")
-    parts.add(parts.new("state", *how), output, output=states[0])
+    make = (LastStep,) if layer.return_sequences else (_layers.Activation, "linear")
+    parts.add(parts.new("state", *make), output, output=states[0])
     return parts.calls
 
 
 REASONS: dict[type, str] = {
-    _layers.ConvLSTM3D: "TFLite has no int8 kernel of convolutions along three axes",
-    _layers.RNN: "it is made of cells; LSTM, GRU and SimpleRNN have integer kernels",
+    _layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
+    _layers.RNN: "it runs custom cells; only LSTM, GRU and SimpleRNN have integer kernels",
 }
 """Layer class -> why it computes in float."""
 
 
 def why_whole(call: Call) -> str:
-    """Why a recurrent layer that no row lists has no integer kernels; "" for other layers.
+    """Returns why an unlisted recurrent layer has no integer operators; "" for other layers.
 
-    That of a Bidirectional is why one of the layers in it has none, "" if both have some.
+    For a Bidirectional, the reason is that of the first inner layer without integer operators.
     """
     if not isinstance(call.layer, _layers.Bidirectional):
         return REASONS.get(type(call.layer), "")
     for direction in DIRECTIONS:
         inner = _inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)
-        args = _given(call, direction) if call.kwargs.get("mask") is None else call.args
+        args = _arguments(call, direction) if call.kwargs.get("mask") is None else call.args
         op, _, reason = match(Call(inner, args, call.kwargs, output, call.name))
         if op is None:
             return reason or f"no int8 rule for {type(inner).__name__}"

@@ -1,4 +1,4 @@
-"""Lowering of TensorFlow operations on symbolic tensors."""
+"""Lowers TensorFlow operations on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_division(call: Call, context: LoweringContext) -> list[Call]:
-    """x / number -> Rescaling(1 / number); x / array -> times what 1 / array is."""
+    """Lowers x / number to Rescaling(1 / number), and x / array to x * (1 / array)."""
     x, divisor = operands(call, "x", "y")
     divisor = array(divisor)
     if not isinstance(x, Value) or divisor is None or not np.all(divisor):
@@ -43,7 +43,7 @@ def _split_division(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.nn.bias_add to the last axis -> a sum."""
+    """Lowers tf.nn.bias_add along the last axis to a sum."""
     x, bias, layout = operands(call, "value", "bias", "data_format")
     if not isinstance(bias, Value):
         bias = array(bias)
@@ -55,13 +55,13 @@ def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_square(call: Call, context: LoweringContext) -> list[Call]:
-    """The square of a tensor -> Multiply of it and itself."""
+    """Lowers the square of a tensor to Multiply."""
     x = call.inputs[0]
     return replace_by(call, context, _layers.Multiply, inputs=[x, x]) if x.is_float else []
 
 
 def _split_power(call: Call, context: LoweringContext) -> list[Call]:
-    """x ** 2 and x ** 3 -> Multiply."""
+    """Lowers x ** 2 and x ** 3 to Multiply."""
     x, exponent = operands(call, "x", "y")
     if not isinstance(x, Value) or not x.is_float or number(exponent) not in (2, 3):
         return []
@@ -73,22 +73,22 @@ def _split_power(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_getitem(call: Call, context: LoweringContext) -> list[Call]:
-    """x[..., a] -> x[:, :, a]: no configuration holds an Ellipsis."""
-    if len(call.args) != 2:  # As it was saved: it has none.
+    """Lowers x[..., a] to x[:, :, a], as no configuration holds an Ellipsis."""
+    if len(call.args) != 2:  # A loaded model: it has no Ellipsis.
         return []
     x, key = call.args
     items = list(key) if isinstance(key, (list, tuple)) else [key]
-    places = [place for place, each in enumerate(items) if each is Ellipsis]
-    if len(places) != 1:
+    positions = [position for position, item in enumerate(items) if item is Ellipsis]
+    if len(positions) != 1:
         return []
-    known = sum(each is not None and each is not Ellipsis for each in items)
+    known = sum(item is not None and item is not Ellipsis for item in items)
     whole = dict.fromkeys(("start", "stop", "step"))
-    items[places[0] : places[0] + 1] = [whole] * (len(x.shape) - known)
+    items[positions[0] : positions[0] + 1] = [whole] * (len(x.shape) - known)
     return PartsBuilder(call, context).end(call.layer, x, tuple(items))
 
 
 def _split_add_n(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.add_n -> Add."""
+    """Lowers tf.add_n to Add."""
     (tensors,) = operands(call, "inputs")
     if len(tensors) < 2 or len(call.inputs) != len(tensors):
         return []
@@ -96,9 +96,9 @@ def _split_add_n(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_cast(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.cast to the type that a tensor has -> a linear activation, which is nothing.
+    """Lowers a tf.cast that changes nothing to a linear activation.
 
-    So is a cast between float32 and half precision, which files do not have.
+    A cast between float32 and half precision changes nothing at inference, which is in float32.
     """
     x, y = call.inputs[0], call.output
     is_nothing = x.dtype == y.dtype or (x.is_float and y.is_float)
@@ -106,7 +106,7 @@ def _split_cast(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call]:
-    """The square of a difference -> Subtract, Multiply."""
+    """Lowers the square of a difference to Subtract and Multiply."""
     if len(call.inputs) != 2:
         return []
     parts = PartsBuilder(call, context)
@@ -116,12 +116,12 @@ def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call
 
 
 def _split_sum(call: Call, context: LoweringContext) -> list[Call]:
-    """A sum along axes of known sizes -> mean, Rescaling by their number."""
+    """Lowers a sum along axes of known sizes to a mean and a Rescaling."""
     x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     if not isinstance(x, Value):
         return _split_list(call, context, _layers.Add)
-    axes = [each for each in tf.nest.flatten(axis) if isinstance(each, int)]
-    sizes: list[Any] = [x.shape[each] for each in axes]
+    axes = [a for a in tf.nest.flatten(axis) if isinstance(a, int)]
+    sizes: list[Any] = [x.shape[a] for a in axes]
     if not sizes or None in sizes or x.shape[0] is not None:
         return []
     parts, options = PartsBuilder(call, context), {"axis": axis, "keepdims": bool(keepdims)}
@@ -131,18 +131,18 @@ def _split_sum(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_list(call: Call, context: LoweringContext, make: Any) -> list[Call]:
-    """A list of tensors reduced along the axis that they are stacked along -> a layer of them."""
+    """Lowers a reduction of a list of tensors, stacked along axis 0, to a merge layer."""
     tensors, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     are_several = isinstance(tensors, (list, tuple)) and len(tensors) > 1
     if not are_several or axis not in (0, [0], (0,)) or keepdims:
         return []
-    if not all(isinstance(each, Value) and each.is_float for each in tensors):
+    if not all(isinstance(x, Value) and x.is_float for x in tensors):
         return []
     return replace_by(call, context, make, inputs=list(tensors))
 
 
 def _split_clip(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.clip_by_value with numbers -> ReLU, or the smaller and the larger one."""
+    """Lowers tf.clip_by_value with numbers to ReLU, or to a minimum and a maximum."""
     x, *limits = operands(call, "t", "clip_value_min", "clip_value_max")
     low, high = map(number, limits)
     if low is None or high is None:
@@ -156,59 +156,59 @@ def _split_clip(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_roll(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.roll -> Roll, as TFLite has no operation for it, but for what it is made of."""
+    """Lowers tf.roll to Roll, as TFLite has no operator for it."""
     _, shift, axis = operands(call, "input", "shift", "axis")
     shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
-    if not all(isinstance(each, int) for each in [*shifts, *axes]):
+    if not all(isinstance(number, int) for number in [*shifts, *axes]):
         return []
     return replace_by(call, context, Roll, shifts, axes)
 
 
 def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.reshape to sizes that tensors were asked for -> to numbers, as far as they are known."""
+    """Lowers tf.reshape to sizes read with `tf.shape` to a reshape to known numbers."""
     x, shape = operands(call, "tensor", "shape")
-    if not isinstance(shape, (list, tuple)) or not any(isinstance(each, Value) for each in shape):
+    if not isinstance(shape, (list, tuple)) or not any(isinstance(size, Value) for size in shape):
         return []
-    batch, *sizes = [_size_of(each) if isinstance(each, Value) else each for each in shape]
-    rest = math.prod(each for each in sizes if isinstance(each, int))
-    if batch != BATCH or None in x.shape[1:] or not all(isinstance(each, int) for each in sizes):
+    batch, *sizes = [_size_of(size) if isinstance(size, Value) else size for size in shape]
+    rest = math.prod(size for size in sizes if isinstance(size, int))
+    if batch != BATCH or None in x.shape[1:] or not all(isinstance(size, int) for size in sizes):
         return []
-    sizes = [math.prod(x.shape[1:]) // -rest if each == -1 else each for each in sizes]
+    sizes = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
     call.output.shape = (x.shape[0], *sizes)
     return PartsBuilder(call, context).end(call.layer, x, [-1, *sizes])
 
 
 BATCH = "batch"
-"""In the place of a size: that of the first axis, which is not known."""
+"""Stands for the unknown size of the first axis."""
 
 
 def _size_of(value: Value) -> Any:
-    """The size that an integer of a graph stands for, e.g. `tf.shape(x)[1]`; None if unknown."""
+    """Returns the size that an integer of a graph holds, e.g. `tf.shape(x)[1]`; None if unknown."""
     call = value.producer
-    asked = call.inputs[0].producer if call is not None and call.inputs else None
-    if call is None or asked is None or not is_operation(call.layer):
+    source = call.inputs[0].producer if call is not None and call.inputs else None
+    if call is None or source is None or not is_operation(call.layer):
         return None
-    if getattr(asked.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
+    if getattr(source.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
         return None
     if call.layer.symbol == "unstack":
         axis = values_in(call.outputs).index(value)
     else:
-        (axis,) = [each for each in tf.nest.flatten(call.args[1:]) if isinstance(each, int)] or [-1]
-    shape = asked.inputs[0].shape
+        (axis,) = [a for a in tf.nest.flatten(call.args[1:]) if isinstance(a, int)] or [-1]
+    shape = source.inputs[0].shape
     if not 0 <= axis < len(shape):
         return None
     return BATCH if axis == 0 and shape[0] is None else shape[axis]
 
 
 def _split_normalization(call: Call, context: LoweringContext) -> list[Call]:
-    """tf.math.l2_normalize along another axis than the last -> along the last, transposed."""
+    """Lowers tf.math.l2_normalize along an inner axis to one along the last, with transposes."""
     x, axis, epsilon = operands(call, "x", "axis", "epsilon")
     rank, axes = len(x.shape), tf.nest.flatten([axis])
     if len(axes) != 1 or not isinstance(axes[0], int) or axes[0] % rank in (0, rank - 1):
         return []
     order = list(range(rank))
     order[axes[0]], order[-1] = rank - 1, axes[0] % rank
-    shape, operation = [x.shape[each] for each in order], type(call.layer)
+    shape, operation = [x.shape[axis] for axis in order], type(call.layer)
     parts = PartsBuilder(call, context)
     turned = parts.add(parts.new("turned", operation, tf.transpose), x, order, shape=shape)
     options = {"axis": -1} if epsilon is None else {"axis": -1, "epsilon": epsilon}
@@ -218,19 +218,19 @@ def _split_normalization(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
-    """A tensor for each example of a batch, such as a class token -> zeros of each, and a sum.
+    """Lowers copies of a tensor for each example, such as a class token, to zeros and a sum.
 
-    The sizes of all tensors are known then, as runtimes want it.
+    All sizes are then known before the file runs, which runtimes need.
     """
     symbol = str(call.layer.symbol)
     x, counts, *axis = operands(call, "input", *COPIES[symbol])
     rank = len(x.shape) if isinstance(x, Value) else 0
-    count, *others = counts if isinstance(counts, (list, tuple)) else [counts]
+    count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
     is_batch = isinstance(count, Value) and _size_of(count) == BATCH
     if not rank or not x.is_float or x.shape[0] != 1 or not is_batch or axis not in ([], [0]):
         return []
-    keeps = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
-    if symbol != "repeat" and list(others) != list(keeps):
+    unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
+    if symbol != "repeat" and list(inner_counts) != list(unchanged):
         return []
     batch = count.producer.inputs[0].producer.inputs[0]
     if not batch.is_float or not len(batch.shape) > 1:
@@ -256,7 +256,7 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
 
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
-"""Names of arguments behind the tensor."""
+"""Operation that copies -> names of its arguments after the tensor."""
 
 OPERATIONS: dict[str, Lowering] = {
     "nn.silu": _split_silu,
@@ -271,7 +271,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.square": _split_square,
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
-    # LeakyReLU with the slope -1, of which runtimes have a kernel everywhere.
+    # LeakyReLU with the slope -1: every runtime has an operator for it.
     "math.abs": partial(replace_by, make=_layers.LeakyReLU, alpha=-1.0),
     "math.reduce_sum": _split_sum,
     "math.reduce_mean": partial(_split_list, make=_layers.Average),
@@ -289,4 +289,4 @@ OPERATIONS: dict[str, Lowering] = {
     "linalg.matmul": convert_second_factor,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),
 }
-"""TensorFlow's name of an operation on symbolic tensors -> what splits it."""
+"""TensorFlow's name of an operation on symbolic tensors -> its lowering."""

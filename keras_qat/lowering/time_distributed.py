@@ -1,4 +1,4 @@
-"""Lowering of layers that work along one more axis than int8 kernels have."""
+"""Lowers layers that work along one more axis than int8 operators have."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["split_pooling_3d", "split_time_distributed"]
 _layers = keras.layers
 
 _SPLIT_LATER = (_layers.SeparableConv1D, _layers.SeparableConv2D)
-"""Layers that no row lists, but the rows of their parts do."""
+"""Layers that no row lists, but whose parts have rows."""
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
-    """TimeDistributed(layer) -> FlattenTime, layer, RestoreTime; for Dense just that.
+    """Lowers TimeDistributed(layer) to FlattenTime, layer and RestoreTime; Dense stays alone.
 
-    A layer without a rule, or a number of steps that is not known, is left as it is.
+    It stays as it is if the layer has no row or the number of steps is unknown.
     """
     inner, steps, parts = call.layer.layer, call.inputs[0].shape[1], PartsBuilder(call, context)
     if is_graph_model(inner):
@@ -42,20 +42,23 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _in_integers(call: Call, layer: Any) -> bool:
-    """Whether a recurrent layer has integer kernels for sequences that are examples."""
+    """Returns whether a recurrent layer has integer operators for sequences as examples."""
     (x,), y = call.inputs, call.output
-    one, output = (Value(each.name, (None, *each.shape[2:]), each.dtype) for each in (x, y))
-    return not layer.stateful and op_of(Call(layer, (one,), {}, output, call.name)) is not None
+    step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
+    return not layer.stateful and op_of(Call(layer, (step,), {}, output, call.name)) is not None
 
 
 def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
-    """TimeDistributed(model) -> FlattenTime, the layers of the model, RestoreTime."""
+    """Lowers TimeDistributed(model) to FlattenTime, the model's layers and RestoreTime."""
     call = parts.call
     (sequence,), name = call.inputs, call.layer.name
     inner, steps = graph_lib.read(call.layer.layer), sequence.shape[1]
     inputs, outputs = values_in(inner.inputs), values_in(inner.outputs)
     is_single = len(inputs) == len(outputs) == 1 and outputs != inputs and not inner.loss_only
-    is_first = any(getattr(c.layer, "data_format", "") == "channels_first" for c in inner.calls)
+    is_first = any(
+        getattr(inner_call.layer, "data_format", "") == "channels_first"
+        for inner_call in inner.calls
+    )
     if not is_single or is_first or steps is None or sequence.masked:
         return []
     if call.kwargs.get("training") is not None:
@@ -64,28 +67,28 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
     folded = parts.add(parts.new("fold", FlattenTime), sequence, shape=inputs[0].shape)
     values = {inputs[0]: folded}
 
-    def copy_of(each: Call) -> Any:
+    def copy_of(inner_call: Call) -> Any:
         def make() -> Any:
-            flag = trainable and each.layer.trainable
-            part = f"{name}_{each.name.replace('/', '_')}"
-            return graph_lib.clone(each.layer, name=part, trainable=flag)
+            flag = trainable and inner_call.layer.trainable
+            part = f"{name}_{inner_call.name.replace('/', '_')}"
+            return graph_lib.clone(inner_call.layer, name=part, trainable=flag)
 
-        return parts.context.layer(each.layer, "step", make, each.layer.weights)
+        return parts.context.layer(inner_call.layer, "step", make, inner_call.layer.weights)
 
     def renamed(value: Value) -> Value:
         label = f"{call.name}_{value.name}{call.output.name.removeprefix(call.name)}"
         values[value] = Value(label, value.shape, value.dtype, masked=value.masked)
         return values[value]
 
-    for each in inner.calls:
-        args, kwargs = map_values(values.__getitem__, (each.args, each.kwargs))
-        output = map_values(renamed, each.outputs)
-        parts.add(copy_of(each), *args, kwargs=kwargs, output=output)
+    for inner_call in inner.calls:
+        args, kwargs = map_values(values.__getitem__, (inner_call.args, inner_call.kwargs))
+        output = map_values(renamed, inner_call.outputs)
+        parts.add(copy_of(inner_call), *args, kwargs=kwargs, output=output)
     return parts.end(parts.new("unfold", RestoreTime, steps), values[outputs[0]])
 
 
 def split_pooling_3d(call: Call, context: LoweringContext) -> list[Call]:
-    """Pooling of volumes -> pooling of images, of every slice and then along the slices."""
+    """Lowers pooling of volumes to pooling of every slice, then along the slices."""
     layer, (_, depth, _, _, channels) = call.layer, call.inputs[0].shape
     _, new_depth, new_height, new_width, _ = call.output.shape
     if new_depth is None or new_height is None or new_width is None:

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products of TensorFlow's with a weight become Keras' layers of them."""
+"""Turns TensorFlow's convolutions and matrix products with a weight into Keras layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["with_kernels"]
 _layers = keras.layers
 
 Product = tuple[Value, Value, Any, dict[str, Any]]
-"""Input, kernel, layer class, its options."""
+"""Input, kernel, layer class and its options."""
 
 
 def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
-    """`graph` with a layer for every product with a weight, and for the bias added to it."""
+    """Makes a layer of every product with a weight and of the bias added to it."""
     consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
     replaced: dict[Call, list[Call]] = {}
     for call in graph.calls:
@@ -36,7 +36,7 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
         if len(readers) == 1 and call.output not in outputs:
             bias = _bias(readers[0], call.output)
             end = readers[0] if bias is not None else call
-        weights = [each for each in (kernel, bias) if each is not None]
+        weights = [weight for weight in (kernel, bias) if weight is not None]
         parts = PartsBuilder(end, context)
         layer = parts.new(
             "",
@@ -47,13 +47,13 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
             ),
             **({} if bias is None else _settings("bias", bias)),
             use_bias=bias is not None,
-            trainable=all(_source(each).trainable for each in weights),
-            weights=[context.weights_of(_source(each))[0] for each in weights],
+            trainable=all(_source(weight).trainable for weight in weights),
+            weights=[context.weights_of(_source(weight))[0] for weight in weights],
         )
         replaced[call] = []
         replaced[end] = parts.end(layer, x)
         replaced[end][0].source, replaced[end][0].within = call.source, call.within
-    calls = [each for call in graph.calls for each in replaced.get(call, [call])]
+    calls = [new for call in graph.calls for new in replaced.get(call, [call])]
     read = {value for call in [*calls, *graph.loss_only] for value in call.inputs} | outputs
     is_read = lambda call: type(call.layer) is not WeightTensor or call.output in read  # noqa: E731
     return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
@@ -73,7 +73,7 @@ def _settings(weight: str, value: Value) -> dict[str, Any]:
 
 
 def _is_weight(value: Any, rank: int) -> bool:
-    """Whether a value is a weight that trains as it is, or does not train."""
+    """Returns whether a value is a single weight that trains, of the given rank."""
     if not isinstance(value, Value) or value.producer is None or len(value.shape) != rank:
         return False
     layer = value.producer.layer
@@ -88,7 +88,7 @@ def _product(call: Call) -> Product | None:
 
 
 def _bias(call: Call, product: Value) -> Value | None:
-    """The weight that a call adds to a product, one number for each channel."""
+    """Returns the weight that a call adds to a product, with one number for each channel."""
     if not is_operation(call.layer) or str(call.layer.symbol) not in SUMS:
         return None
     x, bias = (
@@ -106,14 +106,14 @@ def _bias(call: Call, product: Value) -> Value | None:
 SUMS = ("nn.bias_add", "math.add", "__operators__.add")
 
 
-def _sizes(given: Any) -> tuple[int, ...] | None:
-    """Strides or dilations along height and width; None if they are something else."""
-    found = [1] if given is None else tf.nest.flatten(given)
-    if not all(isinstance(each, int) for each in found):
+def _sizes(option: Any) -> tuple[int, ...] | None:
+    """Returns strides or dilations along height and width; None if other axes have any."""
+    sizes = [1] if option is None else tf.nest.flatten(option)
+    if not all(isinstance(size, int) for size in sizes):
         return None
-    if len(found) == 4:
-        found = found[1:3] if found[0] == found[3] == 1 else []
-    return tuple(found * 2 if len(found) == 1 else found) if len(found) in (1, 2) else None
+    if len(sizes) == 4:
+        sizes = sizes[1:3] if sizes[0] == sizes[3] == 1 else []
+    return tuple(sizes * 2 if len(sizes) == 1 else sizes) if len(sizes) in (1, 2) else None
 
 
 def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
@@ -156,7 +156,7 @@ _FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b", "a_is_sparse",
 def _tensordot(call: Call) -> Product | None:
     x, kernel, axes = operands(call, "a", "b", "axes")
     last = len(x.shape) - 1 if isinstance(x, Value) else 0
-    flat = [each for each in tf.nest.flatten(axes) if isinstance(each, int)]
+    flat = [axis for axis in tf.nest.flatten(axes) if isinstance(axis, int)]
     return _dense(x, kernel) if flat in ([1], [last, 0], [-1, 0]) else None
 
 
@@ -176,4 +176,4 @@ PRODUCTS: dict[str, Callable[[Call], Product | None]] = {
     "linalg.matmul": _matmul,
     "tensordot": _tensordot,
 }
-"""TensorFlow's name of an operation -> what reads the product that it computes."""
+"""TensorFlow's name of an operation -> a function that reads the product it computes."""
