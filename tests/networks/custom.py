@@ -331,7 +331,7 @@ CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
     "counting": (Counting, "not compute the same each time"),
     "normalization": (OwnNorm, r"it normalizes \(tf.math.rsqrt\)"),
     "a loss": (WithLoss, "it calls add_loss|adds to the loss"),
-    "training": (NoisyInTraining, "computes otherwise in training"),
+    "training": (NoisyInTraining, "computes differently in training"),
 }
 """Name -> a layer that cannot be opened, and what is said of it."""
 
