@@ -50,9 +50,9 @@ def test_why_a_tensor_in_front_of_the_scope_is_quantized():
 
 
 SCOPES = {
-    "number": (3, "3 is no scope: give the name of a layer"),
-    "class": (layers.Dense, "Classes are named in a scope: give 'Dense'"),
-    "layer": ([layers.ReLU(name="r")], "Layers are named in a scope: give 'r', not the layer"),
+    "number": (3, "3 is not a scope: pass the name of a layer"),
+    "class": (layers.Dense, "A scope names classes: pass 'Dense'"),
+    "layer": ([layers.ReLU(name="r")], "A scope names layers: pass 'r', not the layer itself"),
 }
 
 
@@ -64,7 +64,7 @@ def test_what_is_no_scope(kind):
 
 
 def test_an_empty_name_as_a_scope():
-    with pytest.raises(ValueError, match="'' is no scope: give the name of a layer"):
+    with pytest.raises(ValueError, match="'' is not a scope: pass the name of a layer"):
         keras_qat.plan(tiny_net(), scope="")
 
 

@@ -219,7 +219,7 @@ class _Resolver:
         if params is None:
             params, maximum, absorbed = self._output_params(call.output, op, quantized, maximum)
         if params is None:
-            self._add_in_float(call, "no quantizer behind it")
+            self._add_in_float(call, "its output is not quantized")
             return
         if isinstance(op.output, SharedRange):
             shared = params if len(quantized) > 1 else quantized[0]

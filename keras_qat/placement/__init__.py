@@ -1,4 +1,4 @@
-"""Placement: which tensors get which quantizer. Graph and recipe in, `Plan` out."""
+"""Placement: decides from a graph and a recipe which tensor gets which quantizer."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from keras_qat.placement.plan import Plan
 __all__ = ["RULES", "lowered", "place", "placed"]
 
 RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
-"""Name of a placement, as recipes give it -> what carries it out."""
+"""Name of a recipe's placement -> the class that carries it out."""
 
 
 def lowered(
     graph: Graph, recipe: Recipe, stays_closed: Callable[[Call], bool] = lambda call: False
 ) -> Graph:
-    """A graph as it was read with its layers split and opened as a recipe has it.
+    """Splits and opens the layers of a graph as a recipe asks.
 
-    `stays_closed` says what is not opened whatever the recipe has.
+    `stays_closed` names calls that are never opened.
 
     Raises:
-        ValueError: if an override that says what to open matches no layer.
+        ValueError: if an override of `open` matches no layer.
     """
     rules = RULES[recipe.placement]
     if not rules.lowers_activations:
         return lower(graph, False)
-    said = may_open(recipe, graph.calls)
-    return lower(graph, True, lambda call: False if stays_closed(call) else said(call))
+    opens = may_open(recipe, graph.calls)
+    return lower(graph, True, lambda call: False if stays_closed(call) else opens(call))
 
 
 def place(
     read: Graph, recipe: Recipe, scope: Scope | None = None, family: Family = "xnnpack"
 ) -> Plan:
-    """Decides for each tensor of a graph, as it was read, how it is quantized.
+    """Plans the quantization of every tensor of a graph, as it was read.
 
-    `family` is whose kernels shall compute it: few rows have some in one of them only.
+    `family` are the kernels that compute the file; a few operators exist in one family only.
 
     Raises:
         ValueError: if the scope or an override of the recipe matches no layer.
     """
     with float32_policy():
         graph = lowered(read, recipe)
-    inputs = [each.name for each in values_in(read.inputs)]
+    inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     return placed(graph, recipe, scope, family)
 
@@ -59,5 +59,5 @@ def place(
 def placed(
     graph: Graph, recipe: Recipe, scope: Scope | None = None, family: Family = "xnnpack"
 ) -> Plan:
-    """As `place`, of a lowered graph."""
+    """Plans the quantization of every tensor of a lowered graph."""
     return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls, family)).plan()

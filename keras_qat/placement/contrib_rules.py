@@ -1,8 +1,8 @@
-"""The placement of `tf.contrib.quantize`, rule by rule and in its order.
+"""Follows the placement rules of `tf.contrib.quantize` in their order.
 
-The original matches operations; here a *layer* is a kernel with its bias or its folded
-BatchNormalization, and `biased` is the tensor behind that. Each layer is matched once, by the
-first rule that fits.
+The original matches operations. In this module a *layer* is a weighted operator with its bias or
+its folded BatchNormalization, and `biased` is the output of those. Each layer is matched once, by
+the first rule that fits.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from keras_qat.placement.plan import Plan, Range
 __all__ = ["ContribPlacement"]
 
 KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
-"""Layers whose operation the original quantizes, with the stages of SeparableConv2D."""
+"""Layers that the original quantizes, also as stages of SeparableConv2D."""
 
 CLIPS = {"relu", "relu6", "relu_n"}
-"""Kinds of ReLU: without a maximum, up to 6, up to another one."""
+"""Kinds of ReLU: without a maximum, with 6, with another one."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds that end a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Kinds that are quantized if something quantized flows into them -> TensorFlow 1's operation."""
+"""Kinds that are quantized if an input is -> TensorFlow 1's operation."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
-"""Layers that a quantized tensor flows through, with `linear` activations."""
+"""Layers that pass a quantized tensor on, as `linear` activations do."""
 
 
 class ContribPlacement:
@@ -93,7 +93,7 @@ class ContribPlacement:
     # The rules, in order.
 
     def match_post_activation_bypass(self, add: Call) -> None:
-        """layer -> activation -> Add: the activation and the Add."""
+        """Matches layer -> activation -> Add; quantizes the last two."""
         if self.kind(add) != "add":
             return
         for value in reversed(add.inputs):  # The original looks at the second input first.
@@ -105,7 +105,7 @@ class ContribPlacement:
                     return
 
     def match_activation(self, activation: Call) -> None:
-        """layer -> [Add ->] activation: the activation, and the layer before an Add."""
+        """Matches layer -> [Add ->] activation; quantizes the activation and a layer before Add."""
         if self.kind(activation) not in ACTIVATIONS:
             return
         layer, bypass = self.layer_before(activation)
@@ -115,49 +115,49 @@ class ContribPlacement:
             self.quantize_layer(layer, activation, bypass)
 
     def match_final_layer(self, call: Call) -> None:
-        """A layer with a bias or a folded BatchNormalization, and nothing of the above."""
+        """Matches a layer that no rule above matched."""
         layer = self.layer_of_biased(call.output) if call.outputs is not None else None
         if layer is not None:
             self.quantize_layer(layer, call)
 
     def match_stage_of_separable(self, call: Call) -> None:
-        """A layer without bias that feeds a layer directly, like the depthwise stage."""
+        """Matches a layer without bias that feeds another directly."""
         if self.kind(call) != "kernel" or not call.inputs:
             return
-        before = call.inputs[0].producer
-        if before and self.kind(before) == "kernel" and self.is_raw(before):
-            self.quantize_layer(before, before)
+        producer = call.inputs[0].producer
+        if producer and self.kind(producer) == "kernel" and self.is_raw(producer):
+            self.quantize_layer(producer, producer)
 
     def match_merge(self, merge: Call) -> None:
-        """An Add or Multiply that something quantized flows into."""
+        """Quantizes an Add or Multiply with a quantized input."""
         if self.flows_in(merge) and self.in_scope(merge):
-            # The original does not hand `symmetric` on to these.
+            # The original does not pass `symmetric` on to merges.
             spec = dataclasses.replace(
                 self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
             )
             self.quantize(merge.output, spec, f"activation_{MERGES[str(self.kind(merge))]}_quant")
 
     def float_layers(self) -> dict[str, str]:
-        """Layers that an int8 runtime computes in float, as something has no range."""
-        found = {}
+        """Returns the layers that an int8 runtime computes in float, with the reason."""
+        reasons = {}
         for call in self.graph.calls:
             kind, group = self.kind(call), self.group_of.get(call)
             if group is not None:
                 if self.weights[group] is None:
-                    found[call.name] = "kernel not quantized"
+                    reasons[call.name] = "kernel not quantized"
             elif kind is None or kind == "affine":
-                found[call.name] = f"no range for {type(call.layer).__name__}"
+                reasons[call.name] = f"no range for {type(call.layer).__name__}"
             elif not self.has_implied_range(call) and call.output not in self.specs:
                 readers = self.consumers[call.output]
-                clips = [each for each in readers if self.kind(each) in CLIPS | {"linear"}]
-                if not clips or not all(each.output in self.specs for each in readers):
-                    found[call.name] = "no quantizer behind it"
-        return found
+                clips = [reader for reader in readers if self.kind(reader) in CLIPS | {"linear"}]
+                if not clips or not all(reader.output in self.specs for reader in readers):
+                    reasons[call.name] = "its output is not quantized"
+        return reasons
 
-    # What the rules are made of.
+    # Helpers of the rules.
 
     def has_implied_range(self, call: Call) -> bool:
-        """Whether a result has a range without a quantizer: a fixed one, or that of its inputs."""
+        """Returns whether an output has a fixed range, or its inputs' range."""
         op = op_of(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
@@ -165,7 +165,7 @@ class ContribPlacement:
         return is_implied or op.name == "mean" or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """The kind of computation, as the original tells them apart; None for no known one."""
+        """Returns the original's kind of a computation; None if it knows none."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -178,13 +178,13 @@ class ContribPlacement:
         return op.name
 
     def is_raw(self, kernel: Call) -> bool:
-        """Whether a kernel has neither a bias nor a folded BatchNormalization."""
+        """Returns whether a weighted layer has neither a bias nor a folded BatchNormalization."""
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
     def layer_of_biased(self, value: Value) -> Call | None:
-        """The layer whose bias or folded BatchNormalization makes this tensor.
+        """Returns the layer whose bias or BatchNormalization makes this tensor.
 
-        An Add onto a layer without either looks like a bias to the original.
+        To the original, an Add onto a layer without either looks like a bias.
         """
         call = value.producer
         if call is None:
@@ -195,23 +195,23 @@ class ContribPlacement:
         if is_batch_norm(call) and call in self.group_of:
             return self.group_of[call].kernel
         if kind == "add":
-            for each in call.inputs:
-                before = each.producer
-                if before and self.kind(before) == "kernel" and self.is_raw(before):
-                    return before
+            for term in call.inputs:
+                producer = term.producer
+                if producer and self.kind(producer) == "kernel" and self.is_raw(producer):
+                    return producer
         return None
 
     def layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
-        """The layer that an activation ends, and the Add between them if there is one."""
+        """Returns the layer that an activation ends, and an Add between the two."""
         value = activation.inputs[0]
-        layer, before = self.layer_of_biased(value), value.producer
-        if layer is not None or before is None:
+        layer, producer = self.layer_of_biased(value), value.producer
+        if layer is not None or producer is None:
             return layer, None
-        if self.kind(before) == "kernel":
-            return before, None
-        biased = map(self.layer_of_biased, before.inputs if self.kind(before) == "add" else ())
+        if self.kind(producer) == "kernel":
+            return producer, None
+        biased = map(self.layer_of_biased, producer.inputs if self.kind(producer) == "add" else ())
         layer = next(filter(None, biased), None)
-        return layer, before if layer else None
+        return layer, producer if layer else None
 
     def quantize_layer(
         self,
@@ -222,7 +222,7 @@ class ContribPlacement:
     ) -> None:
         """Quantizes the tensors of one match, unless the layer was matched before.
 
-        `bypass` is an Add in front of the activation, `behind` one behind it.
+        `bypass` is an Add in front of the activation, `behind` an Add after it.
         """
         if layer in self.matched:
             return
@@ -245,7 +245,7 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Gives a tensor a quantizer, if all of `scope` is in the scope and nothing has done so."""
+        """Gives a tensor a quantizer if `scope` is in the user's scope and none follows."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
@@ -258,7 +258,7 @@ class ContribPlacement:
         return any(self.kind(reader) in kinds for reader in self.consumers[call.output])
 
     def is_followed(self, value: Value) -> bool:
-        """Whether a tensor is quantized, at once or behind reshapes."""
+        """Returns whether a tensor is quantized, directly or after reshapes."""
         return value in self.specs or any(
             self.is_followed(reader.output)
             for reader in self.consumers[value]
@@ -267,7 +267,7 @@ class ContribPlacement:
         )
 
     def flows_in(self, merge: Call) -> bool:
-        """Whether an Add or Multiply not yet looked at has a quantized input."""
+        """Returns whether an undecided Add or Multiply has a quantized input."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]
@@ -277,13 +277,13 @@ class ContribPlacement:
             if value in self.specs:
                 return True
             if value.producer and self.kind(value.producer) in MERGES:
-                producers = [each.producer for each in value.producer.inputs]
-                if any(each is not None and self.flows_in(each) for each in producers):
+                producers = [x.producer for x in value.producer.inputs]
+                if any(call is not None and self.flows_in(call) for call in producers):
                     return True
         return False
 
     def before_passes(self, value: Value) -> Value:
-        """The tensor that this one is, seen through layers that only move values."""
+        """Traces a tensor back through layers that only move values."""
         while value not in self.specs and (call := value.producer):
             if type(call.layer).__name__ not in PASSES and self.kind(call) != "linear":
                 break

@@ -1,4 +1,4 @@
-"""Which calls are quantized as one: a kernel, its BatchNormalization, its activation."""
+"""Groups calls that are quantized as one: weighted layer, BatchNormalization, activation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Group", "groups"]
 
 @dataclasses.dataclass(eq=False)
 class Group:
-    """Calls that one wrapper stands for: a kernel, its BatchNormalization, its activation.
+    """Calls that one wrapper replaces: a weighted layer, its BatchNormalization, its activation.
 
-    `shared` says that the kernel's layer is called elsewhere, too: each call has its own range.
+    `shared` means that the layer is called elsewhere too; each call has its own range.
     """
 
     kernel: Call
@@ -33,27 +33,27 @@ class Group:
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """The attributes that hold weights to quantize -> axes of their output channels."""
+        """Attribute that holds weights to quantize -> axes of its output channels."""
         op = op_of(self.kernel)
         return {name: axes for name, axes in op.weights.items() if name} if op else {}
 
     @property
     def output(self) -> Value:
-        """What the group as a whole computes."""
+        """The output of the last call."""
         return self.calls[-1].output
 
 
 def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
-    """Finds the kernel -> [BatchNormalization] -> [activation] sequences, longest first.
+    """Finds layer -> [BatchNormalization] -> [activation] sequences.
 
-    A sequence ends where somebody else reads its result as well. A layer that is called more
-    than once takes its BatchNormalization along only if all of its calls share that too, and its
-    activation never, as each call has a range of its own.
+    A sequence ends at a value with several readers. A layer that is called more than once takes
+    its BatchNormalization along only if all calls share that, and never takes an activation, as
+    each call has its own range.
 
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
-        affine: whether affine layers that are not folded are kernels of their own.
+        affine: whether affine layers that are not folded form groups of their own.
     """
     consumers = graph.consumers()
     counts = graph.call_counts()
@@ -72,7 +72,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         return follower if _is_per_channel(follower, call) else None
 
     def is_fixed(call: Call) -> bool:
-        """Whether the kernel's own range is that of its output, as of what it reads again."""
+        """Returns whether the output has a fixed range."""
         return isinstance(getattr(ops[call], "output", None), FixedRange)
 
     ops = {call: op_of(call) for call in graph.calls}
@@ -80,13 +80,11 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
     norms = {call: batch_norm_behind(call) for call in weighted if ops[call] is not AFFINE}
     for call, norm in norms.items():
         if norm is not None:
-            partners = {
-                other and other.layer for each, other in norms.items() if each.layer is call.layer
-            }
-            if partners != {norm.layer} or counts[norm.layer] != counts[call.layer]:
+            shared_norms = {n and n.layer for c, n in norms.items() if c.layer is call.layer}
+            if shared_norms != {norm.layer} or counts[norm.layer] != counts[call.layer]:
                 norms[call] = None
     folded = set(norms.values())
-    found = []
+    result = []
     for call in graph.calls:
         alone = affine and ops[call] is AFFINE and call not in folded
         if not (call in norms or alone):
@@ -96,14 +94,14 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         clip = ops.get(follower) if follower is not None else None
         if clip is not None and clip.clips and not group.shared and not is_fixed(call):
             group.activation = follower
-        found.append(group)
-    return found
+        result.append(group)
+    return result
 
 
 def _is_per_channel(norm: Call, kernel: Call) -> bool:
-    """Whether a BatchNormalization has one factor and offset for each channel of a kernel."""
+    """Returns whether a BatchNormalization has one scale and offset for each output channel."""
     rank = len(norm.output.shape)
     channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
     channel_axis = 1 if channels_first else rank - 1
     axes = tf.nest.flatten(norm.layer.axis)
-    return rank > 1 and [each % rank for each in axes] in ([channel_axis], [])
+    return rank > 1 and [axis % rank for axis in axes] in ([channel_axis], [])

@@ -1,4 +1,4 @@
-"""The placement that TFLite's int8 kernels ask for."""
+"""Placement for TFLite's int8 kernels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _Embedding = keras.layers.Embedding
 class Int8Placement:
     """Decides tensor by tensor, in the order of computation.
 
-    Every float tensor that an int8 kernel reads or writes has a quantizer, unless it never exists
-    at run time (the kernel takes a ReLU or a BatchNormalization in) or keeps its input's range.
+    Every float tensor that an int8 kernel reads or writes gets a quantizer. Exceptions are tensors
+    that do not exist at run time, as before a fused ReLU, and those that keep their input's range.
     The model's inputs and outputs are quantized too, so that they can be integers.
     """
 
@@ -53,7 +53,7 @@ class Int8Placement:
         self.reasons: dict[Value, str] = {}
 
     def plan(self) -> Plan:
-        """Goes through the tensors in the order of computation."""
+        """Decides tensors in the order of computation."""
         for value in self.graph.values():
             spec, self.reasons[value] = self.decide(value)
             if spec is not None:
@@ -73,16 +73,17 @@ class Int8Placement:
         )
 
     def weights_of(self, group: Group) -> QuantSpec | None:
-        """How the weights of a group are quantized.
+        """Returns how the weights of a group are quantized.
 
-        The entries of an embedding's table are what it gives: they are held in the range of that.
+        The entries of an embedding's table are what it gives: they are held in the range of
+        that.
         """
         if isinstance(group.kernel.layer, _Embedding) and not self.is_int16:
             return None
         return self.settings.weights(group.kernel)
 
     def inside(self, group: Group) -> dict[str, QuantSpec]:
-        """The ranges between the parts of an operator: of 8 bits, none of which is learned."""
+        """Returns the ranges inside an operator, which have 8 bits and are not learned."""
         op, attributes, _ = match(group.kernel)
         own = self.settings.activations(group.output)
         spec = dataclasses.replace(own, bits=8, observer="moving_average")
@@ -96,11 +97,11 @@ class Int8Placement:
         }
 
     def has_kernel(self, op: Op | None) -> bool:
-        """Whether kernels that shall compute the model take an operator with its activations."""
+        """Returns whether the chosen kernels compute an operator with these activations."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
 
     def op(self, call: Call) -> Op | None:
-        """The operator of an integer computation, or None for one in float."""
+        """Returns the operator of a call computed in integers; None for a call in float."""
         op = op_of(call)
         if op is None or not self.has_kernel(op):
             return None
@@ -110,7 +111,7 @@ class Int8Placement:
         return op if in_group or self.settings.quantizes(call) else None
 
     def leave_in_float(self, call: Call) -> None:
-        """Notes that a call computes in float, and which of its weights are quantized still."""
+        """Records that a call computes in float, and which of its weights are still quantized."""
         self.float_layers[call.name] = self.why_float(call)
         paths = weights_only(call.layer) if self.settings.quantizes(call) else ()
         if paths:
@@ -118,7 +119,7 @@ class Int8Placement:
             self.float_layers[call.name] += "; its weights are int8"
 
     def why_float(self, call: Call) -> str:
-        """The reason why a call computes in float."""
+        """Returns the reason why a call computes in float."""
         reason = self.settings.why_not(call)
         if reason is not None:
             return reason
@@ -135,7 +136,7 @@ class Int8Placement:
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
     def decide(self, value: Value) -> tuple[Spec | None, str]:
-        """The specification of a tensor, and why."""
+        """Returns the specification of a tensor, and the reason."""
         call = value.producer
         own = self.settings.activations(value)
         if value in self.symmetric:
@@ -145,13 +146,13 @@ class Int8Placement:
             self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"
-        if any(isinstance(each.layer, _Embedding) for each in self.consumers[value]):
+        if any(isinstance(reader.layer, _Embedding) for reader in self.consumers[value]):
             return None, "indices"
         if call is None or op is None:
             if call is None:
                 if known := self.converted_to(value):
-                    found = FixedSpec(known.minimum, known.maximum, own.bits)
-                    return found, "input of the model, read in a fixed range"
+                    fixed_spec = FixedSpec(known.minimum, known.maximum, own.bits)
+                    return fixed_spec, "input of the model, read in a fixed range"
                 own = dataclasses.replace(own, off_ties=own.bits == 8 and not own.symmetric)
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
@@ -165,11 +166,11 @@ class Int8Placement:
             limits = output.wide if self.is_int16 else (output.minimum, output.maximum)
             return FixedSpec(*limits, own.bits), f"{op.name} has a fixed range"
         if isinstance(output, SharedRange):
-            sources = [each for each in call.inputs if each in self.specs]
+            sources = [source for source in call.inputs if source in self.specs]
             if not sources:
                 return None, "its input is in float"
-            joinable = all(self.has_own_range(each) for each in sources)
-            fixed = {self.fixed_range(each) for each in sources}
+            joinable = all(map(self.has_own_range, sources))
+            fixed = set(map(self.fixed_range, sources))
             if joinable or (len(fixed) == 1 and isinstance(next(iter(fixed)), FixedSpec)):
                 return SharedSpec(sources[0].name, output.rounds), f"{op.name} keeps it"
         if op.clips and self.follows_pooling(call):
@@ -180,30 +181,30 @@ class Int8Placement:
         return own, f"output of {op.name}"
 
     def decide_in_float(self, value: Value, own: Spec, reason: str) -> tuple[Spec | None, str]:
-        """What a call in float gives: quantized for the sake of what comes next, or not at all."""
+        """Decides on the output of a call in float: quantized only if an integer call reads it."""
         if not self.is_read_by_int8(value):
             return None, reason
-        readers = [each.name for each in self.consumers[value] if self.op(each)]
+        readers = [reader.name for reader in self.consumers[value] if self.op(reader)]
         role = f"input of {readers[0]}" if readers else "output of the model"
         return own, f"{role}; {reason}"
 
     def converted_to(self, value: Value) -> FixedRange | None:
-        """The fixed range that all readers of a tensor convert it to, if they do."""
-        found = {
+        """Returns the fixed range that all readers convert a tensor to, if there is one."""
+        ranges = {
             op.converts.get(call.inputs.index(value)) if op else None
             for call in self.consumers[value]
             for op in [self.op(call)]
         }
-        return found.pop() if len(found) == 1 else None
+        return ranges.pop() if len(ranges) == 1 else None
 
     def is_read_by_int8(self, value: Value) -> bool:
-        """Whether a tensor that is not made by an int8 kernel has to be quantized all the same."""
+        """Returns whether a tensor from outside int8 operators has to be quantized."""
         at_the_ends = value in self.outputs or value.producer is None
         is_whole_model = self.settings.in_scope is None
         return any(map(self.op, self.consumers[value])) or (at_the_ends and is_whole_model)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
-        """Whether the runtime computes the activation behind this tensor together with it."""
+        """Returns whether the next activation is fused into the operator of this tensor."""
         readers = self.consumers[value]
         if not op.takes_clip or isinstance(op.output, SharedRange):
             return False
@@ -213,7 +214,7 @@ class Int8Placement:
         return reader is not None and reader.clips
 
     def follows_pooling(self, call: Call) -> bool:
-        """Whether an activation is computed by pooling, whose kernels have one range."""
+        """Returns whether an activation is fused into pooling, whose kernels have one range."""
         (value,) = call.inputs
         op = self.op(value.producer) if value.producer is not None else None
         if op is None or not op.takes_clip or not isinstance(op.output, SharedRange):
@@ -222,48 +223,49 @@ class Int8Placement:
         return is_read_here_only and value in self.specs
 
     def fixed_range(self, value: Value) -> Spec:
-        """The fixed specification that a tensor has, if any, also through layers that keep it."""
+        """Returns a tensor's specification, traced through operators that keep their range."""
         spec = self.specs[value]
         if isinstance(spec, SharedSpec):
             assert value.producer is not None
-            sources = [each for each in value.producer.inputs if each in self.specs]
+            sources = [source for source in value.producer.inputs if source in self.specs]
             return self.fixed_range(sources[0])
         return spec
 
     def has_own_range(self, value: Value) -> bool:
-        """Whether the range of a tensor can grow to hold another one's values."""
+        """Returns whether a tensor's range can grow to hold another tensor's values."""
         spec = self.specs.get(value)
         if isinstance(spec, SharedSpec):
             assert value.producer is not None
-            sources = [each for each in value.producer.inputs if each.is_float]
+            sources = [source for source in value.producer.inputs if source.is_float]
             return all(map(self.has_own_range, sources))
         return isinstance(spec, QuantSpec)
 
     def ranges(self) -> list[Range]:
-        """One range for each set of tensors that `SharedSpec`s join, in order of computation."""
+        """Returns one range for each set of tensors that `SharedSpec`s join."""
         range_of: dict[Value, Range] = {}
         for value, spec in self.specs.items():
             if not isinstance(spec, SharedSpec):
                 range_of[value] = Range(spec, [value])
                 continue
             assert value.producer is not None
-            sources = [range_of[each] for each in value.producer.inputs if each in range_of]
+            sources = [range_of[x] for x in value.producer.inputs if x in range_of]
             joined = _join(list(dict.fromkeys(sources)))
             joined.rounded += [value] if spec.rounds else []
-            range_of.update({each: joined for each, r in range_of.items() if r in sources})
+            range_of.update({other: joined for other, r in range_of.items() if r in sources})
             range_of[value] = joined
-        found = list(dict.fromkeys(range_of.values()))
-        for each in found:
-            makers = [value.producer and op_of(value.producer) for value in each.observed]
-            if isinstance(each.spec, QuantSpec) and set(makers) == {WEIGHT_TENSOR}:
-                each.spec = dataclasses.replace(  # As they are.
-                    each.spec, ema_decay=0.0, observer="moving_average"
+        ranges = list(dict.fromkeys(range_of.values()))
+        for shared in ranges:
+            producers = [value.producer and op_of(value.producer) for value in shared.observed]
+            if isinstance(shared.spec, QuantSpec) and set(producers) == {WEIGHT_TENSOR}:
+                # The range of weights is their current minimum and maximum.
+                shared.spec = dataclasses.replace(
+                    shared.spec, ema_decay=0.0, observer="moving_average"
                 )
-        return found
+        return ranges
 
 
 def _label(layer: Any) -> str:
-    """A layer's class; of an activation or operation its own name."""
+    """Returns a layer's class name, or the name of an activation or operation."""
     if is_operation(layer):
         return f"tf.{layer.symbol}"
     if type(layer) is keras.layers.Activation:
@@ -272,38 +274,38 @@ def _label(layer: Any) -> str:
 
 
 def _symmetric(graph: Graph) -> set[Value]:
-    """What operators read that ask for a symmetric range, and what that was.
+    """Returns the values that need a symmetric range, traced back through operators that keep it.
 
-    XNNPACK multiplies two tensors as matrices if the right-hand side's zero point is 0. In
-    TensorFlow's interpreter it also takes others, and computes as if it were 0.
+    XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
+    interpreter it accepts other zero points, but computes as if they were 0.
     """
-    found: set[Value] = set()
+    values: set[Value] = set()
     for call in graph.calls:
         op = op_of(call)
-        found.update(call.inputs[place] for place in (op.symmetric if op else ()))
+        values.update(call.inputs[index] for index in (op.symmetric if op else ()))
     for call in reversed(graph.calls):
         op = op_of(call)
         keeps_range = op is not None and isinstance(op.output, SharedRange)
-        if keeps_range and found.intersection(values_in(call.outputs)):
-            found.update(call.inputs)
-    return found
+        if keeps_range and values.intersection(values_in(call.outputs)):
+            values.update(call.inputs)
+    return values
 
 
 def _join(ranges: list[Range]) -> Range:
-    """One range for the tensors of several. Its lower bound holds for all of them."""
-    first, *others = ranges
-    if not others:
+    """Returns one range for the tensors of several. A lower bound remains if all have one."""
+    first, *rest = ranges
+    if not rest:
         return first
-    specs = [each.spec for each in ranges if isinstance(each.spec, QuantSpec)]
-    known = [each.lower_bound for each in specs if each.lower_bound is not None]
+    specs = [item.spec for item in ranges if isinstance(item.spec, QuantSpec)]
+    known = [item.lower_bound for item in specs if item.lower_bound is not None]
     spec = first.spec
     if isinstance(spec, QuantSpec):
         bound = min(known) if len(known) == len(ranges) else None
-        symmetric = any(each.symmetric for each in specs)
-        off_ties = any(each.off_ties for each in specs) and not symmetric
+        symmetric = any(item.symmetric for item in specs)
+        off_ties = any(item.off_ties for item in specs) and not symmetric
         spec = dataclasses.replace(spec, lower_bound=bound, symmetric=symmetric, off_ties=off_ties)
     return Range(
         spec,
-        [value for each in ranges for value in each.observed],
-        [value for each in ranges for value in each.rounded],
+        [value for item in ranges for value in item.observed],
+        [value for item in ranges for value in item.rounded],
     )

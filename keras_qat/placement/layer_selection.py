@@ -1,4 +1,4 @@
-"""Which layers a user means by a name, a pattern, a class or a function."""
+"""Matches layers by a name, a pattern, a class name or a function."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from keras_qat.frontend.keras2.backend import keras
 __all__ = ["Scope", "check_entries", "check_scope", "matcher"]
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
-"""A layer's name; if no layer has it, the beginning of names, up to a `_`, `/`, `.` or `-`; a
-pattern with `*`; a class name; a list of those; or a function that takes a layer."""
+"""A layer's name, a prefix of names that ends before `_`, `/`, `.` or `-`, a pattern with `*`, a
+class name, a list of these, or a function that takes a layer."""
 
 
 def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:
-    """Raises a `ValueError` if an entry of a list matches no layer: it may be mistyped.
+    """Raises a `ValueError` if an entry of a list matches no layer, as it may be mistyped.
 
     Args:
-        scope: what a user gave.
-        calls: those of the model as it was read, where each layer is still there.
-        inputs: names of the model's inputs, which may stand in a list of all layers' names.
+        scope: the user's scope.
+        calls: calls of the model as it was read, with all of its layers.
+        inputs: names of the model's inputs, which a list of all layers' names contains.
     """
     if scope is None:
         return
@@ -43,38 +43,40 @@ def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -
 
 
 def check_entries(scope: Any) -> None:
-    """Raises a `ValueError` if something in a scope is neither a name nor a function."""
+    """Raises a `ValueError` if an entry of a scope is neither a name nor a function."""
     entries = scope if isinstance(scope, (list, tuple, set, frozenset)) else [scope]
-    for each in entries:
-        if isinstance(each, keras.layers.Layer):
-            raise ValueError(f"Layers are named in a scope: give {each.name!r}, not the layer.")
-        if isinstance(each, type) and issubclass(each, keras.layers.Layer):
-            raise ValueError(f"Classes are named in a scope: give {each.__name__!r}.")
-        if not (each if isinstance(each, str) else callable(each) or hasattr(each, "__iter__")):
+    for item in entries:
+        if isinstance(item, keras.layers.Layer):
+            raise ValueError(f"A scope names layers: pass {item.name!r}, not the layer itself.")
+        if isinstance(item, type) and issubclass(item, keras.layers.Layer):
             raise ValueError(
-                f"{each!r} is no scope: give the name of a layer or of a class, a pattern with *, "
-                f"a list of those, or a function that takes a layer."
+                f"A scope names classes: pass {item.__name__!r}, not the class itself."
+            )
+        if not (item if isinstance(item, str) else callable(item) or hasattr(item, "__iter__")):
+            raise ValueError(
+                f"{item!r} is not a scope: pass the name of a layer or a class, a pattern with *, "
+                f"a list of these, or a function that takes a layer."
             )
 
 
 def _no_match(patterns: Any, calls: list[Call]) -> str:
-    """Says which layers there are, first those that may have been meant."""
+    """Builds the message that lists the layers, with close matches first."""
     shown = list(dict.fromkeys(call.origin for call in calls))
     words = [*shown, *dict.fromkeys(type(call.source).__name__ for call in calls)]
     near = [
-        found
+        word
         for pattern in patterns
         if isinstance(pattern, str)
-        for found in difflib.get_close_matches(pattern, words, n=1)
+        for word in difflib.get_close_matches(pattern, words, n=1)
     ]
-    given = ", ".join(repr(each) for each in patterns) or "An empty scope"
+    names = ", ".join(map(repr, patterns)) or "An empty scope"
     meant = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
     listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
-    return f"{given} matches no layer.{meant} The layers are: {listed}"
+    return f"{names} matches no layer.{meant} The layers are: {listed}"
 
 
 def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
-    """The scope as a function of the model's calls.
+    """Turns a scope into a function of the model's calls.
 
     Raises:
         ValueError: if it matches none of them; the message lists the layers.
@@ -101,7 +103,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
         return name == pattern
     if any(character in pattern for character in "*?["):
         return fnmatch.fnmatchcase(name, pattern)
-    if pattern in [type(each).__name__ for each in (call.layer, call.source, *call.within)]:
+    if pattern in [type(layer).__name__ for layer in (call.layer, call.source, *call.within)]:
         return True
     rest = name.removeprefix(pattern)
     return name.startswith(pattern) and (not rest or pattern[-1] in "_/.-" or rest[0] in "_/.-")

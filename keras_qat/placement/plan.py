@@ -1,4 +1,4 @@
-"""The plan: what happens to each tensor of a model and why, decided before anything is built."""
+"""Defines the plan: how each tensor of a model is quantized and why, before anything is built."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import counted
 from keras_qat.placement.fusion_groups import Group
 
 __all__ = ["Plan", "Range", "Row"]
@@ -21,7 +22,7 @@ INSIDE = "inside, one range for all steps"
 
 @dataclasses.dataclass(frozen=True)
 class PerGate(QuantSpec):
-    """How the weights of an LSTM are quantized."""
+    """Specification of an LSTM's weights, with a scale for each gate."""
 
     def __str__(self) -> str:
         return super().__str__().rsplit(" ", 1)[0] + " gate"
@@ -32,11 +33,11 @@ class Row:
     """One line of a plan.
 
     Args:
-        tensor: the tensor's name: that of the layer that makes it, or `layer/weight`.
-        layer: class name of that layer.
+        tensor: name of the tensor: its layer's name, or `layer/weight`.
+        layer: class name of the layer.
         role: "input", "weight" or "activation".
-        spec: how it is quantized, or None.
-        reason: why, in a few words.
+        spec: how the tensor is quantized, or None.
+        reason: the reason, in a few words.
     """
 
     tensor: str
@@ -48,12 +49,12 @@ class Row:
 
 @dataclasses.dataclass(eq=False)
 class Range:
-    """A range and the tensors that have it.
+    """A range and the tensors that share it.
 
     Args:
         spec: the specification.
-        observed: the tensors whose values make the range.
-        rounded: further tensors that are rounded to it, without being observed.
+        observed: the tensors whose values determine the range.
+        rounded: further tensors that are rounded to the range without being observed.
     """
 
     spec: QuantSpec | FixedSpec
@@ -63,24 +64,24 @@ class Range:
 
 @dataclasses.dataclass
 class Plan:
-    """What happens to each tensor of a model: prints as a table, `rows` and `to_dict` are its data.
+    """How each tensor of a model is quantized: a table to print, data in `rows` and `to_dict`.
 
     Args:
-        recipe: the recipe it follows.
+        recipe: the recipe that the plan follows.
         graph: the model, lowered.
-        groups: the calls that become one wrapper.
-        specs: how each value is quantized; a value that is missing stays as it is computed.
-        reasons: why, for every value.
-        ranges: the quantizers of the values: one for all values that share a range.
-        weights: how the weights of each group are quantized, None for not at all.
-        float_layers: name of each layer that computes in float -> why.
-        left_in_float: those of them that files compute in float whatever ranges there are. With
-            the original's placement files quantize more than its quantizers say.
-        replaced: layer -> the class of the layer that takes its place.
-        weights_only: calls of those whose weights are quantized all the same -> their paths.
-        inner: the ranges inside of a group's kernel, by name.
-        target: where the file is to run, if that was asked for.
-        problems: what of it does not run there.
+        groups: calls that become one wrapper.
+        specs: how values are quantized; others stay as they are computed.
+        reasons: value -> the reason for its specification, or for having none.
+        ranges: the quantizers: one for all values that share a range.
+        weights: how the weights of each group are quantized; None if they are not.
+        float_layers: name of each layer that computes in float -> the reason.
+        left_in_float: layers that exported files compute in float too. With the original's
+            placement, files quantize more than its quantizers do.
+        replaced: layer -> the class of its replacement.
+        weights_only: call in float -> the specification and paths of its quantized weights.
+        inner: ranges of tensors inside a group's operator, by name.
+        target: the target to run on, if one was named.
+        problems: what does not run on the target.
     """
 
     recipe: Recipe
@@ -132,16 +133,16 @@ class Plan:
         spec: Spec | None = self.weights[group]
         reason = "kernel" if spec else self.reasons[group.output]
         if isinstance(group.kernel.layer, keras.layers.Embedding) and not spec:
-            spec, reason = self.specs.get(group.output), "in the range of what it gives"
+            spec, reason = self.specs.get(group.output), "in the range of its output"
         if spec and group.batch_norm:
             reason = f"kernel, folded with {group.batch_norm.name}"
         if isinstance(group.kernel.layer, keras.layers.LSTM) and isinstance(spec, QuantSpec):
             spec = PerGate(**vars(spec))
         name, layer = group.kernel.name, type(group.kernel.layer).__name__
-        return [Row(f"{name}/{each}", layer, "weight", spec, reason) for each in group.weights]
+        return [Row(f"{name}/{path}", layer, "weight", spec, reason) for path in group.weights]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON data."""
+        """Returns the plan as JSON data."""
         return {
             "recipe": self.recipe.to_config(),
             "tensors": [
@@ -154,7 +155,7 @@ class Plan:
     def _of_target(self) -> dict[str, Any]:
         if self.target is None:
             return {}
-        problems = [dataclasses.asdict(each) for each in self.problems]
+        problems = [dataclasses.asdict(problem) for problem in self.problems]
         return {"target": self.target.name, "problems": problems}
 
     def __str__(self) -> str:
@@ -166,10 +167,10 @@ class Plan:
             for line in table
         ]
         lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
-        counts = f"{len(self.groups)} kernels, {len(self.ranges)} ranges"
-        if self.float_layers:
-            names = ", ".join(self.float_layers)
-            counts += f"; {len(self.float_layers)} layers stay in float: {names}"
+        counts = f"{counted(len(self.groups), 'kernel')}, {counted(len(self.ranges), 'range')}"
+        if count := len(self.float_layers):
+            verb = "stays" if count == 1 else "stay"
+            counts += f"; {counted(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
         lines.append(f"recipe {self.recipe.name}: {counts}")
         if self.target is not None:
             lines += described(self.target, self.problems)

@@ -282,4 +282,4 @@ def test_activations_without_a_quantizer_are_named():
     y = layers.ELU(name="elu")(layers.Conv2D(4, 1, name="first")(x))
     y = layers.Activation("sigmoid", name="gate")(layers.Conv2D(4, 1, name="second")(y))
     model = keras.Model(x, layers.Conv2D(4, 1, name="last")(y))
-    assert keras_qat.plan(model, "contrib").float_layers == {"elu": "no quantizer behind it"}
+    assert keras_qat.plan(model, "contrib").float_layers == {"elu": "its output is not quantized"}
