@@ -1,0 +1,10 @@
+"""Builds parts of messages."""
+
+from __future__ import annotations
+
+__all__ = ["counted"]
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun, in the plural unless the number is 1: "3 layers"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
