@@ -109,10 +109,10 @@ def test_specifications_that_are_none():
             lambda ends: keras_qat.specs.FixedSpec(*ends),
             lambda ends: keras_qat.specs.QuantSpec(initial_range=ends),
         ):
-            with pytest.raises(ValueError, match=r"The range .* (is empty|has no end)"):
+            with pytest.raises(ValueError, match=r"The range .* (is empty|is not finite)"):
                 make(ends)
     for config in ({"kind": "os.system"}, {"kind": "QuantSpec", "command": "ls"}, "QuantSpec", 3):
-        with pytest.raises(ValueError, match="is no specification of quantization"):
+        with pytest.raises(ValueError, match="is not a specification of quantization"):
             keras_qat.specs.from_config(config)
 
 

@@ -70,7 +70,7 @@ def test_an_empty_name_as_a_scope():
 
 def test_overrides_of_classes_and_layers():
     for given, name in ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r"), ("", "Dense")):
-        with pytest.raises(ValueError, match=f"layers are named here, or their class: '{name}'"):
+        with pytest.raises(ValueError, match=f"pass the name of a layer or a class, e.g. '{name}'"):
             recipes.int8().override(given, weight_bits=4)
 
 

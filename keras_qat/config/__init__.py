@@ -1,1 +1,1 @@
-"""What users choose, as data: recipes, specs, targets."""
+"""Recipes, specifications and targets: a user's choices as data."""

@@ -1,4 +1,4 @@
-"""What users give as ranges, checked before any work is done."""
+"""Checks arguments before any work is done."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["range_of", "switch"]
 
 
 def range_of(input_range: Any) -> tuple[float, float] | None:
-    """The minimum and maximum of inputs, with zero in between, as quantized values have to stand.
+    """Returns the minimum and maximum of inputs, widened to include zero as quantization needs.
 
     Raises:
-        ValueError: if they are none.
+        ValueError: if `input_range` is not a finite minimum and maximum.
     """
     if input_range is None:
         return None
@@ -28,10 +28,10 @@ def range_of(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: Any) -> bool:
-    """What turns something on or off.
+    """Returns a bool argument.
 
     Raises:
-        TypeError: if it is no bool: "off" would be on.
+        TypeError: if it is not a bool. Otherwise "off" would count as True.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: give True or False.")

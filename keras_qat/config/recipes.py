@@ -1,7 +1,7 @@
-"""Recipes: how a model is quantized, as data.
+"""Recipes: descriptions of how to quantize a model, as data.
 
-A recipe names its placement (which tensors get a quantizer) and the specifications for weights
-and activations. `int8` is what TFLite's int8 kernels compute.
+A recipe names its placement (which tensors get a quantizer) and holds the specifications of weights
+and activations. `int8` fits TFLite's int8 kernels.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ Ranges = Literal["moving_average", "learned", "learned_clipping"]
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """Other settings for some layers.
+    """Settings of a recipe that differ for some layers.
 
     Args:
-        layers: a layer's name, the beginning of names, a pattern with `*`, or a class name.
-        weight_bits: 2 to 8, or None for the recipe's.
-        activation_bits: 2 to 8, or None for the recipe's.
-        quantize: False to leave the layers in float; True to take back an earlier False, and to
-            have integers for layers that are in float unless asked for: LayerNormalization and
-            GroupNormalization.
-        open: whether custom layers are opened: False to compute them in float as a whole, True to
-            open also those that normalize, None for what is usual.
+        layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
+        weight_bits: 2 to 8, or None for the recipe's bits.
+        activation_bits: 2 to 8, or None for the recipe's bits.
+        quantize: False to leave the layers in float; True to undo an earlier False, and to quantize
+            layers that stay in float by default: LayerNormalization and GroupNormalization.
+        open: False to compute custom layers in float as a whole; True to open layers that
+            normalize, too; None for the default.
     """
 
     layers: str
@@ -44,13 +43,13 @@ class Override:
         if not (isinstance(self.layers, str) and self.layers):
             name = getattr(self.layers, "__name__", getattr(self.layers, "name", "Dense"))
             raise ValueError(
-                f"override({self.layers!r}): layers are named here, or their class: {name!r}."
+                f"override({self.layers!r}): pass the name of a layer or a class, e.g. {name!r}."
             )
         settings = (self.weight_bits, self.activation_bits, self.quantize, self.open)
-        if all(each is None for each in settings):
+        if all(setting is None for setting in settings):
             raise ValueError(
-                f"override({self.layers!r}) changes nothing. Say what differs for these layers: "
-                f"weight_bits=, activation_bits=, quantize=, open=."
+                f"override({self.layers!r}) changes nothing. Pass at least one of "
+                f"weight_bits=, activation_bits=, quantize= and open=."
             )
         for bits in (self.weight_bits, self.activation_bits):
             if bits is not None:
@@ -59,24 +58,23 @@ class Override:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a model is quantized.
+    """Description of how a model is quantized.
 
     Args:
-        name: what reports call it.
-        placement: name of the rules that say which tensors are quantized, in `placement.RULES`.
-        weights: specification of kernels.
+        name: the name in reports.
+        placement: name of the rules that decide which tensors are quantized, in `placement.RULES`.
+        weights: specification of weights.
         activations: specification of activations.
-        fold: how BatchNormalization and weight quantization go together, in `folding.FOLDS`.
-        folded_weights: specification of kernels that a BatchNormalization is folded into, where
-            it differs.
+        fold: how BatchNormalization and weight quantization are combined, in `folding.FOLDS`.
+        folded_weights: specification of weights with a folded BatchNormalization, if it differs.
         quant_delay: first training step, counted from 1, that quantizes; `callbacks.QuantDelay`
             overrides it.
-        freeze_bn_delay: first training step that freezes BatchNormalization, None for never;
+        freeze_bn_delay: first training step that freezes BatchNormalization, or None;
             `callbacks.FreezeBatchNorm` overrides it.
-        overrides: other settings for some layers; later ones win. See `override`.
-        end_bits: bits of the first and the last layers, None for those of the rest: of their
-            weights, of what they read and give, and of other activations that no layer with
-            weights multiplies, such as those that are added up. Never fewer than `activations`.
+        overrides: settings that differ for some layers; later ones win. See `override`.
+        end_bits: bits of the first and last layers; None for the same as the others. They hold for
+            weights, inputs and outputs of these layers, and for activations that no weighted layer
+            multiplies, such as terms of sums. Activations never get fewer bits than `activations`.
     """
 
     name: str
@@ -94,12 +92,12 @@ class Recipe:
         if self.end_bits is not None:
             specs.check_bits(self.end_bits)
         wide = self.activations.bits == 16
-        for each in self.overrides:
-            if each.activation_bits is not None and wide:
+        for override in self.overrides:
+            if override.activation_bits is not None and wide:
                 raise ValueError(
-                    f"activation_bits={each.activation_bits} for '{each.layers}': in recipe "
-                    f"'{self.name}' all activations have 16 bits, as kernels take no mixture. "
-                    f"Leave layers in float with quantize=False."
+                    f"activation_bits={override.activation_bits} for '{override.layers}': all "
+                    f"activations of recipe '{self.name}' have 16 bits, as TFLite's kernels take "
+                    f"no mixture. Leave layers in float with quantize=False."
                 )
 
     def override(
@@ -111,7 +109,7 @@ class Recipe:
         quantize: bool | None = None,
         open: bool | None = None,
     ) -> Recipe:
-        """The recipe with other settings for some layers. Later calls win.
+        """Returns the recipe with other settings for some layers. Later calls win.
 
         Args and errors: as for `Override`.
 
@@ -119,35 +117,35 @@ class Recipe:
             >>> recipe = keras_qat.recipes.int8().override("Dense", weight_bits=4)
             >>> recipe = recipe.override("head*", quantize=False)
         """
-        more = Override(layers, weight_bits, activation_bits, quantize, open)
-        return dataclasses.replace(self, overrides=(*self.overrides, more))
+        override = Override(layers, weight_bits, activation_bits, quantize, open)
+        return dataclasses.replace(self, overrides=(*self.overrides, override))
 
     def preserve(self, what: specs.Preserve) -> Recipe:
-        """The recipe with training that keeps zeros or clusters of the float model's weights.
+        """Returns the recipe with training that keeps zeros or clusters of the weights.
 
         Args:
-            what: "zeros": weights that are zero stay zero, and are in the file, so that a pruned
-                model stays pruned. "clusters": equal weights of a layer stay equal, as those of a
-                clustered model; in the file those of one output channel are, which has a scale of
-                its own. Looking for them takes time in each step.
+            what: "zeros" keeps zero weights at zero, also in the file, so that a pruned model stays
+                pruned. "clusters" keeps equal weights of a layer equal, as in a clustered model; in
+                the file, equal weights of one output channel stay equal, as each channel has its
+                own scale. Finding clusters takes time in each step.
 
         Raises:
-            ValueError: if the recipe quantizes folded weights: with one range for the tensor.
+            ValueError: if the recipe quantizes folded weights, with one range for the tensor.
 
         Example:
             >>> recipe = keras_qat.recipes.int8().preserve("zeros")
         """
         if self.fold != "per_channel":
             raise ValueError(
-                f"Recipe '{self.name}' has one range for all weights of a layer; {what} are kept "
-                f"with one for each channel, as in recipes.int8()."
+                f"Recipe '{self.name}' has one range for all weights of a layer. To preserve "
+                f"{what}, use a recipe with one range per channel, such as recipes.int8()."
             )
         return dataclasses.replace(self, weights=dataclasses.replace(self.weights, preserve=what))
 
     def to_config(self) -> dict[str, Any]:
-        """The recipe as JSON data."""
+        """Returns the recipe as JSON data."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        overrides = [dataclasses.asdict(each) for each in self.overrides]
+        overrides = [dataclasses.asdict(override) for override in self.overrides]
         return (
             config
             | {part: specs.to_config(config[part]) for part in _SPECS}
@@ -156,9 +154,9 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
-        """The inverse of `to_config`."""
+        """Makes a recipe from the data of `to_config`."""
         parts = {part: specs.from_config(config[part]) for part in _SPECS}
-        overrides = tuple(Override(**each) for each in config.get("overrides", ()))
+        overrides = tuple(Override(**settings) for settings in config.get("overrides", ()))
         return cls(**{**config, **parts, "overrides": overrides})
 
 
@@ -173,7 +171,7 @@ def int8(
     per_channel: bool = True,
     ranges: Ranges = "moving_average",
 ) -> Recipe:
-    """What TFLite's int8 kernels compute: the default.
+    """Returns the default recipe, which fits TFLite's int8 kernels.
 
     Weights are symmetric with one range per output channel and a narrow range, taken from the
     current values. Activations, the model's inputs and its outputs are asymmetric per tensor,
@@ -182,19 +180,18 @@ def int8(
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages, corrected for their start at zero:
-            with 0.999 a range is the plain average of its first few hundred batches.
-        per_channel: False for weights with one range for the tensor, that of the kernel with its
-            BatchNormalization folded in: for NPUs that take nothing else, or take it several times
-            as fast. It needs training; `calibrate` alone loses accuracy.
-        ranges: what ranges are made of. "moving_average" follows what is seen. "learned" trains
-            them with the weights, by the errors of rounding and clipping (LSQ), those of weights
-            with a range for each channel too: for 4 bits and fewer. "learned_clipping" trains
-            those of activations, by what is clipped (PACT). Both start from `calibrate`, best with
-            method="mse".
+        ema_decay: decay per step of the moving averages, corrected for their start at zero: with
+            0.999 a range is the plain average of its first few hundred batches.
+        per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
+            NPUs need this, or run it several times as fast. It needs training; `calibrate` alone
+            loses accuracy.
+        ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
+            the ranges of activations and of per-channel weights by the rounding and clipping error
+            (LSQ), for 4 bits and fewer. "learned_clipping" trains the ranges of activations by the
+            clipping error (PACT). Both start from `calibrate`, best with method="mse".
 
     Raises:
-        ValueError: on bits outside 2 to 8, and ranges that do not exist.
+        ValueError: on bits outside 2 to 8 or unknown `ranges`.
 
     Source: Krishnamoorthi 2018 (arXiv:1806.08342) and the TFLite 8-bit specification.
     """
@@ -217,13 +214,12 @@ def int8(
 
 
 def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True) -> Recipe:
-    """Activations in int16, weights in int8: what TFLite's 16x8 kernels compute.
+    """Returns a recipe with int16 activations and int8 weights, which fits TFLite's 16x8 kernels.
 
-    For models whose activations need more than 256 levels (audio, regression, super-resolution):
-    65 536 of them, symmetric around zero. Files are hardly larger, as they hold weights; kernels
-    are slower than int8 ones, and XNNPACK has none. Hard swish and PReLU have no int16
-    kernel and compute in float. At inference layers with a kernel compute in float64, and give
-    the file's codes.
+    Use it for models whose activations need more than 256 levels (audio, regression,
+    super-resolution): they get 65 536, symmetric around zero. Files are hardly larger, but run
+    slower than int8, and XNNPACK has no 16x8 kernels. Hard swish and PReLU compute in float. At
+    inference the model computes in float64 and returns the file's quantized values.
 
     Args:
         weight_bits: 2 to 8.
@@ -249,15 +245,15 @@ def int4_weights(
     ranges: Ranges = "moving_average",
     end_bits: int | None = None,
 ) -> Recipe:
-    """Weights in 4 bits, activations in int8: half of the size of `int8`.
+    """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    `export_tflite` writes the weights in int8 codes, which every kernel takes at full speed, or
-    with `pack_int4=True` two in a byte. `learn_rounding` or training is a must. Other bits for
-    sensitive layers: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
+    `export_tflite` writes the weights as int8, which every kernel runs at full speed, or with
+    `pack_int4=True` two to a byte. The model needs `learn_rounding` or training. Sensitive layers
+    can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
 
     Args:
         activation_bits, ema_decay, per_channel, ranges: as in `int8`.
-        end_bits: bits of the first and the last layers, often 8, as in `low_bits`; 4 by default.
+        end_bits: bits of the first and last layers, often 8, as in `low_bits`; 4 by default.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -273,20 +269,21 @@ def low_bits(
     ranges: Ranges = "learned",
     end_bits: int | None = 8,
 ) -> Recipe:
-    """Few bits for weights and activations, as research has them: learned ranges, 8 bits at ends.
+    """Returns a recipe for few bits, as in research: learned ranges, and 8 bits at both ends.
 
-    Few bits are for what costs: products of weights and activations. The first and the last layers
-    have 8, and so have activations that are added up or averaged, and none of them multiplied.
+    Few bits save most in products of weights and activations. The first and last layers have 8
+    bits, and so have activations that no layer multiplies.
 
-    Files hold activations in int8, of which 2^bits values occur: for hardware that has kernels of
-    fewer bits, and for comparisons. Training is a must, after `calibrate(qat, x, method="mse")`.
+    Files hold activations as int8, with only 2^bits distinct values. The recipe is for hardware
+    with kernels of fewer bits, and for comparisons. The model needs training, after
+    `calibrate(qat, x, method="mse")`.
 
     Args:
-        weights: bits, 2 to 8.
-        activations: bits, 2 to 8.
+        weights: bits of weights, 2 to 8.
+        activations: bits of activations, 2 to 8.
         ranges: as in `int8`.
-        end_bits: bits of the first and the last layers and of activations that no layer with
-            weights multiplies, None for those of the rest.
+        end_bits: bits of the first and last layers and of activations that no weighted layer
+            multiplies; None for the same as the others.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -307,27 +304,27 @@ def contrib(
     quantize_folded_weights_use_ema: bool = False,
     delay_weights: bool = True,
 ) -> Recipe:
-    """What `tf.contrib.quantize` of TensorFlow 1.15 did, number by number.
+    """Returns a recipe that does what `tf.contrib.quantize` of TensorFlow 1.15 did.
 
-    Weights have one range per tensor, that of the kernel folded with its BatchNormalization,
-    from the last batch. Activations are quantized where the original placed quantizers; the
-    model's input is not.
+    Weights have one range per tensor, taken from the last batch after BatchNormalization is folded
+    in. Activations are quantized where the original placed quantizers; the model's input is not.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        symmetric: whether ranges are symmetric. Those behind Add and Multiply layers never are.
+        symmetric: whether ranges are symmetric. Ranges after Add and Multiply layers never are.
         ema_decay: decay per step of the activations' moving averages.
-        quant_delay: first training step, counted from 1, that quantizes. Ranges are observed
-            from the start.
-        freeze_bn_delay: first training step that takes BatchNormalization's moving statistics;
-            None for never.
-        weight_narrow_range: whether weights leave out the lowest code. False in the first version
-            of the rewriter.
-        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average,
-            an option of the first version. They are then delayed like activations.
-        delay_weights: whether `quant_delay` holds for weights too. In the first version it did
-            not, except for folded weights with a moving average.
+        quant_delay: first training step, counted from 1, that quantizes. Ranges are observed from
+            the start.
+        freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
+            None.
+        weight_narrow_range: whether weights leave out the lowest code. It is False in the
+            rewriter's first version.
+        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, an
+            option of the first version. Their quantization is then delayed like that of
+            activations.
+        delay_weights: whether `quant_delay` applies to weights. In the first version it applied
+            only to folded weights with a moving average.
 
     Raises:
         ValueError: on bits outside 2 to 8 or a decay outside 0 to 1.
@@ -371,7 +368,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
 
 
 def get(recipe: str | Recipe) -> Recipe:
-    """A recipe by name, or the recipe itself.
+    """Returns a recipe by name, or the recipe itself.
 
     Raises:
         ValueError: on an unknown name.

@@ -1,7 +1,7 @@
-"""How one tensor is quantized: the three kinds of specification, as plain data.
+"""Specifications of how one tensor is quantized, as plain data.
 
-The kinds and their names are those of PyTorch's pt2e: a tensor has a range of its own
-(`QuantSpec`), that of another tensor (`SharedSpec`), or one that the runtime fixes (`FixedSpec`).
+As in PyTorch's pt2e, a tensor has a range of its own (`QuantSpec`), the range of another tensor
+(`SharedSpec`), or a range that the runtime fixes (`FixedSpec`).
 """
 
 from __future__ import annotations
@@ -26,31 +26,30 @@ Preserve = Literal["zeros", "clusters"]
 
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
-    """A tensor with a range of its own.
+    """Specification of a tensor with a range of its own.
 
     Args:
         bits: 2 to 8; also 16, for activations with a symmetric, not narrow range.
-        symmetric: whether zero lies in the middle of the range.
-        narrow_range: whether the lowest code is left out, so that there are 2^bits - 1 of them.
-            The runtimes want it for weights.
+        symmetric: whether the range is symmetric around zero.
+        narrow_range: whether the lowest code is unused, which leaves 2^bits - 1 codes. TFLite
+            expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: what the range is made of. `moving_average` of the batches' extremes, corrected
-            for its start at zero; `shadowed_moving_average`, the same with TensorFlow 1's shadow
-            variables; `last_value`, the extremes of the last training batch;
-            `current_value`, those of the tensor at hand, with nothing stored (for weights);
-            `learned`, what training makes of it, by the errors of rounding and clipping (LSQ);
-            `learned_clipping`, the same by those of clipping alone (PACT).
+        observer: how the range is found. `moving_average` averages the batches' extremes, corrected
+            for its start at zero. `shadowed_moving_average` does so with TensorFlow 1's shadow
+            variables. `last_value` takes the extremes of the last training batch. `current_value`
+            takes those of the tensor itself and stores nothing (for weights). `learned` trains the
+            range by the rounding and clipping error (LSQ), `learned_clipping` by the clipping
+            error alone (PACT).
         ema_decay: decay per step of the moving averages.
-        lower_bound: what the tensor cannot fall below (0 behind a ReLU), if known. The minimum
-            is then not observed.
-        delayed: whether quantization waits for the layer's `quantize_from` step.
-        initial_range: range before any data. By default a quantizer that has seen no data
-            passes values through.
-        preserve: of weights, what training keeps: "zeros", or "clusters" of equal values.
-        off_ties: whether a range with numbers below zero is wider by one step than what was
-            observed. Pixels as `x / 127.5 - 1` are odd multiples of a half in the 255 steps of
-            their own range, and so halfway between two codes, all of them; in 254 steps none is,
-            and every way of rounding gives the same codes.
+        lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
+            observed.
+        delayed: whether quantization starts only at the layer's `quantize_from` step.
+        initial_range: range before any data. By default a quantizer that has seen no data passes
+            values through.
+        preserve: what training keeps of weights: "zeros", or "clusters" of equal values.
+        off_ties: whether a range with negative numbers is one step wider than observed. Pixels
+            scaled by `x / 127.5 - 1` all lie halfway between two codes if their own range is
+            divided into 255 steps. Of 254 steps none is a tie, so all kernels round alike.
 
     Raises:
         ValueError: on other bits, an unknown observer, or a decay outside 0 to 1.
@@ -81,7 +80,9 @@ class QuantSpec:
         if self.preserve is not None and self.preserve not in get_args(Preserve):
             raise ValueError(f"preserve={self.preserve!r}: use 'zeros' or 'clusters'.")
         if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay={self.ema_decay}: it has to be at least 0 and below 1.")
+            raise ValueError(
+                f"ema_decay={self.ema_decay}: pass a number of at least 0 and below 1."
+            )
         if self.initial_range is not None:
             check_range(*self.initial_range)
 
@@ -92,7 +93,7 @@ class QuantSpec:
 
 @dataclasses.dataclass(frozen=True)
 class FixedSpec:
-    """A range that the runtime fixes, e.g. 0 to 255/256 for a softmax.
+    """Specification of a range that the runtime fixes, e.g. 0 to 255/256 for a softmax.
 
     Args:
         minimum: real value of the lowest code.
@@ -117,12 +118,12 @@ class FixedSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SharedSpec:
-    """The same range as another tensor, named by `source`.
+    """Specification of a tensor that shares the range of another, named by `source`.
 
     Args:
-        source: name of the tensor whose range it is.
-        rounds: whether the layer computes values between the codes (average pooling), so that
-            they are rounded again, or only moves values (max pooling, reshaping).
+        source: name of the tensor that has the range.
+        rounds: whether values fall between the codes and are rounded again (average pooling), or
+            are only moved (max pooling, reshaping).
     """
 
     source: str
@@ -136,7 +137,7 @@ Spec = QuantSpec | FixedSpec | SharedSpec
 
 
 def check_bits(bits: int, wide: bool = False) -> None:
-    """Raises a `ValueError` if `bits` is not one of 2 to 8, or 16 if it may be `wide`."""
+    """Raises a `ValueError` unless `bits` is 2 to 8, or 16 where `wide` allows it."""
     if wide and bits == 16 and isinstance(bits, int):
         return
     if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
@@ -144,23 +145,23 @@ def check_bits(bits: int, wide: bool = False) -> None:
 
 
 def check_range(minimum: float, maximum: float) -> None:
-    """Raises a `ValueError` if there is nothing between two numbers, or one is infinite or none."""
+    """Raises a `ValueError` if a range is empty or not finite."""
     if not minimum < maximum:
         raise ValueError(f"The range {minimum} to {maximum} is empty.")
     if not (math.isfinite(minimum) and math.isfinite(maximum)):
-        raise ValueError(f"The range {minimum} to {maximum} has no end.")
+        raise ValueError(f"The range {minimum} to {maximum} is not finite.")
 
 
 def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
-    """`spec` as JSON data."""
+    """Returns a specification as JSON data."""
     return None if spec is None else {"kind": type(spec).__name__, **dataclasses.asdict(spec)}
 
 
 def from_config(config: Any) -> Any:
-    """The inverse of `to_config`. A specification or None is returned as it is.
+    """Makes a specification from the data of `to_config`; returns a specification or None as it is.
 
     Raises:
-        ValueError: if it is no configuration that `to_config` made.
+        ValueError: if the data is not from `to_config`.
     """
     if config is None or isinstance(config, (QuantSpec, FixedSpec)):
         return config
@@ -172,6 +173,6 @@ def from_config(config: Any) -> Any:
         return kind(**fields)
     except (TypeError, LookupError) as error:
         raise ValueError(
-            f"{config!r} is no specification of quantization: the model's file is damaged, or a "
+            f"{config!r} is not a specification of quantization. The model's file is damaged, or a "
             f"later version of keras_qat wrote it."
         ) from error

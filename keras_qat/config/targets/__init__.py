@@ -1,6 +1,6 @@
-"""Where files run: what each place has kernels for, as data.
+"""Targets: runtimes and devices with the operators that they have, as data.
 
-A target is one `Target`, in a file of its own. `register` makes it known by its name.
+Each `Target` has a file of its own. `register` makes a target known by its name.
 """
 
 from keras_qat.config.targets.edgetpu import EDGETPU

@@ -1,4 +1,4 @@
-"""Coral's Edge TPU, by what its compiler's documentation asks for."""
+"""Coral's Edge TPU, as its compiler's documentation describes it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _TYPES = ("int8", "uint8", "int32")
 
 
 def _at_most_three_axes(site: Site) -> str | None:
-    computed = [each for each in site.tensors if site.graph.constant(each.index) is None]
-    counts = [sum(size != 1 for size in each.shape) for each in computed]
+    computed = [tensor for tensor in site.tensors if site.graph.constant(tensor.index) is None]
+    counts = [sum(size != 1 for size in tensor.shape) for tensor in computed]
     return None if max(counts) <= 3 else f"takes up to 3 axes other than 1 in, not {max(counts)}"
 
 

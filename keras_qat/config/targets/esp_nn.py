@@ -1,4 +1,4 @@
-"""ESP32: TFLite Micro with the kernels of ESP-NN."""
+"""TFLite Micro with the kernels of ESP-NN, for the ESP32."""
 
 from __future__ import annotations
 

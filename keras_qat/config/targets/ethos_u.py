@@ -1,7 +1,7 @@
-"""Arm's Ethos-U: what Vela puts on the NPU. It leaves all else to the CPU.
+"""Arm's Ethos-U NPUs: the operators that Vela puts on the NPU. It leaves others to the CPU.
 
-Vela checks each operator by rules of its own, which `vela --supported-ops-report` lists. What is
-below is compared with what it does, operator by operator, in tests/targets/test_vela.py.
+Vela checks each operator by rules that `vela --supported-ops-report` lists.
+tests/targets/test_vela.py compares this module with Vela, operator by operator.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["ETHOS_U55", "ETHOS_U65", "ETHOS_U85"]
 
 MAPS = ("int8", "uint8", "int16")
 INTEGERS = (*MAPS, "int32", "int64")
-"""Of tensors, with sizes, axes, places or biases."""
+"""Types of any tensor: sizes, axes, indices and biases too."""
 
 WIDEST = 1 << 16
 
 
 def _limit(words: str, highest: int, *names: str) -> Check:
-    """That some options are no larger than that."""
+    """Checks that none of the named options exceeds `highest`."""
 
     def check(site: Site) -> str | None:
         largest = max(site.option(name) for name in names)
@@ -37,13 +37,13 @@ STRIDES = _limit("strides", 3, "strideW", "strideH")
 
 
 def _wide_strides(site: Site) -> str | None:
-    """Strides beyond 3 where nothing is added at the edges, and not dilated."""
+    """Allows strides beyond 3 without padding and dilation."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
     return None if dilation == 1 and not _is_padded(site) else STRIDES(site)
 
 
 def _is_padded(site: Site) -> bool:
-    """Whether anything is added at the edges of an image."""
+    """Returns whether padding is added at the edges of an image."""
     if site.option("padding") == VALID:
         return False
     if site.operation.kernel.endswith("POOL_2D"):
@@ -56,25 +56,25 @@ def _is_padded(site: Site) -> bool:
 
 
 VALID = 1
-"""TFLite's number of that padding."""
+"""TFLite's number for padding "valid"."""
 
 
 def _has_axes(site: Site) -> str | None:
-    is_scalar = any(each.shape == () for each in site.outputs)
+    is_scalar = any(tensor.shape == () for tensor in site.outputs)
     return "takes with results of at least one axis only" if is_scalar else None
 
 
 def _maps(site: Site) -> str | None:
-    """Quantized tensors of at most 16 bits."""
-    first = next((each for each in site.inputs if each is not None), None)
-    found = [each.dtype.name for each in (first, *site.outputs) if each is not None]
-    others = [each for each in found if each not in MAPS]
+    """Checks that tensors are quantized to at most 16 bits."""
+    first = next((tensor for tensor in site.inputs if tensor is not None), None)
+    dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
+    others = [dtype for dtype in dtypes if dtype not in MAPS]
     return f"has no kernel for with {others[0]}" if others else None
 
 
 def _constants(site: Site) -> str | None:
-    places = range(1, len(site.inputs))
-    known = all(site.inputs[place] is None or site.constant(place) is not None for place in places)
+    indices = range(1, len(site.inputs))
+    known = all(site.inputs[i] is None or site.constant(i) is not None for i in indices)
     return None if known else "takes with sizes and places that are known only"
 
 
@@ -105,8 +105,8 @@ def _mean(site: Site) -> str | None:
     return None
 
 
-def _shape(site: Site, place: int = 0) -> tuple[int, ...]:
-    tensor = site.inputs[place]
+def _shape(site: Site, index: int = 0) -> tuple[int, ...]:
+    tensor = site.inputs[index]
     assert tensor is not None
     return tensor.shape
 
@@ -116,14 +116,14 @@ def _bits(site: Site) -> int:
 
 
 def _factors(site: Site) -> tuple[float, float] | None:
-    """By what a resize makes height and width larger; None where it copies."""
+    """Returns the factors by which a resize scales height and width; None if it copies."""
     before, after = _shape(site)[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):
         return None
-    ends = 1 if site.option("alignCorners") else 0
+    excluded = 1 if site.option("alignCorners") else 0
     high, wide = (
-        (new - ends) / (old - ends) if old > ends else math.inf
+        (new - excluded) / (old - excluded) if old > excluded else math.inf
         for old, new in zip(before, after, strict=True)
     )
     if high != wide and 1 in after:
@@ -139,7 +139,7 @@ def _resize(site: Site) -> str | None:
     allowed = [2] if is_centred else [2, 4, 8]
     if factors[0] == factors[1] and factors[0] in allowed:
         return None
-    times = " or ".join(f"{each}x" for each in allowed)
+    times = " or ".join(f"{factor}x" for factor in allowed)
     return f"takes by {times} only, not {factors[0]:.3g}x{factors[1]:.3g}"
 
 
@@ -149,7 +149,7 @@ def _resize_85(site: Site) -> str | None:
         return "takes with aligned corners or half pixel centres, not with both"
     if factors is None or site.operation.kernel == "RESIZE_NEAREST_NEIGHBOR":
         return None
-    powers = all(each >= 1 and math.log2(each).is_integer() for each in factors)
+    powers = all(factor >= 1 and math.log2(factor).is_integer() for factor in factors)
     return None if powers else "takes by powers of 2 only"
 
 
@@ -189,8 +189,8 @@ def _argmax(site: Site) -> str | None:
 
 
 def _same_scales(site: Site) -> str | None:
-    ends = {(each.scale, each.zero_point) for each in site.tensors}
-    return None if len(ends) == 1 else "takes with the same scale everywhere only"
+    params = {(tensor.scale, tensor.zero_point) for tensor in site.tensors}
+    return None if len(params) == 1 else "takes with the same scale everywhere only"
 
 
 def _eight_bits(site: Site) -> str | None:
@@ -213,7 +213,7 @@ def _softmax(site: Site) -> str | None:
 
 
 def _kernels(**checks: tuple[Check, ...]) -> dict[str, Kernel]:
-    return {name: Kernel(INTEGERS, checks=each) for name, each in checks.items()}
+    return {name: Kernel(INTEGERS, checks=own) for name, own in checks.items()}
 
 
 def _alike(names: tuple[str, ...], *checks: Check, more: str = "") -> dict[str, Kernel]:
@@ -262,8 +262,8 @@ ETHOS_U55 = Target(
             ARG_MAX=(_argmax,),
         ),
     },
-    source="run here: ethos-u-vela's compiler, operator by operator; no device, so that rounding "
-    "is what Vela's sources say: that of TFLite Micro but for resizes and for 16 bits",
+    source="run: ethos-u-vela's compiler, operator by operator; no device. By Vela's sources it "
+    "rounds as TFLite Micro does, except in resizes and with 16 bits",
 )
 
 ETHOS_U65 = dataclasses.replace(ETHOS_U55, name="ethos_u65", title="Ethos-U65")

@@ -1,4 +1,4 @@
-"""XNNPACK, and TFLite's own kernels where it has none: phones and desktops."""
+"""LiteRT with XNNPACK, and TFLite's own kernels where XNNPACK has none: phones and desktops."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ XNNPACK = Target(
     batch_size=None,
     operators=None,
     checks=(_lstm_of_int8,),
-    source="run here: what keras_qat writes, LiteRT runs",
+    source="run: LiteRT runs all files that keras_qat writes",
 )

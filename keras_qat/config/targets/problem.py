@@ -1,4 +1,4 @@
-"""What of a model a target does not run."""
+"""Problems: operators of a model that a target does not run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Problem:
     """An operator of a file that a target does not run.
 
     Args:
-        tensor: what it computes: the layer, and what the file calls a part of it.
-        operator: TFLite's name of it.
-        reason: why, in a few words.
-        change: what helps, in a few words; "" where nothing is known.
-        elsewhere: what computes it instead, None: nothing, and the file does not run.
-        index: which operator of the file it is, counted from 0; inside of a loop that of the loop.
+        tensor: the operator's output: the name of its layer, and the file's name for a part of it.
+        operator: TFLite's name of the operator.
+        reason: the reason, in a few words.
+        change: a change that helps, in a few words; "" if none is known.
+        elsewhere: what computes the operator instead; None if the file does not run.
+        index: index of the operator in the file, or of the loop that it is in.
     """
 
     tensor: str
@@ -35,10 +35,12 @@ class Problem:
         return f"{text}; {self.change}" if self.change else text
 
 
-def described(target: Target, found: Sequence[Problem]) -> list[str]:
-    """What to say of a model's problems, line by line."""
-    if not found:
+def described(target: Target, problems: Sequence[Problem]) -> list[str]:
+    """Returns lines that list the problems of a model on a target."""
+    if not problems:
         return [f"target {target.name}: {target.title} runs all of it"]
-    what = f"left to {target.elsewhere}" if target.elsewhere else "lacking: no file with them runs"
-    head = f"target {target.name}: operators {what}"
-    return [head, *(f"  {each}" for each in found)]
+    effect = (
+        f"left to {target.elsewhere}" if target.elsewhere else "lacking: no file with them runs"
+    )
+    head = f"target {target.name}: operators {effect}"
+    return [head, *(f"  {problem}" for problem in problems)]

@@ -1,4 +1,4 @@
-"""A target is data: which operators it has, of which types and sizes, and how it rounds."""
+"""Defines targets as data: their operators with types and sizes, and how they round."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = [
 ]
 
 Check = Callable[["Site"], "str | None"]
-"""Why an operator of a file is refused, to be read behind "which <title>"; None if it is not."""
+"""Returns why an operator is refused, as the end of "which <title> ..."; None if it is not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What a kernel takes.
+    """Requirements of a target's kernel for one operator.
 
     Args:
-        types: of its tensors, e.g. "int8"; sizes and places count too.
-        max_axes: of any of its tensors.
-        reads: types of its first input, where they are others; None: as `types`.
-        max_inputs: how many tensors it reads at most.
-        checks: what else it asks for, in this order.
+        types: types of its tensors, e.g. "int8", including tensors of sizes and indices.
+        max_axes: the most axes of any tensor.
+        reads: types of the first input, if they differ from `types`.
+        max_inputs: the most inputs.
+        checks: further requirements, checked in this order.
     """
 
     types: tuple[str, ...]
@@ -52,22 +52,21 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A place where files run. Passed as `target=`, or registered and named.
+    """A runtime or device that runs files. Pass it as `target=`, or register it and pass its name.
 
     Args:
-        name: what users call it.
-        title: what its makers do.
-        kernels: whose rounding it has, as of `quantize_model(kernels=...)`.
-        batch_size: of files, None for any.
-        operators: TFLite's name of each operator that it has -> what its kernel takes; None for
-            all that files have.
-        bits: of activations that it has kernels for; 8 stands for 2 to 8.
-        per_channel: whether it computes weights with a scale for each channel at full speed.
-            Otherwise its recipe has one for the tensor.
-        elsewhere: what computes the operators that it lacks, "the CPU"; None: nothing, and files
-            with one of them do not run.
-        checks: what it asks of every operator.
-        source: what this is known from.
+        name: the name that users pass.
+        title: the name in messages.
+        kernels: the kernel family whose rounding it has, as in `quantize_model(kernels=...)`.
+        batch_size: batch size of files; None for any.
+        operators: TFLite's name of each available operator -> its kernel; None for all operators.
+        bits: supported bits of activations; 8 stands for 2 to 8.
+        per_channel: whether weights with a scale for each channel run at full speed. Otherwise the
+            target's recipe has one scale per tensor.
+        elsewhere: what computes the missing operators, e.g. "the CPU"; None if files with such
+            operators do not run.
+        checks: requirements on every operator.
+        source: where this knowledge is from.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Target:
     source: str = ""
 
     def recipe(self) -> Recipe:
-        """The recipe that it is for."""
+        """Returns the default recipe for the target."""
         return recipes.int8(per_channel=self.per_channel)
 
     def __repr__(self) -> str:
@@ -93,7 +92,7 @@ _REGISTERED: dict[str, Target] = {}
 
 
 def register(target: Target) -> Callable[[], None]:
-    """Makes a target known by its name, in place of one that has it already.
+    """Makes a target known by its name, in place of one with the same name.
 
     A model remembers its target by this name: register it before the model is loaded.
 
@@ -104,24 +103,24 @@ def register(target: Target) -> Callable[[], None]:
         >>> keras_qat.targets.register(dataclasses.replace(keras_qat.targets.TFLM, name="mine"))
         >>> qat = keras_qat.quantize_model(model, target="mine")
     """
-    before = _REGISTERED.get(target.name)
+    replaced = _REGISTERED.get(target.name)
     _REGISTERED[target.name] = target
 
     def undo() -> None:
         _REGISTERED.pop(target.name, None)
-        if before is not None:
-            _REGISTERED[target.name] = before
+        if replaced is not None:
+            _REGISTERED[target.name] = replaced
 
     return undo
 
 
 def known() -> tuple[str, ...]:
-    """The names of all targets."""
+    """Returns the names of all targets."""
     return tuple(_REGISTERED)
 
 
 def get(target: str | Target) -> Target:
-    """A target by name, or the target itself.
+    """Returns a target by name, or the target itself.
 
     Raises:
         ValueError: on an unknown name.
@@ -132,38 +131,38 @@ def get(target: str | Target) -> Target:
         return _REGISTERED[target]
     raise ValueError(
         f"target={target!r}: use one of {', '.join(map(repr, known()))}, a "
-        f"keras_qat.targets.Target, or register yours by keras_qat.targets.register."
+        f"keras_qat.targets.Target, or register your own with keras_qat.targets.register."
     )
 
 
 def settings(
     recipe: str | Recipe | None, kernels: Family | None, target: str | Target | None
 ) -> tuple[Recipe, Family, Target | None]:
-    """Recipe, rounding and target of a model, where some of them are given.
+    """Returns the recipe, kernel family and target of a model, with defaults for those not given.
 
     Raises:
         ValueError: on unknown names, or if they contradict each other.
     """
     if target is None:
         return recipes.get(recipe or "int8"), check_family(kernels or "xnnpack"), None
-    place = get(target)
-    family = check_family(kernels or place.kernels)
-    if family != place.kernels:
+    chosen_target = get(target)
+    family = check_family(kernels or chosen_target.kernels)
+    if family != chosen_target.kernels:
         raise ValueError(
-            f"kernels={kernels!r}: {place.title} rounds as {place.kernels!r}. Leave kernels out, "
-            f"or set the model's attribute `kernels` to compare."
+            f"kernels={kernels!r}: {chosen_target.title} rounds as {chosen_target.kernels!r}. "
+            f"Leave kernels out, or set the model's attribute `kernels` to compare."
         )
-    found = place.recipe() if recipe is None else recipes.get(recipe)
-    if (16 if found.activations.bits == 16 else 8) not in place.bits:
+    chosen = chosen_target.recipe() if recipe is None else recipes.get(recipe)
+    if (16 if chosen.activations.bits == 16 else 8) not in chosen_target.bits:
         raise ValueError(
-            f"recipe={found.name!r}: {place.title} has no kernels for activations of "
-            f"{found.activations.bits} bits. Leave the recipe out, or take another target."
+            f"recipe={chosen.name!r}: {chosen_target.title} has no kernels for activations of "
+            f"{chosen.activations.bits} bits. Leave the recipe out, or take another target."
         )
-    return found, family, place
+    return chosen, family, chosen_target
 
 
 def remembered(name: str, model: str) -> Target | None:
-    """The target of a model that is loaded; None, with a warning, if it is not known here."""
+    """Returns the target of a loaded model; None, with a warning, if its name is not registered."""
     if name not in _REGISTERED:
         warnings.warn(
             f"'{model}' is for the target {name!r}, which is not registered: call "
@@ -174,11 +173,11 @@ def remembered(name: str, model: str) -> Target | None:
 
 
 def target_of(model: Any) -> Target | None:
-    """The target that a model was quantized for."""
+    """Returns the target that a model was quantized for, or None."""
     return getattr(model, "target", None)
 
 
 def kernels_for(model: Any) -> Family:
-    """Whose rounding a model's file is compared with, where nobody says."""
+    """Returns the kernel family that a model's file is compared with by default."""
     target = target_of(model)
     return "xnnpack" if target is None else target.kernels

@@ -1,7 +1,7 @@
-"""TFLite Micro, with its reference kernels: what microcontrollers run where no others are built in.
+"""TFLite Micro with its reference kernels, which microcontrollers run by default.
 
-Which types and how many axes its kernels take is what the interpreter of the package `tflite-micro`
-was seen to run, for each operator's random examples (tests/targets); its sources say the same.
+Types and numbers of axes are those that the interpreter of the package `tflite-micro` runs in
+random examples of each operator (tests/targets). Its sources say the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["CMSIS_NN", "TFLM"]
 INTEGERS = ("int8", "int16")
 REAL = (*INTEGERS, "float32")
 WEIGHTED = (*REAL, "int32", "int64")
-"""With biases of 32 bits, or of 64 where activations have 16."""
-PLACES = (*REAL, "int32")
-"""With sizes, axes or places of 32 bits."""
+"""Types with biases of 32 bits, or of 64 where activations have 16."""
+INDEXED = (*REAL, "int32")
+"""Types with sizes, axes or indices of 32 bits."""
 NARROW = ("int8", "float32", "int32")
 
 
@@ -30,7 +30,7 @@ def _scale_of_int4(site: Site) -> str | None:
 
 
 def _has_numbers(site: Site) -> str | None:
-    is_empty = any(0 in each.shape for each in site.outputs)
+    is_empty = any(0 in tensor.shape for tensor in site.outputs)
     return "takes no tensors without any number in" if is_empty else None
 
 
@@ -40,7 +40,7 @@ TFLM = Target(
     kernels="tflm",
     batch_size=1,
     checks=(_has_numbers,),
-    source="run here, in the interpreter of the package tflite-micro",
+    source="run: the interpreter of the package tflite-micro",
     operators={
         **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), Kernel((*WEIGHTED, "int4"))),
         "FULLY_CONNECTED": Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,)),
@@ -58,7 +58,7 @@ TFLM = Target(
                 ),
                 *("MAXIMUM", "MINIMUM", "SLICE"),
             ),
-            Kernel(PLACES),
+            Kernel(INDEXED),
         ),
         **dict.fromkeys(
             (
@@ -69,13 +69,13 @@ TFLM = Target(
         ),
         "QUANTIZE": Kernel((*REAL, "uint8")),
         **dict.fromkeys(("SOFTMAX", "PRELU", "L2_NORMALIZATION"), Kernel(REAL, max_axes=4)),
-        "CONCATENATION": Kernel(PLACES, max_inputs=10),
-        "TRANSPOSE": Kernel(PLACES, max_axes=5),
-        "STRIDED_SLICE": Kernel((*PLACES, "bool"), max_axes=4),
-        "SHAPE": Kernel(PLACES),
-        "CAST": Kernel(PLACES, reads=(*PLACES, "bool")),
-        "RESHAPE": Kernel((*PLACES, "int64", "bool")),
-        "REVERSE_V2": Kernel(PLACES),
+        "CONCATENATION": Kernel(INDEXED, max_inputs=10),
+        "TRANSPOSE": Kernel(INDEXED, max_axes=5),
+        "STRIDED_SLICE": Kernel((*INDEXED, "bool"), max_axes=4),
+        "SHAPE": Kernel(INDEXED),
+        "CAST": Kernel(INDEXED, reads=(*INDEXED, "bool")),
+        "RESHAPE": Kernel((*INDEXED, "int64", "bool")),
+        "REVERSE_V2": Kernel(INDEXED),
         **dict.fromkeys(("UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"), Kernel(WEIGHTED)),
         **dict.fromkeys(
             ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
@@ -93,13 +93,13 @@ TFLM = Target(
             ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
             Kernel((*NARROW, "int64", "bool")),
         ),
-        "SQUARED_DIFFERENCE": Kernel(PLACES),
-        "SELECT_V2": Kernel((*PLACES, "bool")),
+        "SQUARED_DIFFERENCE": Kernel(INDEXED),
+        "SELECT_V2": Kernel((*INDEXED, "bool")),
         **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"), Kernel(("bool",))),
-        **dict.fromkeys(("WHILE", "IF"), Kernel((*PLACES, "bool"))),
+        **dict.fromkeys(("WHILE", "IF"), Kernel((*INDEXED, "bool"))),
     },
 )
-"""RELU6 has no scales of its own in int8, so it counts as float."""
+"""RELU6 in int8 has no scales, so it counts as a float operator."""
 
 CMSIS_NN = dataclasses.replace(
     TFLM,
@@ -107,4 +107,4 @@ CMSIS_NN = dataclasses.replace(
     title="TFLite Micro with CMSIS-NN",
     source="read: CMSIS-NN's sources say that its kernels give the numbers of TFLite Micro's",
 )
-"""Cortex-M: operators that CMSIS-NN has no kernel for are those of TFLite Micro."""
+"""Cortex-M: TFLite Micro computes the operators that CMSIS-NN has no kernel for."""
