@@ -28,7 +28,7 @@ def _changed(x, place, value):
 
 
 DATA = {
-    "too few": (lambda x: x[:1], "has 2 inputs, 1 are given"),
+    "too few": (lambda x: x[:1], "has 2 inputs, but the data has 1"),
     "another name": (lambda x: {"right": x[0], "wrong": x[1]}, "has the inputs 'right', 'left'"),
     "another shape": (
         lambda x: _changed(x, 1, x[0]),
@@ -36,9 +36,9 @@ DATA = {
     ),
     "another rank": (lambda x: _changed(x, 0, x[0][0]), r"'right' .* not \(6,\)"),
     "NaN": (lambda x: _changed(x, 1, x[1] * np.nan), "'left' .* holds NaN"),
-    "words": (lambda x: _changed(x, 0, np.full((16, 6), "a")), "'right' .* no numbers"),
-    "nothing": (lambda x: [each[:0] for each in x], "No examples"),
-    "no data": (lambda x: None, "No data is given for '.*': give examples"),
+    "words": (lambda x: _changed(x, 0, np.full((16, 6), "a")), "'right' .* not numbers"),
+    "nothing": (lambda x: [each[:0] for each in x], "The data for .* is empty"),
+    "no data": (lambda x: None, "The data for '.*' is None: pass examples"),
     "other counts": (lambda x: _changed(x, 0, x[0][:3]), "right 3, left 16"),
 }
 
@@ -56,7 +56,7 @@ def test_data_that_no_model_takes(kind, two_inputs):
 def test_sizes_that_are_zero():
     model = functional((None, 2), build=layers.Conv1D(3, 1))
     qat = observe(keras_qat.quantize_model(model), images(8, (5, 2)))
-    with pytest.raises(ValueError, match=r"holds no numbers: its shape is \(8, 0, 2\)"):
+    with pytest.raises(ValueError, match=r"is empty: its shape is \(8, 0, 2\)"):
         keras_qat.simulate(qat, np.zeros((8, 0, 2), np.float32))
 
 

@@ -1,1 +1,1 @@
-"""Data in, files out, and the progress of both."""
+"""Reads data, writes files, and shows the progress of both."""

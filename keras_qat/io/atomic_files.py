@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Writes files completely or not at all."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
         )
     if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
         raise FileExistsError(
-            f"Cannot write {path}: the directory holds something else than a SavedModel, and "
+            f"Cannot write {path}: the directory holds something other than a SavedModel, and "
             f"would be replaced. Choose another path, or empty it."
         )
     return path
@@ -54,12 +54,12 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`, and moves it there once the block has succeeded.
+    """Yields a temporary path beside `path`, and moves its file there once the block has succeeded.
 
-    If the block fails, what was at `path` before is untouched.
+    If the block fails, a file or directory at `path` stays as it was.
 
     Raises:
-        OSError: if the disk fills.
+        OSError: if the disk is full.
     """
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -79,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def written(text: str, path: str | os.PathLike[str] | None) -> str:
-    """The text, which is written to a file if a path is given."""
+    """Returns the text, and writes it to a file if a path is given."""
     if path is not None:
         with replacing(check_writable(path)) as file:
             file.write_text(text, encoding="utf-8")
@@ -88,10 +88,10 @@ def written(text: str, path: str | os.PathLike[str] | None) -> str:
 
 @contextmanager
 def whole(path: Any, suffixes: tuple[str, ...]) -> Iterator[Any]:
-    """Gives what to write a file to, so that it is replaced only once the block has succeeded.
+    """Yields a path to write to; a file at `path` is replaced once the block has succeeded.
 
-    That is `path` itself where nothing else will do: an open file, another machine's, a folder, a
-    device, a name without one of the `suffixes`.
+    `path` itself is yielded if it cannot be replaced: an open file, a URL, a folder, a device, a
+    name without one of the `suffixes`.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(suffixes):
         yield path
@@ -108,12 +108,12 @@ def whole(path: Any, suffixes: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _explained(error: Exception, path: Path) -> Exception:
-    """The error as it is, or in clear words if the disk is full; TensorFlow has no type for it."""
+    """Returns an error in clear words if the disk is full, any other as it is."""
     if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
         return error
-    before = "What was there is unchanged" if path.exists() else "Nothing was written"
+    state = "The file there is unchanged" if path.exists() else "Nothing was written"
     return OSError(
         errno.ENOSPC,
-        f"Cannot write {path}: No space left on device. {before}; free some space, or choose "
+        f"Cannot write {path}: No space left on device. {state}; free some space, or choose "
         f"another path.",
     )

@@ -1,4 +1,4 @@
-"""Progress of long work, shown as Keras shows it: with the time that is left."""
+"""Shows the progress of long work with Keras' progress bar."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def shown(
     total: int | None = None,
     unit: str = "batch",
 ) -> Iterator[_Item]:
-    """The items, one for each batch; with `verbose` a bar of how many there were.
+    """Yields the items; with `verbose`, shows a bar of how many were done.
 
     Args:
-        items: what there is to do.
-        what: what is done with them, a few words.
-        verbose: 0 for silence.
-        total: how many items there are, where they do not know.
-        unit: what an item is.
+        items: the items, one for each unit of work.
+        what: title of the bar, a few words.
+        verbose: 0 for no bar.
+        total: number of items, if they have no length.
+        unit: name of an item.
     """
     if not verbose:
         yield from items

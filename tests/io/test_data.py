@@ -205,37 +205,40 @@ def with_nan(value=np.nan):
 
 
 REFUSED = {
-    "nothing": (lambda: None, "No data is given for 'tiny'"),
-    "no examples": (lambda: X[:0], "No examples are given for 'tiny'"),
-    "empty list": (list, "No examples are given for 'tiny'"),
-    "no batches": (lambda: dataset(X).batch(4).take(0), "the data is empty"),
-    "used up": (lambda: iter([]), "the data is empty.*make it anew"),
-    "path": (lambda: "x.npy", "'x.npy' is given as data.*numpy.load"),
-    "path object": (lambda: Path("x.npy"), "x.npy.* is given as data"),
-    "contents": (lambda: b"TFL3", "contents of a file .*model, file, data"),
-    "model": (tiny_net, "is given as data for 'tiny'.*order"),
-    "number": (lambda: 3, r"3 is given as data|not \(\)"),
-    "object": (object, "is given as data for 'tiny'. Give an array"),
-    "words": (lambda: np.full((4, 6, 6, 2), "a"), "Input 'image' .* no numbers"),
+    "nothing": (lambda: None, "The data for 'tiny' is None"),
+    "no examples": (lambda: X[:0], "The data for 'tiny' is empty"),
+    "empty list": (list, "The data for 'tiny' is empty"),
+    "no batches": (lambda: dataset(X).batch(4).take(0), "The data for .* is empty"),
+    "used up": (lambda: iter([]), "is empty.*make a new one"),
+    "path": (lambda: "x.npy", "The data for 'tiny' cannot be 'x.npy'.*numpy.load"),
+    "path object": (lambda: Path("x.npy"), "cannot be .*x.npy.*Load files"),
+    "contents": (lambda: b"TFL3", "contents of a file.*model, file, data"),
+    "model": (tiny_net, "The data for 'tiny' cannot be .*order"),
+    "number": (lambda: 3, r"cannot be 3|not \(\)"),
+    "object": (object, "The data for 'tiny' cannot be .*Pass an array"),
+    "words": (lambda: np.full((4, 6, 6, 2), "a"), "Input 'image' .* not numbers"),
     "other shape": (lambda: X[:, 1:], r"'image' .* shape \(None, 6, 6, 2\), not \(10, 5, 6, 2\)"),
-    "one image": (lambda: X[0], r"not \(6, 6, 2\). It is one example: give a batch, x\[np"),
+    "one image": (lambda: X[0], r"not \(6, 6, 2\). It is one example: pass a batch, x\[np"),
     "other images": (lambda: [X[0], X[1, 1:]], r"not \(5, 6, 2\) in item 1 of the data"),
     "other batch": (
         lambda: (each for each in (X, X[:, 1:])),
         r"not \(10, 5, 6, 2\) in item 1 of the data",
     ),
-    "rows of different lengths": (lambda: [[1.0], [1.0, 2.0]], "'image' .* no array of numbers"),
+    "rows of different lengths": (
+        lambda: [[1.0], [1.0, 2.0]],
+        "'image' .* not an array of numbers",
+    ),
     "no axis": (lambda: X[..., :0], r"not \(10, 6, 6, 0\)"),
-    "other name": (lambda: {"img": X}, "'tiny' has the inputs 'image'; given: 'img'"),
+    "other name": (lambda: {"img": X}, "'tiny' has the inputs 'image', but the data has 'img'"),
     "NaN": (with_nan, "'image' of 'tiny' holds NaN, first in example 7 of the data"),
     "NaN in a batch": (
         lambda: dataset(with_nan()).batch(4),
         "'image' of 'tiny' holds NaN, first in example 3 in item 1 of the data",
     ),
-    "ragged": (lambda: tf.ragged.constant([[1.0], [1.0, 2.0]]), "Ragged.* no numbers"),
+    "ragged": (lambda: tf.ragged.constant([[1.0], [1.0, 2.0]]), "Ragged.* not numbers"),
     "endless": (lambda: dataset(X).repeat(), r"never ends.*dataset\.take"),
     "function of one argument": (lambda: lambda x: [x], "called without arguments"),
-    "class": (lambda: Batches, "Batches.* is given as data"),
+    "class": (lambda: Batches, "cannot be .*Batches"),
 }
 
 
@@ -248,11 +251,14 @@ def test_what_is_refused(case):
 
 
 REFUSED_PAIRS = {
-    "one of two": (lambda: A, "has 2 inputs, 1 are given. Give .* for 'right', 'left'"),
-    "one of two in a list": (lambda: [A], "has 2 inputs, 1 are given"),
-    "three": (lambda: [A, B, A], "has 2 inputs, 3 are given"),
+    "one of two": (lambda: A, "has 2 inputs, but the data has 1. Pass .* for 'right', 'left'"),
+    "one of two in a list": (lambda: [A], "has 2 inputs, but the data has 1"),
+    "three": (lambda: [A, B, A], "has 2 inputs, but the data has 3"),
     "swapped": (lambda: [B, A], r"'right' .* shape \(None, 6\), not \(10, 4\)"),
-    "other name": (lambda: {"right": A, "lift": B}, "inputs 'right', 'left'; given: .*'lift'"),
+    "other name": (
+        lambda: {"right": A, "lift": B},
+        "inputs 'right', 'left', but the data has .*'lift'",
+    ),
     "other counts": (lambda: [A[:3], B], "different numbers of examples: right 3, left 10"),
     "labels for an input": (lambda: (A, Y), r"'left' .* not \(10,\)"),
 }
@@ -300,7 +306,7 @@ def test_arguments_in_another_order(two_inputs):
             (qat, A, contents),
             "path or the contents of a TFLite file, got ndarray",
         ),
-        (keras_qat.verify, (qat, contents, qat), "is given as data"),
+        (keras_qat.verify, (qat, contents, qat), "cannot be .*Load files"),
         (keras_qat.export_tflite, (A, qat), "Expected a Keras model, got ndarray"),
     ):
         with pytest.raises(ValueError, match=message):

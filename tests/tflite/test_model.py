@@ -158,12 +158,15 @@ def test_indices_are_integers():
 
 
 REFUSED = {
-    "shape": (lambda: X[:, :5], r"'image' of 'the file' takes arrays of the shape \(None, 6, 6, 2"),
-    "one example": (lambda: X[0], "It is one example: give a batch"),
-    "name": (lambda: {"picture": X}, "'the file' has the inputs 'image'; given: 'picture'"),
-    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' holds ndarray of <U1"),
+    "shape": (lambda: X[:, :5], r"'image' of 'the file' takes arrays of shape \(None, 6, 6, 2"),
+    "one example": (lambda: X[0], "It is one example: pass a batch"),
+    "name": (
+        lambda: {"picture": X},
+        "'the file' has the inputs 'image', but the data has 'picture'",
+    ),
+    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' is a ndarray of <U1"),
     "NaN": (lambda: np.where(X > 0, np.nan, X), "holds NaN, first in example 0"),
-    "nothing": (lambda: [], "No examples are given for 'the file'"),
+    "nothing": (lambda: [], "The data for 'the file' is empty"),
     "path": (lambda: "x.npy", "Load files first"),
 }
 
@@ -176,7 +179,7 @@ def test_says_what_is_wrong(file, what):
 
 
 def test_number_of_inputs(of_two):
-    with pytest.raises(ValueError, match="'the file' has 2 inputs, 1 are given"):
+    with pytest.raises(ValueError, match="'the file' has 2 inputs, but the data has 1"):
         of_two[1].predict(LEFT)
 
 

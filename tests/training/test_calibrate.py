@@ -119,9 +119,9 @@ def test_failed_calibration_leaves_the_model():
         (batches, r"'image' .* holds NaN, first in example 1 in item 1 of the data"),
         (x, r"Input 'image' .* holds NaN"),
         (images(8, (5, 6, 2)), r"Input 'image' .* shape \(None, 6, 6, 2\), not \(8, 5, 6, 2\)"),
-        (x[:0], "No examples"),
+        (x[:0], "The data for .* is empty"),
         (batches.take(0), "empty"),
-        (None, "No data is given"),
+        (None, "The data for .* is None"),
     ):
         with pytest.raises(ValueError, match=message):
             keras_qat.calibrate(qat, data)
