@@ -1,4 +1,4 @@
-"""A TFLite file in the making: tensors, constants and operators are added one by one."""
+"""Builds a TFLite file: tensors, constants and operators are added one by one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswi
     **dict.fromkeys(("maximum", "minimum"), "MaximumMinimumOptions"),
     "l2normalization": "L2NormOptions",
 }
-"""Operator, in small letters -> the schema's table of its options."""
+"""Name of an operator in lower case, without underscores -> the schema's table of its options."""
 
 
 class _Buffer(schema.BufferT):
-    """A buffer whose data begins at a multiple of 16 bytes, as the schema asks."""
+    """A buffer whose data is aligned to 16 bytes, as the schema asks."""
 
     def Pack(self, builder: Any) -> Any:
         if self.data is None:
             return super().Pack(builder)
         builder.StartVector(1, self.data.size, 16)
-        # What `CreateNumpyVector` does, but for the alignment.
+        # As `CreateNumpyVector` does, with alignment.
         builder.head -= self.data.size
         start = builder.Head()
         builder.Bytes[start : start + self.data.size] = self.data.tobytes()
@@ -45,14 +45,14 @@ class _Buffer(schema.BufferT):
 
 
 class _Packer(flatbuffers.Builder):
-    """Writes a file in which equal vectors lie once, as the zero points of all weights do."""
+    """Packs a file in which equal vectors, such as the zero points of all weights, occur once."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._vectors: dict[tuple[str, bytes], int] = {}
 
     def shared(self, values: np.ndarray) -> int:
-        """Where a vector of numbers lies."""
+        """Returns the offset of a vector of numbers."""
         key = values.dtype.name, values.tobytes()
         if key not in self._vectors:
             self._vectors[key] = self.CreateNumpyVector(values)
@@ -60,7 +60,7 @@ class _Packer(flatbuffers.Builder):
 
 
 class _Quantization(schema.QuantizationParametersT):
-    """Scales and zero points, which tensors of an equal range share."""
+    """Scales and zero points, which tensors with equal parameters share."""
 
     def Pack(self, builder: Any) -> Any:
         if not isinstance(builder, _Packer):
@@ -76,13 +76,13 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the parts of a file with one main graph.
 
-    Tensors are numbered as they are added. An open batch is a size of None: files hold 1 there,
-    and -1 in the shape's signature.
+    Tensors are numbered in the order in which they are added. None in a shape is an open size:
+    files hold 1 in the shape and -1 in its signature.
     """
 
     def __init__(self) -> None:
         self.knows_sizes = True
-        """Whether interpreters know the sizes of all tensors before they run the operators."""
+        """True if interpreters know the sizes of all tensors before they run the operators."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
         self.model.operatorCodes, self.model.metadata = [], []
@@ -105,7 +105,8 @@ class Builder:
     ) -> int:
         """Adds a tensor, with quantization parameters or one scale for each channel along `axis`.
 
-        Open sizes in `shape` are None. `buffer` is the number of its data. Returns its index.
+        Open sizes in `shape` are None. `buffer` is the index of its data. Returns the
+        tensor's index.
         """
         tensor = new(
             "TensorT",
@@ -142,15 +143,15 @@ class Builder:
         scales: np.ndarray | None = None,
         axis: int = 0,
     ) -> int:
-        """Adds a tensor with data; one that is there already, data and all, is used again.
+        """Adds a tensor with data and returns its index; an equal constant is reused.
 
-        `values` are in the file's form; `dtype` and `shape` say so where they are packed (int4).
+        `values` are as in the file. Packed values (int4) need `dtype` and `shape`.
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
         data = values.reshape(-1).view(np.uint8)
-        given = None if scales is None else np.asarray(scales, np.float32).tobytes()
-        key = (dtype, shape, params, given, axis, hash(data.tobytes()), data.size)
+        scale_bytes = None if scales is None else np.asarray(scales, np.float32).tobytes()
+        key = (dtype, shape, params, scale_bytes, axis, hash(data.tobytes()), data.size)
         if key not in self._constants:
             self._constants[key] = self.tensor(
                 name, shape, dtype, params, scales=scales, axis=axis, buffer=self.buffer(data)
@@ -158,14 +159,14 @@ class Builder:
         return self._constants[key]
 
     def buffer(self, data: np.ndarray) -> int:
-        """Adds data; returns the number of its buffer."""
-        made = _Buffer()
-        made.data = data
-        self.model.buffers.append(made)
+        """Adds data, and returns the index of its buffer."""
+        buffer = _Buffer()
+        buffer.data = data
+        self.model.buffers.append(buffer)
         return len(self.model.buffers) - 1
 
     def variable(self, index: int) -> int:
-        """Makes a tensor one that an operator reads and writes: its state. Returns its index."""
+        """Marks a tensor as a state that an operator reads and writes. Returns its index."""
         self.graph.tensors[index].isVariable = True
         return index
 
@@ -179,14 +180,13 @@ class Builder:
     ) -> None:
         """Adds an operator, by its name in TFLite's `BuiltinOperator`.
 
-        An optional tensor that is not there has the index -1. `intermediates` are tensors of which
-        only the quantization parameters are read. `options` are those that have not the schema's
-        defaults.
+        An optional tensor that is left out has the index -1. Only the quantization parameters of
+        `intermediates` are read. `options` without a value keep the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
-        ends = {"inputs": np.array(inputs, np.int32), "outputs": np.array(outputs, np.int32)}
-        operator = new("OperatorT", **ends)
+        tensors = {"inputs": np.array(inputs, np.int32), "outputs": np.array(outputs, np.int32)}
+        operator = new("OperatorT", **tensors)
         if intermediates is not None:
             operator.intermediates = np.array(intermediates, np.int32)
         table = _OPTIONS.get(code.replace("_", "").lower())
@@ -197,43 +197,43 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Has `prepare` add operators once all others are there and `knows_sizes` is final.
+        """Calls `prepare` to add operators once all others are added and `knows_sizes` is final.
 
-        They come in front of the operator that was added last, or in front of all, if some sizes
-        are not known.
+        The new operators come before the operator that was added last, or before all operators if
+        some sizes are unknown.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 
     def _prepare(self) -> None:
         for operator, prepare in self._waiting:
-            others, self.graph.operators = self.graph.operators, []
+            operators, self.graph.operators = self.graph.operators, []
             prepare()
-            place = others.index(operator) if self.knows_sizes else 0
-            self.graph.operators = [*others[:place], *self.graph.operators, *others[place:]]
+            index = operators.index(operator) if self.knows_sizes else 0
+            self.graph.operators = [*operators[:index], *self.graph.operators, *operators[index:]]
         self._waiting.clear()
 
     def sizes(self, index: int) -> list[int]:
-        """The sizes of a tensor's axes, -1 for open ones."""
+        """Returns the sizes of a tensor's axes, -1 for open ones."""
         tensor = self.graph.tensors[index]
         return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
 
     def copy(self, source: int, target: int) -> None:
-        """Adds an operator that copies a tensor: a RESHAPE to the shape it has."""
+        """Adds an operator that copies a tensor: a RESHAPE to the same shape."""
         sizes = self.sizes(source)
-        if sizes.count(-1) > 1:  # Which RESHAPE cannot say.
-            where = self.constant("begin", np.zeros(len(sizes), np.int32))
+        if sizes.count(-1) > 1:  # RESHAPE infers only one size.
+            begin = self.constant("begin", np.zeros(len(sizes), np.int32))
             whole = self.constant("size", np.full(len(sizes), -1, np.int32))
-            self.operator("SLICE", [source, where, whole], [target])
+            self.operator("SLICE", [source, begin, whole], [target])
             return
         shape = np.array(sizes, np.int32)
         inputs = [source, self.constant("shape", shape)]
         self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
-        """The index of an operator's code in the file, added where it is missing."""
+        """Returns the index of an operator's code in the file, and adds a missing code."""
         key = (number, custom, version)
         if key not in self._opcodes:
-            # Small numbers are noted in a field of their own, for old runtimes.
+            # Old runtimes read small numbers from a field of their own.
             numbers = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
             code = new(
                 "OperatorCodeT", **numbers, version=version, customCode=custom.encode() or None
@@ -243,18 +243,18 @@ class Builder:
         return self._opcodes[key]
 
     def metadata(self, name: str, data: bytes) -> None:
-        """Notes data in the file under a name. Interpreters pass over it."""
+        """Adds named data to the file. Interpreters ignore it."""
         buffer = self.buffer(np.frombuffer(data, np.uint8))
         self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
 
     def finish(self, inputs: dict[str, int], outputs: dict[str, int], **metadata: Any) -> bytes:
-        """The file's contents, with its ends by name, in its order, and metadata noted."""
+        """Returns the file's contents, with named inputs and outputs and with metadata."""
         self._prepare()
         self.graph.inputs = np.array(list(inputs.values()), np.int32)
         self.graph.outputs = np.array(list(outputs.values()), np.int32)
         maps = [
-            [new("TensorMapT", name=key.encode(), tensorIndex=index) for key, index in end.items()]
-            for end in (inputs, outputs)
+            [new("TensorMapT", name=key.encode(), tensorIndex=i) for key, i in tensors.items()]
+            for tensors in (inputs, outputs)
         ]
         signature = {"inputs": maps[0], "outputs": maps[1], "signatureKey": SIGNATURE}
         self.model.signatureDefs = [new("SignatureDefT", **signature, subgraphIndex=0)]
@@ -262,7 +262,8 @@ class Builder:
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():
             self.metadata(name, compressed(entry))
-        size = sum(each.data.size + 64 for each in self.model.buffers if each.data is not None)
+        buffers = [buffer for buffer in self.model.buffers if buffer.data is not None]
+        size = sum(buffer.data.size + 64 for buffer in buffers)
         packer = _Packer(size + 2**16)
         packer.Finish(self.model.Pack(packer), b"TFL3")
         return bytes(packer.Output())

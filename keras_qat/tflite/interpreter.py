@@ -1,4 +1,4 @@
-"""Running TFLite files: the one place that knows the interpreter."""
+"""Runs TFLite files in TFLite's interpreter. No other module uses it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Which kernels compute a file -> the interpreter's name for them. XNNPACK where it has one, as
-on phones; TFLite's own optimized ones; its reference ones. "tflm" is `micro`'s interpreter."""
+"""Name of kernels -> the interpreter's name for them. "xnnpack" falls back to TFLite's optimized
+kernels, as on phones. "tflm" has an interpreter of its own, in `micro_interpreter`."""
 
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-"""Packages that have TFLite's interpreter: by default the first one that is installed."""
+"""Packages with TFLite's interpreter; the first that is installed is the default."""
 
 
 def _module_of(runtime: Runtime) -> Any:
@@ -43,7 +43,7 @@ def _module_of(runtime: Runtime) -> Any:
 
 
 def _interpreter_module(runtime: Runtime | None) -> tuple[Any, str]:
-    """The interpreter's module, and the name and version of its package."""
+    """Returns the interpreter's module, and the name and version of its package."""
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime={runtime!r}: use one of {', '.join(map(repr, RUNTIMES))}.")
     for name in RUNTIMES if runtime is None else (runtime,):
@@ -51,25 +51,24 @@ def _interpreter_module(runtime: Runtime | None) -> tuple[Any, str]:
             module = _module_of(name)
             try:
                 version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:  # A build of another name.
+            except importlib.metadata.PackageNotFoundError:  # A build under another name.
                 version = ""
             return module, f"{name} {version}".rstrip()
     raise ImportError(f"runtime={runtime!r} is not installed: pip install {runtime}.")
 
 
 class FileInterpreter:
-    """A TFLite file that takes and gives real numbers, or codes.
+    """A TFLite file in an interpreter: takes real numbers or integers, returns the raw outputs.
 
     Args:
-        file: its path or contents.
-        kernels: which kernels compute it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
-            "reference" (its portable ones).
+        file: path or contents of the file.
+        kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
+            "reference" (TFLite's portable ones).
         runtime: the package whose interpreter runs it, by default the first of `RUNTIMES` that is
             installed.
 
     Raises:
-        ValueError: if it is not a TFLite file, there are no such kernels, or one that it needs is
-            not among them.
+        ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
         ImportError: if the runtime is not installed.
     """
 
@@ -97,12 +96,15 @@ class FileInterpreter:
             except (ValueError, RuntimeError) as error:
                 message = f"The TFLite file is damaged or cut short ({error}). Export it again."
                 if "builtin opcode" in str(error):
-                    lacking = f"The {kernels} kernels of {module.__name__} lack one for this file"
-                    message = f"{lacking}: {str(error).splitlines()[0]}"
+                    missing = (
+                        f"{module.__name__} has no {kernels} kernel for an operator of this file"
+                    )
+                    message = f"{missing}: {str(error).splitlines()[0]}"
                 raise ValueError(message) from error
         self.kernels = kernels
-        open_sizes = [each["shape_signature"][1:] for each in self.interpreter.get_input_details()]
-        if not any(-1 in sizes for sizes in open_sizes):  # Else files say 1, and kernels may not.
+        signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
+        # Files hold 1 for open sizes, and kernels may refuse that.
+        if not any(-1 in signature[1:] for signature in signatures):
             with self._refusals():
                 self.interpreter.allocate_tensors()
         self.size = len(contents)
@@ -110,7 +112,7 @@ class FileInterpreter:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Says what to do where kernels refuse a file."""
+        """Runs a block, and tells what to do if kernels refuse the file."""
         try:
             yield
         except RuntimeError as error:
@@ -118,32 +120,31 @@ class FileInterpreter:
                 f"The {self.kernels} kernels refuse this TFLite file. "
                 f"keras_qat.targets.problems(file, 'xnnpack') names operators that LiteRT has no "
                 f"kernel for. If the file was damaged or changed, export it again. "
-                f"The interpreter says: {str(error).strip()}"
+                f"The interpreter's error: {str(error).strip()}"
             ) from error
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the file's signature -> its details, as the interpreter says."""
+        """Name of each input in the file's signature -> the interpreter's details."""
         return self._details("inputs", self.interpreter.get_input_details())
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each output in the file's signature -> its details."""
+        """Name of each output in the file's signature -> the interpreter's details."""
         return self._details("outputs", self.interpreter.get_output_details())
 
-    def _details(self, end: str, details: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _details(self, side: str, details: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         signatures = self.interpreter._get_full_signature_list()
         if not signatures:
-            return {each["name"]: each for each in details}
-        by_index = {each["index"]: each for each in details}
+            return {detail["name"]: detail for detail in details}
+        by_index = {detail["index"]: detail for detail in details}
         (signature, *_) = signatures.values()
-        return {name: by_index[index] for name, index in signature[end].items()}
+        return {name: by_index[index] for name, index in signature[side].items()}
 
     def operations(self) -> list[tuple[str, list[np.dtype], list[np.dtype]]]:
-        """Each operation's name with the types of the tensors it reads and writes."""
-        types = {
-            each["index"]: np.dtype(each["dtype"]) for each in self.interpreter.get_tensor_details()
-        }
+        """Lists the operations: name, types of the inputs, types of the outputs."""
+        details = self.interpreter.get_tensor_details()
+        types = {detail["index"]: np.dtype(detail["dtype"]) for detail in details}
         return [
             (
                 operation["op_name"],
@@ -156,38 +157,35 @@ class FileInterpreter:
 
     @property
     def batch_size(self) -> int | None:
-        """How many examples the file takes at a time, on which shapes inside of it may depend.
-
-        None: any number.
-        """
-        sizes = [int(each["shape_signature"][0]) for each in self.inputs.values()]
+        """Number of examples that the file takes at a time; None for any number."""
+        sizes = [int(detail["shape_signature"][0]) for detail in self.inputs.values()]
         return max((size for size in sizes if size > 0), default=None)
 
     def run(
         self, inputs: dict[str, np.ndarray], batch: int = 32, verbose: int = 0
     ) -> dict[str, np.ndarray]:
-        """The raw outputs (codes, if they are integers) for real or integer inputs.
+        """Returns the raw outputs, integers where the file has them, for real or integer inputs.
 
         Args:
             inputs: an array for each input, any number of examples.
-            batch: how many examples are run at a time, if the file does not say it.
+            batch: how many examples to run at a time, unless the file has a fixed batch size.
             verbose: 1 shows progress.
         """
         count, fixed = len(next(iter(inputs.values()))), self.batch_size
         if fixed is not None and count % fixed == 0:
             batch = fixed
         results = [
-            self.run_once({name: each[start : start + batch] for name, each in inputs.items()})
+            self.run_once({name: array[start : start + batch] for name, array in inputs.items()})
             for start in shown(range(0, count, batch), "The file", verbose)
         ]
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
     def reset_states(self) -> None:
-        """Writes zeros into the states that operators keep from one run to the next."""
+        """Resets the states that operators keep between runs to zeros."""
         self.interpreter.reset_all_variables()
 
     def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As `run`, with all of the inputs at a time; the sizes of their axes are free."""
+        """Runs the file once on all of the inputs, whatever their sizes."""
         details = self.inputs
         for name, values in inputs.items():
             index = details[name]["index"]
@@ -208,25 +206,25 @@ class FileInterpreter:
 
 
 def to_codes(values: np.ndarray, dtype: np.dtype, scale: float, zero_point: int) -> np.ndarray:
-    """Real numbers as codes of a tensor; integers of its type, and float tensors, as they are."""
+    """Quantizes real numbers. Integers of the tensor's type and float tensors stay as they are."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)
-    # float32 does not tell a half from what is next to it at the ends of 16 bits.
+    # float32 cannot tell a half from its neighbours at the ends of 16 bits.
     real = values.astype(np.float64) if limits.bits == 16 else values
     codes = np.floor(real / np.float32(scale) + np.float32(0.5)) + zero_point
     return np.clip(codes, limits.min, limits.max).astype(dtype)
 
 
 def to_pixels(values: np.ndarray, scale: Any, offset: Any) -> np.ndarray:
-    """The pixels, 0 to 255, of a model's inputs that are `scale * pixel + offset`."""
-    scale, offset = (np.asarray(each, np.float64) for each in (scale, offset))
+    """Returns pixels, 0 to 255, for model inputs that are `scale * pixel + offset`."""
+    scale, offset = (np.asarray(value, np.float64) for value in (scale, offset))
     pixels = (values.astype(np.float64) - offset) / np.where(scale == 0, np.inf, scale)
     return np.clip(np.floor(pixels + 0.5), 0, 255).astype(np.uint8)
 
 
 def to_values(codes: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
-    """Codes of a tensor as real numbers."""
+    """Returns the real numbers that a tensor's quantized values stand for."""
     scale, zero_point = detail["quantization"]
     if np.dtype(detail["dtype"]).kind not in "iu" or scale == 0:
         return codes

@@ -1,4 +1,4 @@
-"""What the library notes in the files that it writes."""
+"""Reads and writes the library's metadata in TFLite files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from keras_qat.tflite.schema import contents_of
 __all__ = ["compressed", "fingerprint", "read_metadata", "rescaled_inputs"]
 
 DAMAGED = (struct.error, zlib.error)
-"""What reading a damaged file raises besides Python's own errors."""
+"""Errors that reading a damaged file raises, besides Python's own."""
 
 
 def fingerprint(model: Any) -> dict[str, str]:
-    """What tells whether a file is of a model as it is now: digests of its weights and ranges.
+    """Returns digests of a model's weights and ranges, to recognize files exported from it.
 
-    They do not depend on names, on the order of the weights, or on counters of training steps.
+    Names, the order of the weights and counters of training steps do not change the digests.
 
     Returns:
-        `weights`, a digest of the numbers, and `shapes`, one of their shapes alone.
+        `weights`, a digest of the numbers, and `shapes`, a digest of their shapes.
     """
     arrays = [
         np.asarray(weight.value())
@@ -46,27 +46,27 @@ def fingerprint(model: Any) -> dict[str, str]:
 
 
 def _digest(*parts: Any) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(part)
-    return found.digest()
+        digest.update(part)
+    return digest.digest()
 
 
 def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
-    """Reads what `export_tflite` noted in a file.
+    """Reads the metadata that `export_tflite` wrote into a file.
 
     Args:
         tflite: path or contents of the file.
 
     Returns:
-        A dict with `version`, that of keras_qat, `recipe`, the recipe as JSON data, of which
-        `Recipe.from_config` makes a recipe, and `fingerprint`, by which `verify` tells whether
-        the file is of a model as it is now. Of files that take pixels where the model takes other
-        numbers also `rescaling`: name of the input -> scale and offset. Of files that keep the
-        states of recurrent layers also `states`.
+        A dict with these entries. `version`: the version of keras_qat. `recipe`: the recipe as JSON
+        data for `Recipe.from_config`. `fingerprint`: digests with which `verify` checks that the
+        file was exported from the model. `rescaling`, in files that take pixels where the model
+        takes other numbers: name of the input -> scale and offset. `states`, in files that keep
+        the states of recurrent layers.
 
     Raises:
-        ValueError: if it is no TFLite file, a damaged one, or not one that `export_tflite` wrote.
+        ValueError: if this is not an undamaged TFLite file that `export_tflite` wrote.
 
     Example:
         >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]
@@ -83,26 +83,24 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         raise ValueError(
             "The TFLite file is damaged or cut short: its metadata cannot be read. Export it again."
         ) from error
-    raise ValueError(
-        "The file holds no metadata of keras_qat: another program has written or changed it."
-    )
+    raise ValueError("The file has no metadata of keras_qat: another program wrote or changed it.")
 
 
 def compressed(entry: Any) -> bytes:
-    """An entry as files hold it: JSON, compressed, as it is much of a small network's file."""
+    """Compresses an entry, as JSON is a large part of a small network's file."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
 
 
 def _unpacked(data: bytes) -> Any:
-    """An entry of a file; earlier versions did not compress it."""
+    """Unpacks an entry of a file. Earlier versions did not compress it."""
     return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
 
 
 def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:
-    """Inputs of a file that take pixels: name -> scale and offset that make the model's input."""
+    """Returns the scale and offset of each input that takes pixels, by name."""
     try:
-        found = read_metadata(contents).get("rescaling", {})
+        rescaling = read_metadata(contents).get("rescaling", {})
     except ValueError:
         return {}
-    return {name: (scale, offset) for name, (scale, offset) in found.items()}
+    return {name: (scale, offset) for name, (scale, offset) in rescaling.items()}

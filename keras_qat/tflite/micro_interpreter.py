@@ -1,7 +1,7 @@
-"""Running files in TFLite Micro: the one place that knows its interpreter.
+"""Runs files in TFLite Micro's interpreter. No other module uses it.
 
-It comes with the package `tflite-micro`, the extra `keras-qat[micro]`, and computes with the
-reference kernels that microcontrollers have where no others are built in.
+The interpreter is in the package `tflite-micro`, the extra `keras-qat[micro]`. It has the reference
+kernels, which microcontrollers run unless others are built in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.frontend.messages import counted
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
@@ -25,17 +26,17 @@ from keras_qat.tflite.schema import contents_of
 __all__ = ["MicroInterpreter", "Runner", "open_file"]
 
 ARENA = 64
-"""The arena's size in multiples of the file, where tensors at once are more than it usually is."""
+"""Size of the arena in multiples of the file's, enough for unusually large tensors."""
 
 SMALLEST = 1 << 20
-"""Bytes that the arena has at least."""
+"""Smallest size of the arena in bytes."""
 
 
 class MicroInterpreter:
-    """A TFLite file in TFLite Micro: takes and gives real numbers, or codes.
+    """A TFLite file in TFLite Micro: takes real numbers or integers, returns the raw outputs.
 
     Args:
-        file: its path or contents; of a batch whose size is known, `export_tflite(batch_size=1)`.
+        file: path or contents of a file with known sizes, `export_tflite(batch_size=1)`.
 
     Raises:
         ImportError: without the package `tflite-micro`.
@@ -49,109 +50,113 @@ class MicroInterpreter:
         graph = FileGraph(self.contents)
         self._inputs, self._outputs = graph.inputs, graph.outputs
         self.size = len(self.contents)
-        is_open = [name for name, each in self._inputs.items() if -1 in each.shape]
+        is_open = [name for name, tensor in self._inputs.items() if -1 in tensor.shape]
         if is_open:
             raise ValueError(
-                f"TFLite Micro takes no open sizes; the input '{is_open[0]}' is of the shape "
-                f"{list(self._inputs[is_open[0]].shape)}. Export with batch_size=1, and a model "
-                f"whose keras.Input has all other sizes."
+                f"TFLite Micro takes no open sizes, but the input '{is_open[0]}' has the shape "
+                f"{list(self._inputs[is_open[0]].shape)}. Export with batch_size=1, and give the "
+                f"model's keras.Input all other sizes."
             )
-        places = {index: place for place, index in enumerate(graph.ends("inputs"))}
-        self._places = {name: places[each.index] for name, each in self._inputs.items()}
-        places = {index: place for place, index in enumerate(graph.ends("outputs"))}
-        self._given = {name: places[each.index] for name, each in self._outputs.items()}
-        self._interpreter = self._loaded(max(SMALLEST, ARENA * self.size))
+        positions = {index: i for i, index in enumerate(graph.ends("inputs"))}
+        self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
+        positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
+        self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
+        self._interpreter = self._load(max(SMALLEST, ARENA * self.size))
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
 
-    def _loaded(self, arena: int) -> Any:
+    def _load(self, arena: int) -> Any:
         try:
             from tflite_micro.python.tflite_micro import runtime
         except ImportError as error:
             raise ImportError(
                 'kernels="tflm" needs TFLite Micro: pip install --pre tflite-micro.'
             ) from error
-        with _said() as said:
+        with _stderr_lines() as lines:
             try:
                 return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
             except RuntimeError as error:
                 failed = error
-        raise ValueError(f"TFLite Micro refuses this file: {_joined(said) or failed}") from failed
+        raise ValueError(f"TFLite Micro refuses this file: {_joined(lines) or failed}") from failed
 
     def arena_size(self) -> int:
-        """Bytes that the interpreter has taken of its arena, as it records them.
+        """Returns the bytes of the arena that the interpreter uses, as it records them.
 
-        With the pointers of this computer: a chip of 32 bits keeps somewhat less. While it prepares
-        the file it takes more for a moment, up to half as much again in small ones.
+        The figure is for this computer's pointers: a 32-bit chip needs slightly less. While the
+        interpreter prepares a small file it uses up to half as much again.
         """
-        with _said() as said:
+        with _stderr_lines() as lines:
             self._interpreter.print_allocations()
-        (found,) = re.findall(r"Arena allocation total (\d+) bytes", "\n".join(said))
-        return int(found)
+        (size,) = re.findall(r"Arena allocation total (\d+) bytes", "\n".join(lines))
+        return int(size)
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the signature -> its details, as in `FileInterpreter.inputs`."""
-        return {name: _details(each) for name, each in self._inputs.items()}
+        """Name of each input in the file's signature -> details, as `FileInterpreter` has them."""
+        return {name: _details(tensor) for name, tensor in self._inputs.items()}
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each output in the file's signature -> its details."""
-        return {name: _details(each) for name, each in self._outputs.items()}
+        """Name of each output in the file's signature -> details."""
+        return {name: _details(tensor) for name, tensor in self._outputs.items()}
 
     @property
     def batch_size(self) -> int:
-        """How many examples the file takes at a time."""
+        """Number of examples that the file takes at a time."""
         return int(next(iter(self._inputs.values())).shape[0])
 
     def _invoke(self) -> None:
-        with _said() as said:
+        with _stderr_lines() as lines:
             try:
                 self._interpreter.invoke()
                 return
             except RuntimeError as error:
                 failed = error
-        raise ValueError(f"TFLite Micro can't run this file: {_joined(said) or failed}") from failed
+        raise ValueError(
+            f"TFLite Micro can't run this file: {_joined(lines) or failed}"
+        ) from failed
 
     def reset_states(self) -> None:
-        """Writes zeros into the states that operators keep from one run to the next."""
+        """Resets the states that operators keep between runs to zeros."""
         self._interpreter.reset()
 
     def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As `run`, in silence."""
+        """Runs the file on the inputs without showing progress."""
         return self.run(inputs)
 
     def run(
         self, inputs: dict[str, np.ndarray], batch: int = 1, verbose: int = 0
     ) -> dict[str, np.ndarray]:
-        """The raw outputs for real or integer inputs, so many at a time as the file takes.
+        """Returns the raw outputs for real or integer inputs.
 
         Args:
-            inputs: an array for each input, any multiple of those.
-            batch: as of `FileInterpreter.run`; the file says it.
+            inputs: an array for each input, with a multiple of the file's batch size.
+            batch: ignored: the file has a fixed batch size.
             verbose: 1 shows progress.
         """
         count, size = len(next(iter(inputs.values()))), self.batch_size
         if count % size:
-            raise ValueError(f"The file takes {size} examples at a time; {count} are given.")
-        found: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
+            raise ValueError(f"The file takes {counted(size, 'example')} at a time, not {count}.")
+        outputs: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
         for turn in shown(range(count // size), "The file", verbose):
             for name, tensor in self._inputs.items():
                 rows = tensor.shape[0]
-                given = inputs[name][turn * rows : (turn + 1) * rows]
-                codes = to_codes(given, tensor.dtype, tensor.scale, tensor.zero_point)
-                self._interpreter.set_input(np.ascontiguousarray(codes), self._places[name])
+                values = inputs[name][turn * rows : (turn + 1) * rows]
+                codes = to_codes(values, tensor.dtype, tensor.scale, tensor.zero_point)
+                self._interpreter.set_input(
+                    np.ascontiguousarray(codes), self._input_positions[name]
+                )
             self._invoke()
-            for name, parts in found.items():
-                parts.append(np.array(self._interpreter.get_output(self._given[name])))
+            for name, parts in outputs.items():
+                parts.append(np.array(self._interpreter.get_output(self._output_positions[name])))
         return {
             name: np.concatenate(parts) if len(parts) > 1 else parts[0]
-            for name, parts in found.items()
+            for name, parts in outputs.items()
         }
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[list[str]]:
-    """The lines that the interpreter writes to the process' standard error, which it alone has."""
+def _stderr_lines() -> Iterator[list[str]]:
+    """Runs a block with the process' standard error captured, and yields its lines."""
     lines: list[str] = []
     sys.stderr.flush()
     kept = os.dup(2)
@@ -185,13 +190,13 @@ Runner = FileInterpreter | MicroInterpreter
 def open_file(
     file: str | os.PathLike[str] | bytes, kernels: Kernels, runtime: Runtime | None = None
 ) -> Runner:
-    """A TFLite file in the interpreter that has these kernels.
+    """Opens a TFLite file in the interpreter that has these kernels.
 
     Raises:
-        ValueError, ImportError: as of `FileInterpreter` and `MicroInterpreter`.
+        ValueError, ImportError: as for `FileInterpreter` and `MicroInterpreter`.
     """
     if kernels != "tflm":
         return FileInterpreter(file, kernels, runtime)
     if runtime is not None:
-        raise ValueError(f"runtime={runtime!r} has not the kernels 'tflm': leave it out.")
+        raise ValueError(f"runtime={runtime!r} has no kernels 'tflm': leave runtime out.")
     return MicroInterpreter(file)

@@ -1,4 +1,4 @@
-"""TFLite files that predict as models do: data as users have it in, real numbers out."""
+"""Predicts with TFLite files: takes data in any form, and returns real numbers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class TensorInfo:
     """An input or output of a TFLite file.
 
     Attributes:
-        shape: its shape, None for sizes that the file leaves open.
-        dtype: the type of its entries.
-        scale: the real value of one step; 0 for a tensor that is not quantized.
-        zero_point: the code of 0.
-        rescaling: of an input that takes pixels (`export_tflite(rescaling=...)`), scale and offset
-            that make the model's numbers of them; else None.
+        shape: the shape, with None for open sizes.
+        dtype: the type of the entries.
+        scale: real value of one step; 0 for a tensor that is not quantized.
+        zero_point: the quantized value that stands for 0.
+        rescaling: for an input that takes pixels (`export_tflite(rescaling=...)`), the scale and
+            offset that turn pixels into the model's input; else None.
     """
 
     shape: tuple[int | None, ...]
@@ -43,14 +43,14 @@ class TensorInfo:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its entries are codes of real numbers."""
+        """True if the entries are quantized values."""
         return self.scale > 0
 
     def quantize(self, values: Any) -> np.ndarray:
-        """The codes of real numbers: `floor(x / scale + 0.5) + zero_point`, clipped.
+        """Quantizes real numbers: `floor(x / scale + 0.5) + zero_point`, clipped.
 
-        Arrays of its own type are codes already. Of a tensor that is not quantized, the values.
-        Where codes are pixels, those of the model's numbers.
+        Arrays of the tensor's own type are returned as they are. So are all values of a tensor
+        that is not quantized. Inputs that take pixels get the pixels of the model's numbers.
         """
         array = np.asarray(values)
         if self.rescaling is not None and array.dtype != self.dtype:
@@ -60,26 +60,25 @@ class TensorInfo:
         return to_codes(array, self.dtype, self.scale, self.zero_point)
 
     def dequantize(self, codes: Any) -> np.ndarray:
-        """The real numbers of codes: `scale * (codes - zero_point)` in float32."""
+        """Returns the real numbers `scale * (codes - zero_point)` in float32."""
         detail = {"dtype": self.dtype, "quantization": (self.scale, self.zero_point)}
         return to_values(np.asarray(codes), detail)
 
 
 class TFLiteModel:
-    """A TFLite file that predicts as its model does.
+    """A TFLite file that predicts like its model.
 
-    It takes real numbers, which it quantizes, and gives real numbers. What it takes and gives has
-    the names and the order of the model's inputs and outputs.
+    It quantizes inputs and returns real numbers. Inputs and outputs have the names and the order
+    of the model's.
 
     Args:
-        file: its path or contents; one of another program too.
-        kernels: which kernels compute it: "xnnpack" (as on phones), "optimized" (TFLite's own),
-            "reference" (its portable ones), or "tflm": TFLite Micro, for files of known sizes,
-            `export_tflite(batch_size=1)`.
+        file: path or contents of the file, which another program may have written.
+        kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own),
+            "reference" (TFLite's portable ones), or "tflm" (TFLite Micro, for files with
+            `export_tflite(batch_size=1)`).
 
     Raises:
-        ValueError: if it is not a TFLite file, there are no such kernels, or one that it needs is
-            not among them.
+        ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
         ImportError: for "tflm" without the package `tflite-micro`.
 
     Example:
@@ -95,19 +94,19 @@ class TFLiteModel:
         graph = FileGraph(contents)  # The interpreter sorts by name.
         if graph.signatures > 1:
             raise ValueError(
-                f"The TFLite file has {graph.signatures} signatures: convert the one function "
-                f"that is to predict, or run the file with LiteRT's get_signature_runner."
+                f"The TFLite file has {graph.signatures} signatures. Convert only the function "
+                f"to predict with, or run the file with LiteRT's get_signature_runner."
             )
         self.inputs: Mapping[str, TensorInfo] = tensor_infos(
             graph.inputs, rescaled_inputs(contents)
         )
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
         self.outputs: Mapping[str, TensorInfo] = tensor_infos(graph.outputs, {})
-        """Name of each output -> the same."""
+        """Name of each output -> its shape, type, scale and zero point, in the model's order."""
         names = list(self.inputs)
         self._inputs = Inputs(
             "the file" if isinstance(file, bytes) else Path(file).name,
-            [Input(name, name, each.shape, False) for name, each in self.inputs.items()],
+            [Input(name, name, info.shape, False) for name, info in self.inputs.items()],
             names if len(names) > 1 else names[0],
         )
 
@@ -120,81 +119,81 @@ class TFLiteModel:
         *,
         codes: bool = False,
     ) -> np.ndarray | list[np.ndarray]:
-        """What the file computes for data.
+        """Computes the file's outputs for data.
 
         Args:
-            x: inputs, as `model.predict` takes them: an array, a list of arrays or a dict of them
-                by name, a `tf.data.Dataset`, a generator or a function that makes one. Labels
-                that come along are ignored. Real numbers are quantized by `TensorInfo.quantize`;
-                arrays of the input's own integer type are its codes.
-            batch_size: how many examples of arrays are run at a time. A file with a batch of its
-                own runs with that, for any number of examples.
+            x: inputs, as `model.predict` takes them: an array, a list of arrays or a dict of arrays
+                by name, a `tf.data.Dataset`, a generator or a function that makes one. Labels are
+                ignored. Real numbers are quantized by `TensorInfo.quantize`; arrays of the input's
+                own integer type are taken as quantized.
+            batch_size: how many examples of arrays to run at a time. A file with a fixed batch size
+                runs with that, for any number of examples.
             verbose: 1 shows progress.
-            steps: how many batches are read of a dataset or a generator; all by default.
-            codes: whether outputs stay the integers that the file gives.
+            steps: the most batches to read of a dataset or a generator; all by default.
+            codes: whether to return the file's integers as they are.
 
         Returns:
             An array if the file has one output, otherwise a list in the order of `outputs`.
 
         Raises:
-            ValueError: if the data is not what the file takes; the message names the input.
+            ValueError: if the data does not fit the file; the message names the input.
         """
         total = batch_count(self._inputs, x, batch_size, steps)
         read = batches(self._inputs, x, batch_size, steps)
         parts = [self._run(batch) for batch in shown(read, "The file", verbose, total)]
-        found = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        outputs = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         if not codes:
-            pairs = zip(found, self.outputs.values(), strict=True)
-            found = [info.dequantize(each) for each, info in pairs]
-        return found if len(found) > 1 else found[0]
+            pairs = zip(outputs, self.outputs.values(), strict=True)
+            outputs = [info.dequantize(array) for array, info in pairs]
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def reset_states(self) -> None:
-        """Begins anew, with zeros, in a file that keeps the states of recurrent layers.
+        """Resets the states of recurrent layers that the file keeps to zeros.
 
-        `predict` goes on where the last one ended, as a model's does with `stateful=True`.
+        Each `predict` continues from the last one's states, as a model with `stateful=True` does.
         """
         self._file.reset_states()
 
     def _run(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        """The outputs for a batch of any size, in integers where the file has them."""
+        """Returns the outputs for a batch of any size, as integers where the file has them."""
         count = len(batch[0])
-        own = next(iter(self.inputs.values())).shape[0] or 1
-        given = {}
+        fixed = next(iter(self.inputs.values())).shape[0] or 1
+        padded = {}
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
             _check_type(self._inputs.model, name, info, values)
             quantized = info.quantize(values)
-            missing = [quantized[-1:]] * (-count % own)
-            given[name] = np.concatenate([quantized, *missing]) if missing else quantized
-        found = self._file.run(given, count)
-        return [found[name][:count] for name in self.outputs]
+            missing = [quantized[-1:]] * (-count % fixed)
+            padded[name] = np.concatenate([quantized, *missing]) if missing else quantized
+        outputs = self._file.run(padded, count)
+        return [outputs[name][:count] for name in self.outputs]
 
     def __repr__(self) -> str:
-        ends = {"inputs": self.inputs, "outputs": self.outputs}
+        sides = {"input": self.inputs, "output": self.outputs}
         lines = [
-            f"{end[:-1]} {name}: {info}"
-            for end, all_ in ends.items()
-            for name, info in all_.items()
+            f"{side} {name}: {info}"
+            for side, infos in sides.items()
+            for name, info in infos.items()
         ]
         return "\n".join([f"TFLiteModel of {self._inputs.model}, {self._file.kernels}", *lines])
 
 
 def _check_type(file: str, name: str, info: TensorInfo, values: np.ndarray) -> None:
-    """Raises a `ValueError` if an input in integers, such as indices, would lose what is given."""
+    """Raises a `ValueError` if an integer input, such as indices, would change the values."""
     if info.is_quantized or info.dtype.kind not in "iu" or values.dtype == info.dtype:
         return
     limits = np.iinfo(info.dtype)
     low, high = values.min(), values.max()
     if low < limits.min or high > limits.max or np.any(values % 1):
         raise ValueError(
-            f"Input '{name}' of '{file}' takes {info.dtype}, integers that stand for themselves; "
-            f"given are {values.dtype} from {low} to {high}."
+            f"Input '{name}' of '{file}' takes {info.dtype} values that are not quantized, but the "
+            f"data has {values.dtype} from {low} to {high}."
         )
 
 
 def tensor_infos(tensors: dict[str, Tensor], rescaled: dict[str, Any]) -> Mapping[str, TensorInfo]:
-    """Name of each tensor -> what is said of it; `rescaled`: of inputs that take pixels."""
-    found = {name: _info(each, rescaled.get(name)) for name, each in tensors.items()}
-    return MappingProxyType(found)
+    """Describes tensors by name. `rescaled` holds scale and offset of inputs that take pixels."""
+    infos = {name: _info(tensor, rescaled.get(name)) for name, tensor in tensors.items()}
+    return MappingProxyType(infos)
 
 
 def _info(tensor: Tensor, rescaling: tuple[Any, Any] | None) -> TensorInfo:

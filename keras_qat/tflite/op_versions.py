@@ -1,6 +1,7 @@
-"""Versions of operators: the lowest that has what a file asks for, and the runtimes that know it.
+"""Chooses versions of operators, and the oldest runtime that has them.
 
-Source: TensorFlow Lite's `op_version.cc` and `runtime_version.cc`, for what this library writes.
+Source: TensorFlow Lite's `op_version.cc` and `runtime_version.cc`, for operators that this library
+writes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ BY_TYPE: dict[str, tuple[int, int, int]] = {
     "GELU": (1, 2, 1),
     "SVDF": (1, 3, 3),
 }
-"""Operator -> version for activations in float, int8, int16; others have one version."""
+"""Operator -> its version for activations in float, int8 and int16; others have one version."""
 
 RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
@@ -91,59 +92,59 @@ RUNTIMES: dict[str, dict[int, str]] = {
         )
     },
 }
-"""Operator -> version -> the first runtime that has it; for others 1.14.0, the first
-with int8. UNIDIRECTIONAL_SEQUENCE_LSTM in int8 is of version 1, as in float; the CAST in front of
-it asks for a runtime that has it."""
+"""Operator -> version -> the first runtime that has it; for others 1.14.0, the first with int8.
+UNIDIRECTIONAL_SEQUENCE_LSTM in int8 has version 1, as in float. The CAST before it needs a runtime
+that has both."""
 
 
 def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
-    """The lowest version of operator number `code` that does what it is asked for."""
+    """Returns the lowest version of operator number `code` that does what its options ask."""
     name, options = OPERATORS[code], operator.builtinOptions
     inputs = [tensors[index] for index in operator.inputs if index >= 0]
     outputs = [tensors[index] for index in operator.outputs]
     data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
     deciding = outputs[0] if name == "QUANTIZE" else data
     by_type = BY_TYPE.get(name, (1, 1, 1))
-    place = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
-    version, rank = by_type[place], len(data.shape)
-    special = 1
+    type_index = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
+    version, rank = by_type[type_index], len(data.shape)
+    needed = 1
     if name == "CONV_2D":
         grouped = inputs[1].shape[3] != data.shape[3]
-        special = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
+        needed = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
     elif name == "DEPTHWISE_CONV_2D":
-        special = 7 if inputs[1].type == _Type.INT4 else 1
+        needed = 7 if inputs[1].type == _Type.INT4 else 1
     elif name == "FULLY_CONNECTED":
-        special = 5 if options.keepNumDims else 1
-        special = 6 if len(inputs) == 2 else special
-        special = 10 if inputs[1].type == _Type.INT4 else special
+        needed = 5 if options.keepNumDims else 1
+        needed = 6 if len(inputs) == 2 else needed
+        needed = 10 if inputs[1].type == _Type.INT4 else needed
     elif name == "TRANSPOSE_CONV":
-        special = 4 if getattr(options, "fusedActivationFunction", 0) else 1
-    elif name == "MUL" and place == 1:
-        scales = [float(each.quantization.scale[0]) for each in [*inputs, outputs[0]]]
-        special = 3 if scales[0] * scales[1] / scales[2] >= 1 else 1
+        needed = 4 if getattr(options, "fusedActivationFunction", 0) else 1
+    elif name == "MUL" and type_index == 1:
+        scales = [float(tensor.quantization.scale[0]) for tensor in [*inputs, outputs[0]]]
+        needed = 3 if scales[0] * scales[1] / scales[2] >= 1 else 1
     elif name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
         corners = name == "RESIZE_NEAREST_NEIGHBOR" and options.alignCorners
-        special = 3 if options.halfPixelCenters or corners else 1
+        needed = 3 if options.halfPixelCenters or corners else 1
     elif name == "TRANSPOSE":
-        special = 6 if rank > 5 else 4 if rank > 4 else 1
+        needed = 6 if rank > 5 else 4 if rank > 4 else 1
     elif name in ("PAD", "PADV2"):
-        special = 4 if rank > 4 else 1
+        needed = 4 if rank > 4 else 1
     elif name == "SLICE":
-        special = 5 if rank > 4 else 1
+        needed = 5 if rank > 4 else 1
     elif name == "STRIDED_SLICE":
         masks = options.ellipsisMask or options.newAxisMask
-        special = 6 if masks else 4 if rank > 4 else 1
-    elif name in ("SUB", "MAXIMUM", "MINIMUM") and place < 2:
-        ranks = [len(each.shape) for each in inputs]
-        differ = len({tuple(each.shape) for each in inputs}) > 1
-        special = 3 if differ and max(ranks) > 4 else 1
-    return max(version, special)
+        needed = 6 if masks else 4 if rank > 4 else 1
+    elif name in ("SUB", "MAXIMUM", "MINIMUM") and type_index < 2:
+        ranks = [len(tensor.shape) for tensor in inputs]
+        differ = len({tuple(tensor.shape) for tensor in inputs}) > 1
+        needed = 3 if differ and max(ranks) > 4 else 1
+    return max(version, needed)
 
 
 def min_runtime_version(codes: list[Any]) -> str:
-    """The oldest TensorFlow Lite that has all operators of a file: its operator codes."""
-    found = ["1.14.0"]
+    """Returns the oldest version of TensorFlow Lite that has all operator codes of a file."""
+    runtimes = ["1.14.0"]
     for code in codes:
-        name = OPERATORS.get(code_of(code), "")
-        found += [at for version, at in RUNTIMES.get(name, {}).items() if version <= code.version]
-    return max(found, key=lambda each: [int(part) for part in each.split(".")])
+        versions = RUNTIMES.get(OPERATORS.get(code_of(code), ""), {})
+        runtimes += [first for version, first in versions.items() if version <= code.version]
+    return max(runtimes, key=lambda runtime: [int(part) for part in runtime.split(".")])

@@ -1,4 +1,4 @@
-"""TFLite files as objects of their schema, and the schema's numbers by name."""
+"""Unpacks TFLite files into objects of their schema, and names the schema's numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TYPES: dict[str, int] = {
         *("float16", "float32", "float64", "bool"),
     )
 }
-"""Name of a type, as numpy has it -> its number in a file."""
+"""Name of a NumPy type -> its number in a file."""
 
 TYPE_NAMES = {number: name for name, number in TYPES.items()}
 
@@ -28,18 +28,18 @@ OPERATORS = {
 
 
 def new(kind: str, **fields: Any) -> Any:
-    """An object of the schema, e.g. a `TensorT`; older TensorFlows set no fields at once."""
-    made = getattr(schema, kind)()
+    """Makes an object of the schema, e.g. a `TensorT`, with fields. Old TensorFlows take none."""
+    item = getattr(schema, kind)()
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(item, name, value)
+    return item
 
 
 def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
-    """The contents of a TFLite file, given its path or the contents themselves.
+    """Returns the contents of a TFLite file, given its path or the contents themselves.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if this is not a TFLite file.
     """
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise ValueError(
@@ -48,16 +48,16 @@ def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
         )
     contents = file if isinstance(file, bytes) else Path(file).read_bytes()
     if contents[4:8] != b"TFL3":
-        name = "The given bytes are" if isinstance(file, bytes) else f"{file} is"
-        raise ValueError(f"{name} no TFLite file. Pass what keras_qat.export_tflite wrote.")
+        name = "These bytes are" if isinstance(file, bytes) else f"{file} is"
+        raise ValueError(f"{name} not a TFLite file. Pass a file from keras_qat.export_tflite.")
     return contents
 
 
 def unpack(contents: bytes) -> Any:
-    """A file's contents as a `ModelT`."""
+    """Unpacks a file's contents into a `ModelT`."""
     return schema.ModelT.InitFromObj(schema.Model.GetRootAs(contents, 0))
 
 
 def code_of(code: Any) -> int:
-    """The operator of an `OperatorCodeT`: small numbers are in a field for old runtimes."""
+    """Returns the operator number of an `OperatorCodeT`; old runtimes read small ones elsewhere."""
     return max(code.builtinCode, code.deprecatedBuiltinCode)

@@ -1,4 +1,4 @@
-"""An operator of a TFLite file, as the checks of a target see it."""
+"""Defines an operator of a TFLite file, for the checks of targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Site"]
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An operator of a file, as checks see it.
+    """An operator of a file with its tensors and options.
 
     Args:
         graph: the file.
@@ -26,25 +26,25 @@ class Site:
 
     @property
     def inputs(self) -> list[Tensor | None]:
-        """The tensors that it reads, None for one that is left out."""
+        """The input tensors, None for an optional one that is left out."""
         tensors = self.graph.tensors
         return [tensors[index] if index >= 0 else None for index in self.operation.inputs]
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The tensors that it gives."""
+        """The output tensors."""
         return [self.graph.tensors[index] for index in self.operation.outputs]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
-        return [each for each in (*self.inputs, *self.outputs) if each is not None]
+        """All input and output tensors."""
+        return [tensor for tensor in (*self.inputs, *self.outputs) if tensor is not None]
 
     def option(self, name: str, default: Any = None) -> Any:
-        """One of its options, by the name that TFLite's schema has."""
+        """Returns an option by the schema's name."""
         return getattr(self.graph.options(self.operation), name, default)
 
-    def constant(self, place: int) -> np.ndarray | None:
-        """The values of an input, None if they are known at run time only."""
-        tensor = self.inputs[place]
+    def constant(self, index: int) -> np.ndarray | None:
+        """Returns the values of an input, None if they are known only at run time."""
+        tensor = self.inputs[index]
         return None if tensor is None else self.graph.constant(tensor.index)

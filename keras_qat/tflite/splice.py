@@ -1,4 +1,4 @@
-"""Another TFLite file's main graph inside a file in the making."""
+"""Inserts another TFLite file's main graph into a file that is being built."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ def splice_model(
     params: QuantParams | None = None,
     prefix: str = "",
 ) -> None:
-    """Adds the operators of another file, with their constants and the subgraphs that they call.
+    """Adds another file's operators, with their constants and the subgraphs that they call.
 
-    Signatures, metadata and tensors that no operator names are left behind.
+    Signatures, metadata and unused tensors are left out.
 
     Args:
-        builder: the file in the making.
-        model: the other file, unpacked: its parts become those of the file in the making.
-        inputs, outputs: tensors of `builder` that stand for those of its main graph, in its order.
-        params: of its int8 or int16 tensors that have no quantization parameters of their own.
-        prefix: goes in front of the names of its tensors, subgraphs and variables.
+        builder: the file that is being built.
+        model: the other file, unpacked. Its parts are moved into the new file.
+        inputs, outputs: tensors of `builder` for those of the main graph, in order.
+        params: parameters for int8 or int16 tensors that have none of their own.
+        prefix: prefix for the names of tensors, subgraphs and variables.
 
     Raises:
-        ValueError: if number or types of inputs or outputs differ.
+        ValueError: if numbers or types of inputs or outputs differ.
     """
     main = model.subgraphs[0]
-    starts, ends = ([int(each) for each in given] for given in (main.inputs, main.outputs))
+    starts, ends = (list(map(int, indices)) for indices in (main.inputs, main.outputs))
     _check(builder, main, [*starts, *ends], [*inputs, *outputs])
     source = _Source(builder, model, params, prefix)
-    places, copies = dict(zip(starts, inputs, strict=True)), []
+    new_indices, copies = dict(zip(starts, inputs, strict=True)), []
     for end, index in zip(ends, outputs, strict=True):
-        if end in places or source.data(main.tensors[end]) is not None:
+        if end in new_indices or source.data(main.tensors[end]) is not None:
             copies.append((end, index))
         else:
-            places[end] = index
-    named = {end for end, _ in copies}.union(*map(_named, main.operators))
-    for place in sorted(named - places.keys()):
-        places[place] = source.add_tensor(main.tensors[place])
+            new_indices[end] = index
+    used = {end for end, _ in copies}.union(*map(_tensors_of, main.operators))
+    for old in sorted(used - new_indices.keys()):
+        new_indices[old] = source.add_tensor(main.tensors[old])
     builder.knows_sizes = False
-    builder.graph.operators += [source.operator(each, places) for each in main.operators]
+    builder.graph.operators += [source.operator(op, new_indices) for op in main.operators]
     for end, index in copies:
-        builder.copy(places[end], index)
+        builder.copy(new_indices[end], index)
 
 
-def _named(operator: Any) -> set[int]:
-    """The tensors that an operator names."""
-    ends = (operator.inputs, operator.outputs, operator.intermediates)
-    return {int(index) for end in ends if end is not None for index in end} - {-1}
+def _tensors_of(operator: Any) -> set[int]:
+    """Returns the indices of an operator's tensors."""
+    lists = (operator.inputs, operator.outputs, operator.intermediates)
+    return {int(index) for indices in lists if indices is not None for index in indices} - {-1}
 
 
-def _check(builder: Builder, main: Any, theirs: list[int], ours: list[int]) -> None:
-    if len(theirs) != len(ours):
-        raise ValueError(f"{len(ours)} tensors for the {len(theirs)} ends of a graph.")
-    for there, here in zip(theirs, ours, strict=True):
-        types = main.tensors[there].type, builder.graph.tensors[here].type
+def _check(builder: Builder, main: Any, sources: list[int], targets: list[int]) -> None:
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(targets)} tensors for the {len(sources)} ends of a graph.")
+    for source, target in zip(sources, targets, strict=True):
+        types = main.tensors[source].type, builder.graph.tensors[target].type
         if len(set(types)) > 1:
-            known = [TYPE_NAMES.get(each, str(each)) for each in types]
-            raise ValueError(f"{main.tensors[there].name.decode()} is {known[0]}, not {known[1]}.")
+            names = [TYPE_NAMES.get(number, str(number)) for number in types]
+            raise ValueError(f"{main.tensors[source].name.decode()} is {names[0]}, not {names[1]}.")
 
 
 class _Source:
-    """A file that is copied from: its objects become those of the other file."""
+    """The file that is inserted. Its objects are moved into the new file."""
 
     def __init__(
         self, builder: Builder, model: Any, params: QuantParams | None, prefix: str
@@ -85,7 +85,7 @@ class _Source:
         return None if data is None or len(data) == 0 else np.asarray(data, np.uint8)
 
     def add_tensor(self, tensor: Any) -> int:
-        """Adds a tensor to the main graph; of equal constants there is one."""
+        """Adds a tensor to the main graph, and returns its index. Equal constants are shared."""
         data, dtype = self.data(tensor), TYPE_NAMES.get(tensor.type, "")
         self.prepare(tensor)
         is_plain = tensor.quantization is None and tensor.sparsity is None
@@ -98,12 +98,12 @@ class _Source:
         return len(self.builder.graph.tensors) - 1
 
     def prepare(self, tensor: Any) -> None:
-        """Gives a tensor its name and quantization parameters in the other file."""
+        """Gives a tensor its name and quantization parameters in the new file."""
         tensor.name = self.named(tensor.name)
         if self.data(tensor) is None:
             tensor.buffer = 0
-        found, params = tensor.quantization, self.params
-        if found is not None and found.scale is None:
+        quantization, params = tensor.quantization, self.params
+        if quantization is not None and quantization.scale is None:
             tensor.quantization = None
         if tensor.quantization is not None or params is None:
             return
@@ -118,13 +118,13 @@ class _Source:
         return self.prefix.encode() + (name or b"")
 
     def buffer(self, number: int, data: np.ndarray) -> int:
-        """The number of a buffer in the other file, added where it is missing."""
+        """Returns the index of a buffer in the new file, and adds it if it is missing."""
         if number not in self.buffers:
             self.buffers[number] = self.builder.buffer(data)
         return self.buffers[number]
 
     def subgraph(self, number: int) -> int:
-        """The number of a subgraph in the other file, added where it is missing."""
+        """Returns the index of a subgraph in the new file, and adds it if it is missing."""
         if number not in self.subgraphs:
             graph = self.model.subgraphs[number]
             self.builder.model.subgraphs.append(graph)
@@ -135,17 +135,17 @@ class _Source:
                 self.prepare(tensor)
                 if data is not None:
                     tensor.buffer = self.buffer(tensor.buffer, data)
-            places = {place: place for place in range(len(graph.tensors))}
-            graph.operators = [self.operator(each, places) for each in graph.operators or []]
+            same = {index: index for index in range(len(graph.tensors))}
+            graph.operators = [self.operator(op, same) for op in graph.operators or []]
         return self.subgraphs[number]
 
-    def operator(self, operator: Any, places: dict[int, int]) -> Any:
-        """An operator of the other file, its tensors being those at `places`."""
+    def operator(self, operator: Any, new_indices: dict[int, int]) -> Any:
+        """Moves an operator into the new file, where its tensors have `new_indices`."""
         for name in ("inputs", "outputs", "intermediates"):
-            found = getattr(operator, name)
-            if found is not None:
-                indices = [places[int(each)] if each >= 0 else -1 for each in found]
-                setattr(operator, name, np.array(indices, np.int32))
+            indices = getattr(operator, name)
+            if indices is not None:
+                moved = [new_indices[int(index)] if index >= 0 else -1 for index in indices]
+                setattr(operator, name, np.array(moved, np.int32))
         code = self.model.operatorCodes[operator.opcodeIndex]
         custom = (code.customCode or b"").decode()
         operator.opcodeIndex = self.builder.opcode(code_of(code), code.version, custom)
@@ -154,6 +154,6 @@ class _Source:
             for field, value in list(vars(options).items()) if options is not None else []:
                 if field.lower().endswith("subgraphindex") or field == "subgraph":
                     setattr(options, field, self.subgraph(value) if value >= 0 else value)
-                elif field == "sharedName":  # A variable, which nodes of one name share.
+                elif field == "sharedName":  # Operators with the same name share a variable.
                     setattr(options, field, self.named(value))
         return operator

@@ -1,4 +1,4 @@
-"""Names in files: which layer computes a tensor."""
+"""Names of tensors in files, which tell the layer that computes a tensor."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from collections.abc import Iterable
 __all__ = ["SCOPE", "as_scope", "in_scope"]
 
 SCOPE = "keras_qat"
-"""The name scope around everything in a file: what is not in it was added by a converter."""
+"""The name scope of everything that this library writes. Converters add tensors outside of it."""
 
 
 def as_scope(name: str) -> str:
-    """A name as TensorFlow takes it for a scope."""
+    """Turns a name into one that TensorFlow accepts as a scope."""
     return re.sub(r"[^A-Za-z0-9_.\\/>-]", ">", name)
 
 
 def in_scope(name: str, scopes: Iterable[str]) -> str | None:
-    """The scope that a tensor of a TFLite file was computed in: one of `scopes`, or None.
-
-    Of scopes inside each other it is the inner one.
-    """
+    """Returns the innermost of `scopes` in which a tensor of a file was computed, or None."""
     path = name.split(";")[0].removeprefix(f"{SCOPE}/").split("/")
     starts = ["/".join(path[:end]) for end in range(len(path), 0, -1)]
     known = set(scopes)

@@ -1,4 +1,4 @@
-"""Weights of 8 bits in a file whose layers compute with them in float."""
+"""Packs float weights that fit int8 into int8 constants, for layers that compute in float."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from keras_qat.tflite.schema import TYPES, new
 __all__ = ["pack_weights"]
 
 SMALLEST = 256
-"""How many bytes of floats are worth it."""
+"""The fewest bytes of float weights that are packed."""
 
 
 def pack_weights(model: Any, scales: Iterable[float]) -> None:
-    """Holds the float weights of a TFLite file as int8 codes, with a DEQUANTIZE before each use.
+    """Stores the float weights of a TFLite file as int8, with a DEQUANTIZE before each use.
 
-    The converter folds fake-quantized weights of float layers to float constants, four times as
-    large. Runtimes undo a DEQUANTIZE of constants once, when the file is loaded.
+    The converter turns fake-quantized weights of float layers into float constants, which are four
+    times as large. Runtimes compute a DEQUANTIZE of constants once, when they load the file.
 
     Args:
-        model: the file, unpacked; it is changed.
-        scales: steps of the quantized weights. A constant is packed if all of its values are
-            whole multiples of one of them, of at most 127 steps: what it computes stays the same.
+        model: the unpacked file, which is changed.
+        scales: scales of the quantized weights. A constant is packed if all of its values are
+            multiples of one scale, at most 127 times that scale. The file computes the same.
     """
-    steps = sorted({np.float32(scale) for scale in scales})
+    sorted_scales = sorted({np.float32(scale) for scale in scales})
     types: dict[int, set[int]] = {}
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             types.setdefault(tensor.buffer, set()).add(tensor.type)
     codes: dict[int, tuple[int, np.float32]] = {}
-    """Buffer of a float constant -> that of its codes, and their scale."""
-    for index in (index for index, found in types.items() if found == {TYPES["float32"]}):
+    """Buffer of a float constant -> the buffer of its int8 values, and their scale."""
+    for index in (index for index, used in types.items() if used == {TYPES["float32"]}):
         data = model.buffers[index].data
         if data is None or len(data) < SMALLEST:
             continue
         values = np.frombuffer(bytes(data), np.float32)
-        for scale in steps:
+        for scale in sorted_scales:
             rounded = np.round(values / scale)
             fits = np.max(np.abs(values)) <= 127.5 * scale
             if fits and np.array_equal(rounded.astype(np.float32) * scale, values):
@@ -72,6 +72,6 @@ def _dequantize_in(graph: Any, codes: dict[int, tuple[int, np.float32]], opcode:
         )
         graph.tensors.append(packed)
         tensor.buffer = 0
-        ends = {"inputs": [len(graph.tensors) - 1], "outputs": [index]}
-        operators.append(new("OperatorT", opcodeIndex=opcode, **ends))
+        tensors = {"inputs": [len(graph.tensors) - 1], "outputs": [index]}
+        operators.append(new("OperatorT", opcodeIndex=opcode, **tensors))
     graph.operators = [*operators, *(graph.operators or [])]

@@ -253,7 +253,7 @@ ERRORS = {
         ["export", "float.keras", "m.tflite"],
         "float.keras is a float model.*calibrate",
     ),
-    "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is no TFLite file"),
+    "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is not a TFLite file"),
     "no directory": (
         ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
         "no does not exist",

@@ -98,7 +98,7 @@ def test_no_tflite_file(exported, contents, tmp_path):
         keras_qat.verify(exported.model, contents, exported.x)
     path = tmp_path / "model.tflite"
     path.write_bytes(contents)
-    with pytest.raises(ValueError, match=r"model\.tflite is no TFLite file"):
+    with pytest.raises(ValueError, match=r"model\.tflite is not a TFLite file"):
         keras_qat.verify(exported.model, path, exported.x)
 
 
