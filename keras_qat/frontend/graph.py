@@ -59,7 +59,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        """Whether the tensor holds floating-point numbers, so that it can be quantized."""
+        """True for a tensor of floating-point numbers, which can be quantized."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
@@ -73,7 +73,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """One call of a layer.
+    """A call of a layer.
 
     Args:
         layer: the layer, of the model that was read or made by `lower`.
@@ -396,10 +396,10 @@ def nodes_of(model: Any) -> list[Any]:
 
 
 def takes_training(layer: Any) -> bool:
-    """Whether a layer computes differently in training."""
+    """Returns whether a layer computes differently in training."""
     return bool(layer._call_spec.expects_training_arg)
 
 
 def is_batch_norm(call: Call) -> bool:
-    """Whether a call is a BatchNormalization."""
+    """Returns whether a call is a BatchNormalization."""
     return isinstance(call.layer, backend.keras.layers.BatchNormalization)

@@ -26,7 +26,7 @@ ARITHMETIC = {
 
 
 def is_operation(layer: Any) -> bool:
-    """Whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
+    """Returns whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
 
 

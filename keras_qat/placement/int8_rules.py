@@ -90,10 +90,10 @@ class Int8Placement:
         return {
             name: dataclasses.replace(
                 spec,
-                lower_bound=0.0 if each.non_negative else spec.lower_bound,
-                symmetric=each.symmetric or spec.symmetric,
+                lower_bound=0.0 if inner.non_negative else spec.lower_bound,
+                symmetric=inner.symmetric or spec.symmetric,
             )
-            for name, each in (op.inner(attributes) if op else {}).items()
+            for name, inner in (op.inner(attributes) if op else {}).items()
         }
 
     def has_kernel(self, op: Op | None) -> bool:
@@ -125,7 +125,7 @@ class Int8Placement:
             return reason
         op, _, refusal = match(call)
         if op is not None:
-            others = [f"kernels={each!r}" for each in op.families.get(self.bits, ())]
+            others = [f"kernels={family!r}" for family in op.families.get(self.bits, ())]
             only = f", but with {' or '.join(others)}" if others else ""
             return f"no int16 kernel for {_label(call.layer)}{only}"
         rule = f"no int8 rule for {_label(call.layer)}"

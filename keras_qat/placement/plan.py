@@ -30,7 +30,7 @@ class PerGate(QuantSpec):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a plan.
+    """A line of a plan.
 
     Args:
         tensor: name of the tensor: its layer's name, or `layer/weight`.
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def rows(self) -> list[Row]:
-        """One row for each tensor, in the order of computation."""
+        """The lines of the plan, one for each tensor, in the order of computation."""
         inputs = set(values_in(self.graph.inputs))
         groups = {group.kernel: group for group in self.groups}
         rows = []

@@ -141,7 +141,7 @@ def test_files_of_several_functions_are_refused(tmp_path):
     folder = str(tmp_path)
     tf.saved_model.save(module, folder, dict(zip(functions, concrete, strict=True)))
     made = tf.lite.TFLiteConverter.from_saved_model(folder, list(functions)).convert()
-    with pytest.raises(ValueError, match="has 2 signatures. Convert only the function"):
+    with pytest.raises(ValueError, match=r"has 2 signatures. Convert only the function"):
         keras_qat.TFLiteModel(made)
 
 

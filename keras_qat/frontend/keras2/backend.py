@@ -95,7 +95,7 @@ def _serialization() -> Any:
 
 
 def in_safe_mode() -> bool | None:
-    """Whether Keras is loading a file in safe mode; None if neither is set."""
+    """Returns whether Keras is loading a file in safe mode; None if neither is set."""
     return _serialization().in_safe_mode()
 
 
@@ -201,7 +201,7 @@ def resolve_training(training: Any) -> Any:
 
 
 def is_building() -> bool:
-    """Whether Keras calls a layer only to infer the shapes of its outputs."""
+    """Returns whether Keras calls a layer only to infer the shapes of its outputs."""
     if tf.executing_eagerly():
         return False
     name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
@@ -209,7 +209,7 @@ def is_building() -> bool:
 
 
 def is_in_converter() -> bool:
-    """Whether TFLite's converter traces a Keras model, which it was given as such."""
+    """Returns whether TFLite's converter traces a Keras model, which it was given as such."""
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "tensorflow.lite.python.lite":
@@ -250,7 +250,7 @@ def attention_parts(layer: Any) -> dict[str, Any] | None:
 
 
 def takes_mask(layer: Any) -> bool:
-    """Whether a layer's `call` has an argument `mask`."""
+    """Returns whether a layer's `call` has an argument `mask`."""
     return bool(layer._call_spec.expects_mask_arg)
 
 

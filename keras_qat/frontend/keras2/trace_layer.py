@@ -111,7 +111,7 @@ def _without_nodes(layer: Any) -> Iterator[None]:
 
 
 class _Trace:
-    """One symbolic run of a layer's `call`."""
+    """A symbolic run of a layer's `call`."""
 
     def __init__(self, call: Call, training: bool | None) -> None:
         self.layer = layer = call.layer
