@@ -113,7 +113,7 @@ COUNTS = {
 def test_what_is_no_count(verb):
     call, given = COUNTS[verb]
     with pytest.raises(
-        ValueError, match=f"{given}: give (a whole number, at least 1|the number of)"
+        ValueError, match=f"{given}: (pass a whole number of at least 1|give the number of)"
     ):
         call(keras_qat.quantize_model(tiny_net()))
 

@@ -183,7 +183,7 @@ def test_what_is_no_graph_of_keras_3_is_refused():
 def test_weights_of_another_model_are_refused():
     with pytest.raises(ValueError, match=r"Functional belongs to Keras 3.*from_keras_3"):
         keras_qat.to_keras_3(nested(), nested())
-    with pytest.raises(ValueError, match="'residual' has no layer 'tower', as 'nested' has"):
+    with pytest.raises(ValueError, match="'residual' lacks the layer 'tower' of 'nested'"):
         keras_qat.to_keras_3(keras_qat.from_keras_3(residual()), nested())
     inputs = keras.Input((4,))
     models = [keras.Model(inputs, L.Dense(size, name="dense")(inputs)) for size in (2, 3)]
