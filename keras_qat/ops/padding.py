@@ -1,4 +1,4 @@
-"""Padding with zeros, which have a quantized value in any range, and with copies."""
+"""Operators that pad with zeros, which are exact in any range, or with copies."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["MIRROR_PAD", "PAD", "pairs"]
 _layers = keras.layers
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
-"""Mode -> its number in a file."""
+"""Padding mode -> its number in a file."""
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 def pairs(layer: Any, options: Any, rank: int) -> Pairs:
-    """Two numbers for each axis: those that a layer gives for the axes between batch and channels.
+    """Returns two numbers for each axis, with zeros for batch and channels.
 
     Args:
         layer: may have a `data_format`.
-        options: its pairs, a single one for one axis.
-        rank: how many axes its inputs have.
+        options: the layer's pairs; a single pair for one axis.
+        rank: the number of axes of its input.
     """
     if rank == 3:
         options = (options,)
@@ -46,10 +46,10 @@ def _attributes(call: Call) -> Attributes:
     _, paddings, mode, _, value = operands(call, *names)
     known = integers(paddings)
     both = None if known is None else tuple(zip(known[::2], known[1::2], strict=True))
-    found: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}
-    if found["mode"] == "CONSTANT":
-        found["value"] = 0.0 if value is None else number(value)
-    return found
+    attributes: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}
+    if attributes["mode"] == "CONSTANT":
+        attributes["value"] = 0.0 if value is None else number(value)
+    return attributes
 
 
 def _accepts(*modes: str) -> Any:
@@ -58,7 +58,7 @@ def _accepts(*modes: str) -> Any:
         if mode not in modes:
             return "" if mode in MODES else f"mode={mode!r}"
         is_zero = attributes.get("value", 0.0) == 0.0
-        return None if is_zero else "pads with other numbers than 0"
+        return None if is_zero else "pads with numbers other than 0"
 
     return accepts
 
@@ -95,7 +95,7 @@ PAD = _row(
 
 MIRROR_PAD = _row(
     "mirror_pad",
-    "padding with copies of what is next to the edge",
+    "padding with copies of values next to the edge",
     *MODES,
     needs=("paddings", "mode"),
 )

@@ -1,4 +1,4 @@
-"""The same values in another shape or order, and what the shape is."""
+"""Operators that change the shape or the order of axes, and the operator that returns a shape."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ RESHAPE = move(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Whether all axes that a call reduces have the size 1, so that it only reshapes."""
+    """Returns whether all reduced axes have size 1, so that the call only reshapes."""
     before, after = first(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
-    count, made = (math.prod(size or 0 for size in shape[1:]) for shape in (before, after))
-    return 0 < count == made
+    count, new_count = (math.prod(size or 0 for size in shape[1:]) for shape in (before, after))
+    return 0 < count == new_count
 
 
 MEAN_OF_ONE = move(
@@ -98,12 +98,13 @@ def _block_attributes(call: Call) -> Attributes:
 
 
 ORDER = (0, 1, 3, 2, 4, 5)
-"""Of batch, rows, rows in a block, columns, columns in a block and channels; or the other way."""
+"""Swaps rows in a block with columns: batch, rows, row in block, columns, column in block, channels
+and the reverse."""
 
 
 def _emit_blocks(code: str) -> Emit:
     def emit(e: Emission) -> None:
-        """In 16 bits, which the kernels do not have, as a transposition."""
+        # The operators have no 16 bits: there it is a transposition.
         source, (target,), size = e.source, e.outputs, e.attributes["size"]
         if not e.wide:
             e.add(code, [source], blockSize=size)

@@ -1,4 +1,4 @@
-"""Parts of a tensor, and tensors side by side."""
+"""Operators that take parts of a tensor, or join tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _layers = keras.layers
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """`parts`: one for each axis; `dropped` axes of the input and `added` ones of the output."""
+    """Returns `parts` for each axis, `dropped` axes of the input and `added` axes of the output."""
     x = first(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
@@ -42,7 +42,7 @@ def _slice_attributes(call: Call) -> Attributes:
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
         return {"parts": tuple(cropped), "dropped": (), "added": ()}
     if symbol_of(call) == "slice":
-        begins, sizes = (integers(each) for each in operands(call, "input_", "begin", "size")[1:])
+        begins, sizes = map(integers, operands(call, "input_", "begin", "size")[1:])
         if begins is None or sizes is None:
             return {"parts": None}
         ends = zip(begins, sizes, strict=True)
@@ -51,45 +51,45 @@ def _slice_attributes(call: Call) -> Attributes:
     return _indexed(operands(call, "tensor", "slice_spec")[1], rank)
 
 
-def _indexed(given: Any, rank: int) -> Attributes:
-    """The attributes of `x[given]`, slices being dictionaries, as Keras keeps them."""
-    items = list(given) if isinstance(given, (list, tuple)) else [given]
-    leaves = [each for each in tf.nest.flatten(items) if each is not None and each is not Ellipsis]
-    if any(integers(each) is None for each in leaves):
+def _indexed(indices: Any, rank: int) -> Attributes:
+    """Returns the attributes of `x[indices]`. Keras keeps slices as dictionaries."""
+    items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
+    leaves = [i for i in tf.nest.flatten(items) if i is not None and i is not Ellipsis]
+    if any(integers(leaf) is None for leaf in leaves):
         return {"parts": None}
-    taken = sum(each is not None and each is not Ellipsis for each in items)
-    if not any(each is Ellipsis for each in items):
+    taken = sum(item is not None and item is not Ellipsis for item in items)
+    if not any(item is Ellipsis for item in items):
         items.append(Ellipsis)
     parts: list[Part] = []
-    dropped, added, place = [], [], 0
+    dropped, added, axis = [], [], 0
     for item in items:
         if item is None:
-            added.append(place)
-            place += 1
+            added.append(axis)
+            axis += 1
         elif item is Ellipsis:
             parts += [(None, None, 1)] * (rank - taken)
-            place += rank - taken
+            axis += rank - taken
         elif isinstance(item, dict):
             begin, end, step = (_number(item[name]) for name in ("start", "stop", "step"))
             parts.append((begin, end, step or 1))
-            place += 1
+            axis += 1
         else:
             dropped.append(len(parts))
             parts.append((_number(item), None, 1))
     return {"parts": tuple(parts), "dropped": tuple(dropped), "added": tuple(added)}
 
 
-def _number(given: Any) -> int | None:
-    known = integers(given)
+def _number(index: Any) -> int | None:
+    known = integers(index)
     return known[0] if known else None
 
 
 def _emit_slice(e: Emission) -> None:
-    """STRIDED_SLICE, and RESHAPE for new axes, or EXPAND_DIMS for each."""
+    """Emits STRIDED_SLICE, then a RESHAPE for new axes, or an EXPAND_DIMS for each."""
     added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
     if added:
-        kept = tuple(size for place, size in enumerate(shape) if place not in added)
+        kept = tuple(size for axis, size in enumerate(shape) if axis not in added)
         target = e.temporary("part", kept, target)
     take_parts(e, e.source, target, e.attributes["parts"], e.attributes["dropped"])
     if added and shape.count(None) <= 1:
@@ -99,12 +99,12 @@ def _emit_slice(e: Emission) -> None:
 
 
 def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> None:
-    for place in added:
-        target, others = e.outputs[0], [each for each in added if each > place]
-        if others:
-            now = tuple(size for axis, size in enumerate(shape) if axis not in others)
-            target = e.temporary(f"axis{place}", now, target)
-        e.add("EXPAND_DIMS", [source, e.constant("axis", place)], [target])
+    for axis in added:
+        target, remaining = e.outputs[0], [later for later in added if later > axis]
+        if remaining:
+            partial = tuple(size for i, size in enumerate(shape) if i not in remaining)
+            target = e.temporary(f"axis{axis}", partial, target)
+        e.add("EXPAND_DIMS", [source, e.constant("axis", axis)], [target])
         source = target
 
 
@@ -122,7 +122,7 @@ SLICE = move(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """`sizes` along an `axis`, None for equal ones; `count`."""
+    """Returns the `axis`, the `sizes` along it, () for equal ones, and their `count`."""
     _, parts, axis = operands(call, "value", "num_or_size_splits", "axis")
     known, axes = integers(parts), integers(axis or 0)
     if known is None or axes is None or not isinstance(first(call), Value):
@@ -175,32 +175,32 @@ UNSTACK = move(
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """`indices`: constant ones and their `shape`, () if they are a tensor."""
+    """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
     names = ("params", "indices", "validate_indices", "name", "axis", "batch_dims")
     if symbol_of(call) == "gather":
         names = ("params", "indices", "validate_indices", "axis", "batch_dims", "name")
-    found = dict(zip(names, operands(call, *names), strict=True))
-    batch = integers(found["batch_dims"] or 0)
-    axes = integers(batch if found["axis"] is None else found["axis"])
-    indices, x = found["indices"], found["params"]
+    arguments = dict(zip(names, operands(call, *names), strict=True))
+    batch = integers(arguments["batch_dims"] or 0)
+    axes = integers(batch if arguments["axis"] is None else arguments["axis"])
+    indices, x = arguments["indices"], arguments["params"]
     if axes is None or batch is None or not isinstance(x, Value):
         return {"axis": None}
     rank = len(x.shape)
-    places = {"axis": axes[0] % rank, "batch": batch[0] % rank}
+    options = {"axis": axes[0] % rank, "batch": batch[0] % rank}
     if isinstance(indices, Value):
-        return {**places, "indices": (), "shape": (), "constant": False}
+        return {**options, "indices": (), "shape": (), "constant": False}
     known = integers(indices)
-    return {**places, "indices": known, "shape": np.shape(indices), "constant": True}
+    return {**options, "indices": known, "shape": np.shape(indices), "constant": True}
 
 
 def _emit_gather(e: Emission) -> None:
     source = e.source
     if e.attributes["constant"]:
         indices = np.array(e.attributes["indices"], np.int32)
-        place = e.constant("indices", indices.reshape(e.attributes["shape"]))
+        positions = e.constant("indices", indices.reshape(e.attributes["shape"]))
     else:
-        (place,) = (each for each in e.inputs if each != source)
-    e.add("GATHER", [source, place], axis=e.attributes["axis"], batchDims=e.attributes["batch"])
+        (positions,) = (tensor for tensor in e.inputs if tensor != source)
+    e.add("GATHER", [source, positions], axis=e.attributes["axis"], batchDims=e.attributes["batch"])
 
 
 GATHER = move(
@@ -215,15 +215,15 @@ GATHER = move(
 
 
 def _join_attributes(call: Call) -> Attributes:
-    """`axis`, and of integers the `numbers` among the tensors, by place."""
+    """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
     axis = operands(call, "values", "axis")[1] or 0 if symbol_of(call) else call.layer.axis
     axes, rank = integers(axis), len(call.output.shape)
     parts = first(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
     numbers = tuple(
-        (place, integers(each), tuple(np.shape(each)))
-        for place, each in enumerate(parts)
-        if not isinstance(each, Value)
+        (position, integers(part), tuple(np.shape(part)))
+        for position, part in enumerate(parts)
+        if not isinstance(part, Value)
     )
     return {"axis": axes[0] % rank if axes and rank else None, "numbers": numbers}
 
@@ -237,10 +237,10 @@ def _accepts_join(call: Call, attributes: Attributes) -> str | None:
 
 
 def _joined(e: Emission) -> list[int]:
-    """The tensors, numbers among integers included."""
+    """Returns the tensors to join, with constants in their positions."""
     inputs, dtype = list(e.inputs), e.node.output.dtype
-    for place, values, shape in e.attributes["numbers"]:
-        inputs.insert(place, e.constant("numbers", np.array(values, dtype).reshape(shape)))
+    for position, values, shape in e.attributes["numbers"]:
+        inputs.insert(position, e.constant("numbers", np.array(values, dtype).reshape(shape)))
     return inputs
 
 

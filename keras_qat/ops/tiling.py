@@ -1,4 +1,4 @@
-"""Values repeated, turned around or shifted along axes."""
+"""Operators that repeat, reverse or shift values along axes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _layers = keras.layers
 
 
 Entries = list[tuple[int, Any]]
-"""An axis, and the numbers of its entries; or how many copies of it there are, side by side, if
-its size is open."""
+"""Axes, each with the indices of its entries, or with the number of copies if its size is open."""
 
 
 def _take(e: Emission, source: int, entries: Entries) -> None:
-    """Entries of axes, one axis after the other, by GATHER: runtimes have no TILE everywhere."""
+    """Takes entries of one axis after the other with GATHER; some runtimes have no TILE."""
     shape = list(e.shape(source))
-    for place, (axis, indices) in enumerate(entries):
+    for position, (axis, indices) in enumerate(entries):
         is_open, target = isinstance(indices, int), e.outputs[0]
         shape[axis] = None if is_open else len(indices)
-        if place < len(entries) - 1:
+        if position < len(entries) - 1:
             target = e.temporary(f"axis{axis}", tuple(shape), target)
         if is_open:
             e.add("CONCATENATION", [source] * indices, [target], axis=axis)
@@ -52,7 +51,7 @@ def _copies(size: int | None, count: int) -> Any:
 def _emit_tile(e: Emission) -> None:
     source = e.source
     sizes = enumerate(zip(e.shape(source), e.attributes["multiples"], strict=True))
-    _take(e, source, [(axis, _copies(*each)) for axis, each in sizes if each[1] != 1])
+    _take(e, source, [(axis, _copies(size, n)) for axis, (size, n) in sizes if n != 1])
 
 
 TILE = move(
@@ -66,14 +65,14 @@ TILE = move(
 
 
 def _broadcast_attributes(call: Call) -> Attributes:
-    """`added`: axes of the output that the input has not."""
+    """Returns `added`: axes of the output that the input lacks."""
     if isinstance(call.layer, _layers.RepeatVector):
         return {"added": (1,)}
     return {"added": tuple(range(len(call.output.shape) - rank_of(call)))}
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """RESHAPE for new axes, and copies; BROADCAST_TO for a batch that becomes another one."""
+    """Emits RESHAPE for new axes, then copies; BROADCAST_TO if an open batch changes size."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -103,23 +102,23 @@ BROADCAST = move(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """`times`: an axis, and how often all of its entries are repeated, or each of them."""
+    """Returns `times`: axes, with the number of repetitions of all entries or of each one."""
     layer, rank = call.layer, rank_of(call)
     if isinstance(layer, _layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
     if isinstance(layer, _layers.UpSampling3D):
         start = 2 if layer.data_format == "channels_first" else 1
-        return {"times": tuple((start + place, int(n)) for place, n in enumerate(layer.size))}
+        return {"times": tuple((start + i, int(n)) for i, n in enumerate(layer.size))}
     _, repeats, axis = operands(call, "input", "repeats", "axis")
     known, axes = integers(repeats), integers(axis)
     if known is None or axes is None:
         return {"times": None}
-    each = known[0] if len(known) == 1 else known
-    return {"times": ((axes[0] % rank, each),)}
+    times = known[0] if len(known) == 1 else known
+    return {"times": ((axes[0] % rank, times),)}
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any]) -> Emit:
-    """A GATHER for each axis of an attribute: of its entries in the order that `entries` gives."""
+    """Makes an emitter of one GATHER per axis, with the entries in the order of `entries`."""
 
     def emit(e: Emission) -> None:
         source, changes = e.source, e.attributes[attribute]
@@ -149,15 +148,15 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Every entry of the axes, from last to first: REVERSE_V2 takes but neighbouring axes.
+    """Emits STRIDED_SLICE with steps of -1, as REVERSE_V2 takes only neighbouring axes.
 
-    Of more axes than TFLite Micro slices, those behind become one.
+    If there are more axes than TFLite Micro slices, the last ones are merged.
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output
     kept, behind = shape[: max(axes) + 1], shape[max(axes) + 1 :]
     if len(shape) > SLICED_ANYWHERE and len(behind) > 1 and None not in behind:
-        shape = (*kept, math.prod(each or 0 for each in behind))
+        shape = (*kept, math.prod(size or 0 for size in behind))
         source, target = e.reshaped(source, shape, "flat"), e.temporary("turned", shape, source)
     parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(shape))]
     take_parts(e, source, target, parts)
@@ -166,7 +165,7 @@ def _emit_reverse(e: Emission) -> None:
 
 
 SLICED_ANYWHERE = 4
-"""The axes of tensors that all runtimes slice."""
+"""Number of axes that all runtimes slice."""
 
 
 REVERSE = move(
@@ -183,11 +182,11 @@ REVERSE = move(
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """`shifts`: an axis, and by how many places."""
-    given = operands(call, "input", "shift", "axis")[1:]
+    """Returns `shifts`: axes, with the number of elements to shift by."""
+    options = operands(call, "input", "shift", "axis")[1:]
     if isinstance(call.layer, Roll):
-        given = [call.layer.shifts, call.layer.axes]
-    shifts, axes = map(integers, given)
+        options = [call.layer.shifts, call.layer.axes]
+    shifts, axes = map(integers, options)
     if shifts is None or axes is None or len(shifts) != len(axes):
         return {"shifts": None}
     rank = rank_of(call)
@@ -196,7 +195,7 @@ def _roll_attributes(call: Call) -> Attributes:
 
 ROLL = move(
     "roll",
-    "what leaves at one end of an axis comes in at the other",
+    "values shifted along an axis, from its end back to its start",
     _emit_entries("shifts", np.roll),
     layers=(Roll,),
     attributes=_roll_attributes,

@@ -1,4 +1,4 @@
-"""Which weighted operator a custom layer is, found by looking at what its `call` computes."""
+"""Finds out which weighted operator a custom layer is, from what its `call` computes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, takes_training
 from keras_qat.frontend.keras2.backend import swapped
 from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.frontend.messages import counted
 from keras_qat.ops.conv import (
     CONV,
     DEPTHWISE_CONV,
@@ -30,19 +31,19 @@ from keras_qat.ops.registry import Match, Registered
 __all__ = ["Traced", "traced", "weighted_op_of"]
 
 SIZE = 24
-"""What open sizes are while tracing: more than kernels usually reach."""
+"""Size of open axes while tracing: larger than common weights."""
 
 LARGEST = 3
-"""Numbers that are tried are whole, from minus this to this, so that sums are exact."""
+"""Trial numbers are integers from minus this to this, so that sums are exact."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The weighted operator that a layer is.
+    """The weighted operator that a layer computes.
 
     Args:
-        op: the row.
-        attributes: its options.
+        op: the operator's row.
+        attributes: the operator's options.
         bias: attribute of the layer that holds the bias, or None.
     """
 
@@ -52,29 +53,29 @@ class Traced:
 
 
 def weighted_op_of(layer: Any, weight: str, input_shape: tuple[int | None, ...]) -> Traced | str:
-    """The weighted operator that a built layer is.
+    """Returns the weighted operator that a built layer computes.
 
-    Its `call` is traced with the weights as an argument. There has to be a single product, which
-    says what the layer may be. It is that if it computes the same from random numbers.
+    Its `call` is traced with the weights as an argument. It has to contain a single product, which
+    tells the candidate. The layer is that operator if both compute the same from random numbers.
 
     Args:
         layer: the layer; its `call` reads the weights, and a bias, from attributes.
-        weight: attribute that holds the weights.
-        input_shape: of its input, with the batch.
+        weight: the attribute that holds the weights.
+        input_shape: shape of its input, with the batch.
 
     Returns:
-        The operator, or why it is none: a few words.
+        The operator, or in a few words why there is none.
     """
     sizes = (2, *(SIZE if size is None else size for size in input_shape[1:]))
     kernel = getattr(layer, weight)
-    others = {
-        name: each
-        for name, each in vars(layer).items()
-        if any(each is variable for variable in layer.weights) and each is not kernel
+    other_weights = {
+        name: value
+        for name, value in vars(layer).items()
+        if any(value is variable for variable in layer.weights) and value is not kernel
     }
-    if len(layer.weights) > 2 or len(layer.weights) > len(others) + 1:
+    if len(layer.weights) > 2 or len(layer.weights) > len(other_weights) + 1:
         return "it has more weights than a kernel and a bias"
-    bias = next(iter(others), None)
+    bias = next(iter(other_weights), None)
     numbers = np.random.default_rng(0)
 
     def random(shape: Any) -> Any:
@@ -84,7 +85,7 @@ def weighted_op_of(layer: Any, weight: str, input_shape: tuple[int | None, ...])
     x, weights, offsets = random(sizes), random(kernel.shape), None
     replaced = {weight: weights}
     if bias is not None:
-        offsets = replaced[bias] = random(others[bias].shape)
+        offsets = replaced[bias] = random(other_weights[bias].shape)
     options = {"training": False} if takes_training(layer) else {}
     try:
         with computing_in_float32(layer):
@@ -93,19 +94,20 @@ def weighted_op_of(layer: Any, weight: str, input_shape: tuple[int | None, ...])
                 expected = layer.call(x, **options)
     except (ValueError, TypeError, tf.errors.OpError) as error:
         return f"its call cannot be traced ({str(error).splitlines()[0]})"
-    products = [each for each in operations if each.op in CANDIDATES]
+    products = [operation for operation in operations if operation.op in CANDIDATES]
     if len(products) != 1:
-        return f"it computes {len(products) or 'no'} products with its weights"
+        number = counted(len(products), "product") if products else "no products"
+        return f"it computes {number} with its weights"
     op, compute, options_of = CANDIDATES[products[0].op]
-    for found in options_of(products[0], operations, len(x.shape)):
-        attributes = {**op.defaults, **found}
+    for options_found in options_of(products[0], operations, len(x.shape)):
+        attributes = {**op.defaults, **options_found}
         if _is_same(partial(compute, attributes), x, weights, offsets, expected):
             return Traced(op, attributes, bias)
     return "it does not compute a product with its weights and a bias alone"
 
 
 def traced(weights: dict[str, tuple[int, ...]]) -> Registered:
-    """What a layer class with such weights is: found out layer by layer, once for each.
+    """Registers a layer class whose operator is found by tracing, once for each layer.
 
     Args:
         weights: attribute that holds a weight -> axes of its output channels, counted from the
@@ -126,68 +128,72 @@ def traced(weights: dict[str, tuple[int, ...]]) -> Registered:
 
 def _matched(call: Call, name: str, axes: tuple[int, ...]) -> Match:
     with tf.init_scope():  # The numbers, also while a function is being traced.
-        found = weighted_op_of(call.layer, name, call.inputs[0].shape)
-    if isinstance(found, str):
-        return Match(None, {}, found)
-    if found.bias not in (None, "bias"):
-        return Match(None, {}, f"its bias is in {found.bias}: it has to be in the attribute bias")
-    (own,) = found.op.weights.values()
-    if axes not in ((), own):
-        return Match(None, {}, f"the output channels of a {found.op.name} are axes {own}")
-    row = dataclasses.replace(found.op, weights={name: axes}, folds_batch_norm=False)
-    return Match(row, found.attributes)
+        result = weighted_op_of(call.layer, name, call.inputs[0].shape)
+    if isinstance(result, str):
+        return Match(None, {}, result)
+    if result.bias not in (None, "bias"):
+        return Match(None, {}, f"its bias is in {result.bias}: it has to be in the attribute bias")
+    (axes_of_op,) = result.op.weights.values()
+    if axes not in ((), axes_of_op):
+        return Match(None, {}, f"the output channels of a {result.op.name} are axes {axes_of_op}")
+    row = dataclasses.replace(result.op, weights={name: axes}, folds_batch_norm=False)
+    return Match(row, result.attributes)
 
 
 def _operations(layer: Any, x: Any, replaced: dict[str, Any], options: dict[str, Any]) -> list[Any]:
     graph = tf.__internal__.FuncGraph("traced")
     with graph.as_default():
         inputs, *weights = (
-            tf.raw_ops.Placeholder(dtype=tf.float32, shape=each.shape)
-            for each in (x, *replaced.values())
+            tf.raw_ops.Placeholder(dtype=tf.float32, shape=tensor.shape)
+            for tensor in (x, *replaced.values())
         )
         with swapped(layer, **dict(zip(replaced, weights, strict=True))):
             layer.call(inputs, **options)
-    found = graph.as_graph_def()  # With the functions that it calls, as Keras' of groups.
-    return [*found.node, *(node for each in found.library.function for node in each.node_def)]
+    graph_def = graph.as_graph_def()
+    # Keras computes groups in functions.
+    inner = [node for function in graph_def.library.function for node in function.node_def]
+    return [*graph_def.node, *inner]
 
 
 def _is_same(compute: Any, x: Any, weights: Any, offsets: Any, expected: Any) -> bool:
     try:
-        found = compute(x, weights)
-        found = found if offsets is None else found + offsets
+        computed = compute(x, weights)
+        computed = computed if offsets is None else computed + offsets
     except (ValueError, tf.errors.InvalidArgumentError):  # Shapes that do not fit.
         return False
-    return found.shape == expected.shape and bool(tf.reduce_all(found == expected))
+    return computed.shape == expected.shape and bool(tf.reduce_all(computed == expected))
 
 
-def _options_of_dense(made: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
+def _options_of_dense(product: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
     yield {}
 
 
 def _on_axes(sizes: Any, rank: int) -> tuple[int, ...]:
-    """Strides or dilations of an operation on images for as many axes as the layer's input has."""
-    found = tuple(int(each) for each in sizes)
-    found = found[1:3] if len(found) == 4 else found
-    return found[-1:] if rank == 3 else found
+    """Returns strides or dilations of an image operation along the axes of the layer's input."""
+    numbers = tuple(map(int, sizes))
+    numbers = numbers[1:3] if len(numbers) == 4 else numbers
+    return numbers[-1:] if rank == 3 else numbers
 
 
-def _options_of_conv(made: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
-    """A dilation may be around the operation, which then pads nothing, in whatever way."""
-    strides = _on_axes(made.attr["strides"].list.i, rank)
-    dilation = _on_axes(made.attr["dilations"].list.i, rank)
-    around = [each.input[1] for each in operations if each.op == "SpaceToBatchND"]
-    for each in operations:
-        if around and each.op == "Const" and around[0].split(":")[0] == each.name:
-            block = tf.make_ndarray(each.attr["value"].tensor)
+def _options_of_conv(convolution: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
+    """Yields possible options. Around a dilated operation the padding may be any."""
+    strides = _on_axes(convolution.attr["strides"].list.i, rank)
+    dilation = _on_axes(convolution.attr["dilations"].list.i, rank)
+    around = [operation.input[1] for operation in operations if operation.op == "SpaceToBatchND"]
+    for operation in operations:
+        if around and operation.op == "Const" and around[0].split(":")[0] == operation.name:
+            block = tf.make_ndarray(operation.attr["value"].tensor)
             dilation = (1, *(int(size) for size in block))[-(rank - 2) :]
-    is_causal = rank == 3 and made.op == "Conv2D"
+    is_causal = rank == 3 and convolution.op == "Conv2D"
     for padding in ("same", "valid", *(["causal"] if is_causal else [])):
         yield {"strides": strides, "padding": padding, "dilation": dilation}
 
 
-def _options_of_transposed(made: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
-    strides = _on_axes(made.attr["strides"].list.i, rank)
-    padding = made.attr["padding"].s.decode().lower()
+def _options_of_transposed(
+    convolution: Any, operations: list[Any], rank: int
+) -> Iterator[Attributes]:
+    strides = _on_axes(convolution.attr["strides"].list.i, rank)
+    padding = convolution.attr["padding"].s.decode().lower()
     for added in (None, *itertools.product(*(range(stride) for stride in strides))):
         yield {"strides": strides, "padding": padding, "output_padding": added}
 
@@ -204,5 +210,5 @@ CANDIDATES: dict[str, Candidate] = {
     "DepthwiseConv2dNative": (DEPTHWISE_CONV, convolved_by_channel, _options_of_conv),
     "Conv2DBackpropInput": (TRANSPOSE_CONV, transposed, _options_of_transposed),
 }
-"""Operation -> the operator that a layer may be, what that computes from attributes, an input and
-weights, and what its attributes may be."""
+"""TensorFlow operation -> the candidate operator, a function that computes it from attributes, an
+input and weights, and a function that yields its possible attributes."""

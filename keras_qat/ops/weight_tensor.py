@@ -1,4 +1,4 @@
-"""A weight that other operators read: a constant of the file."""
+"""A weight that other operators read, as a constant of the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["WEIGHT_TENSOR"]
 
 
 def _quantized(layer: WeightTensor, params: QuantParams) -> Any:
-    """The values of a weight less the zero point, rounded half away; they may be out of range."""
+    """Returns a weight's values less the zero point, rounded half away, possibly out of range."""
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 

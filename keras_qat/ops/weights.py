@@ -1,4 +1,4 @@
-"""A layer's weights as integer kernels hold them."""
+"""Holds a layer's weights as integer operators use them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ __all__ = ["Weights", "reach_of", "terms"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """Quantized weights, BatchNormalization folded: arrays for files, tensors in a graph.
+    """Quantized weights with BatchNormalization folded in: arrays for files, tensors in a graph.
 
     Args:
-        name: the attribute of the layer that holds the weight; "" for an affine operator.
-        q: whole numbers, -127 to 127, in the layer's own shape; of an affine operator one for each
-            channel.
-        scale: real value of 1, float64 holding float32 numbers, shaped to broadcast against `q`.
-        bias: whole numbers in units of input scale x weight scale, one for each output channel; or
-            None.
-        bits: 2 to 8: how many bits the weights were trained with.
-        reach: the largest sum of an output channel's weights of one sign, float64 or a tensor: sums
-            of products are at most that times the largest input. None if nobody needs it.
+        name: attribute of the layer that holds the weight; "" for an affine operator.
+        q: quantized values, -127 to 127, in the layer's own shape; one for each channel of an
+            affine operator.
+        scale: real value of one step: float32 numbers in float64, shaped to broadcast against `q`.
+        bias: integers in units of input scale x weight scale, one for each output channel; or None.
+        bits: bits that the weights were trained with, 2 to 8.
+        reach: the largest sum of an output channel's weights of one sign, float64 or a tensor. Sums
+            of products are at most `reach` times the largest input. None if it is not needed.
         rounding: the largest change of a weight, in LSB of its training, because kernels have no
-            zero point for weights: 0 but for wide asymmetric 8-bit ranges.
-        packed: whether files hold them in 4 bits, two in a byte.
-        gates: of an LSTM: how many blocks of columns have a scale each.
-        inner: quantization parameters between the parts that an operator is written in, by name.
-        recurrent: of a recurrent operator those that its output of the step before is multiplied
-            with.
+            zero point for weights: 0 except for wide asymmetric 8-bit ranges.
+        packed: whether files hold the weights in 4 bits, two in a byte.
+        gates: number of column blocks with a scale each, in an LSTM.
+        inner: quantization parameters of tensors inside the operator, by name.
+        recurrent: weights of a recurrent operator for its previous output.
     """
 
     name: str
@@ -52,18 +50,18 @@ class Weights:
 
     @property
     def count(self) -> int:
-        """How many there are, without the bias."""
+        """The number of weights, without the bias."""
         more = 0 if self.recurrent is None else self.recurrent.count
         return int(np.prod(self.q.shape)) + more
 
     @property
     def per_channel(self) -> bool:
-        """Whether each output channel has a scale of its own."""
+        """True if each output channel has its own scale."""
         return int(np.prod(self.scale.shape)) > 1
 
     @property
     def granularity(self) -> str:
-        """What has a scale of its own."""
+        """The unit that has its own scale."""
         return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
 
     def __str__(self) -> str:
@@ -73,21 +71,21 @@ class Weights:
 
 
 def terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
-    """How many products are added up for an output.
+    """Returns the number of products that are summed for one output value.
 
     Args:
-        shape: of the weights.
-        channels: their axes of output channels, counted from the end.
+        shape: shape of the weights.
+        channels: axes of the output channels, counted from the end.
     """
     return math.prod(shape) // max(1, math.prod(shape[axis] for axis in channels))
 
 
 def reach_of(q: Any, channels: tuple[int, ...]) -> Any:
-    """The largest sum of an output channel's weights of one sign.
+    """Returns the largest sum of an output channel's weights of one sign.
 
     Args:
         q: the quantized weights, an array or a tensor.
-        channels: as of `terms`.
+        channels: as for `terms`.
 
     Returns:
         A number, or a float64 scalar tensor.
@@ -96,8 +94,8 @@ def reach_of(q: Any, channels: tuple[int, ...]) -> Any:
     if isinstance(q, np.ndarray):
         size, total = np.abs(q).sum(axes, np.float64), q.sum(axes, np.float64)
         return float(np.max(size + np.abs(total), initial=0)) / 2
-    q = tf.cast(q, tf.float32)  # Whole numbers, far from what float32 does not hold.
-    if channels == tuple(range(-len(channels), 0)):  # Many times as fast as a reduction.
+    q = tf.cast(q, tf.float32)  # Small integers: float32 is exact.
+    if channels == tuple(range(-len(channels), 0)):  # Much faster than a reduction.
         columns = tf.reshape(q, [terms(q.shape, channels), -1])
         ones = tf.ones([1, columns.shape[0]])
         size, total = tf.matmul(ones, tf.abs(columns)), tf.matmul(ones, columns)

@@ -1,4 +1,4 @@
-"""Layers that compute in float with int8 weights: those without integer kernels."""
+"""Lists layers without integer operators whose weights files still hold in int8."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((_layers.LSTM, _layers.GRU, _layers.SimpleRNN), _OF_CELL),
     **dict.fromkeys((_layers.ConvLSTM1D, _layers.ConvLSTM2D, _layers.ConvLSTM3D), _OF_CELL),
 }
-"""Layer class without int8 kernels -> paths of its weights that files hold in 8 bits."""
+"""Layer class without int8 operators -> paths of its weights that files hold in 8 bits."""
 
 
 def weights_only(layer: Any) -> tuple[str, ...]:
-    """The paths of the weights that a layer which computes in float holds in 8 bits."""
+    """Returns the paths of weights that a layer in float holds in 8 bits."""
     parts: dict[str, Any] = {}
     if isinstance(layer, _layers.Bidirectional):
         parts = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
@@ -35,5 +35,5 @@ def weights_only(layer: Any) -> tuple[str, ...]:
         parts = {"cell": layer.cell}
     elif isinstance(layer, _layers.StackedRNNCells):
         parts = {f"cells.{index}": cell for index, cell in enumerate(layer.cells)}
-    found = [f"{name}.{path}" for name, part in parts.items() for path in weights_only(part)]
-    return (*WEIGHTS_ONLY.get(type(layer), weights_listed(layer)), *found)
+    inner = [f"{name}.{path}" for name, part in parts.items() for path in weights_only(part)]
+    return (*WEIGHTS_ONLY.get(type(layer), weights_listed(layer)), *inner)
