@@ -1,23 +1,6 @@
 """Recipes: how a model is quantized, as data."""
 
-from keras_qat.config.recipes import (
-    Override,
-    Recipe,
-    contrib,
-    get,
-    int4_weights,
-    int8,
-    int16x8,
-    low_bits,
-)
+from keras_qat.config.recipes import *  # noqa: F403
+from keras_qat.config.recipes import __all__ as _all
 
-__all__ = [
-    "Override",
-    "Recipe",
-    "contrib",
-    "get",
-    "int4_weights",
-    "int8",
-    "int16x8",
-    "low_bits",
-]
+__all__ = [*_all]

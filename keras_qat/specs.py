@@ -1,15 +1,6 @@
 """How one tensor is quantized: the three kinds of specification, as plain data."""
 
-from keras_qat.config.specs import (
-    FixedSpec,
-    QuantSpec,
-    SharedSpec,
-    Spec,
-)
+from keras_qat.config.specs import *  # noqa: F403
+from keras_qat.config.specs import __all__ as _all
 
-__all__ = [
-    "FixedSpec",
-    "QuantSpec",
-    "SharedSpec",
-    "Spec",
-]
+__all__ = [*_all]
