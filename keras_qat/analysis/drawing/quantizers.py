@@ -13,8 +13,11 @@ from keras_qat.training.quantizer_statistics import QuantizerStatistics, statist
 __all__ = ["plot_quantizers"]
 
 BINS, COLUMNS = 75, 3
-WIDTH, HEIGHT, HEAD, FOOT = 4.3, 2.3, 0.95, 0.2
-"""In inches: the size of a panel, and what is above and below all of them."""
+WIDTH, HEIGHT, GAP = 3.8, 2.3, 0.5
+"""In inches: the width of a histogram, the height of a panel, and what is between two panels."""
+HEAD, TOP, FOOT, STRIP = 0.85, 0.55, 1.9, 0.35
+"""What is above all panels; in a panel the ends of the histogram, and the height of the ranges of
+channels at its foot."""
 IN_RANGE, CUT, RANGE, WEIGHT, CHANNELS = "#5b8def", "#d64545", "#eef3fb", "#3aa17e", "#a9c9bd"
 KEYS = {
     "activations": IN_RANGE,
@@ -22,8 +25,6 @@ KEYS = {
     "beyond the range": CUT,
     "ranges of channels, sorted": CHANNELS,
 }
-STRIP = -0.34
-"""Where the ranges of channels end, below a histogram of height 1."""
 
 
 def plot_quantizers(
@@ -68,61 +69,83 @@ def plot_quantizers(
 
 def _drawn(name: str, panels: list[QuantizerStatistics]) -> Picture:
     columns = min(COLUMNS, max(len(panels), 1))
-    width = max(columns * WIDTH, 8.0)
-    height = HEAD + -(-len(panels) // columns) * HEIGHT + FOOT
+    width = max(columns * (WIDTH + GAP), 8.0)
+    height = HEAD + -(-len(panels) // columns) * HEIGHT + 0.2
     figure = new_figure(width, height)
-    from matplotlib.patches import Patch  # Behind what says that there is no matplotlib.
+    from matplotlib.collections import PolyCollection  # Behind what says that there is none.
 
-    title, left = shortened(f"Quantizers of {name}", 60), 0.25 / width
-    figure.text(left, 1 - 0.32 / height, title, size=15, weight="bold", color=INK)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-GAP / 2, width - GAP / 2), ylim=(height, 0))
+    axes.set_axis_off()
+    title = shortened(f"Quantizers of {name}", 60)
+    axes.text(0, 0.3, title, size=15, weight="bold", color=INK)
     note = "Heights are square roots of counts, so that tails are seen."
-    figure.text(left, 1 - 0.55 / height, note, size=9, color=GREY)
-    keys = [Patch(color=color, label=words) for words, color in KEYS.items()]
-    place = {"loc": "upper left", "bbox_to_anchor": (0.15 / width, 1 - 0.58 / height)}
-    figure.legend(handles=keys, ncols=len(keys), frameon=False, fontsize=9, **place)
+    axes.text(0, 0.53, note, size=9, color=GREY)
+    shapes: list[tuple[np.ndarray, str]] = []
+    x = 0.0
+    for words, color in KEYS.items():
+        shapes.append((_steps(np.array([0.11]), x, x + 0.2, 0.77), color))
+        axes.text(x + 0.26, 0.77, words, size=9, color=INK)
+        x += 0.5 + 0.075 * len(words)
     for index, panel in enumerate(panels):
         row, column = divmod(index, columns)
-        x, y = column * WIDTH + 0.25, height - HEAD - (row + 1) * HEIGHT + 0.3
-        box = x / width, y / height, (WIDTH - 0.5) / width, (HEIGHT - 0.95) / height
-        _draw(figure.add_axes(box), panel)
+        shapes += _draw(axes, panel, column * (WIDTH + GAP), HEAD + row * HEIGHT)
+    polygons, colors = zip(*shapes, strict=True)
+    axes.add_collection(PolyCollection(polygons, facecolors=colors, linewidth=0))
     return picture(figure, f"Quantizers of {name}")
 
 
-def _draw(axes: Any, panel: QuantizerStatistics) -> None:
+def _draw(
+    axes: Any, panel: QuantizerStatistics, left: float, top: float
+) -> list[tuple[np.ndarray, str]]:
+    """Writes the words and lines of a panel; returns its areas with their colours."""
     quantizer, histogram = panel.quantizer, panel.histogram
     low, high = float(np.min(quantizer.minimum)), float(np.max(quantizer.maximum))
-    if not quantizer.calibrated:
-        low = high = 0.0
-    first, last = min(float(histogram.low[0]), low), max(float(histogram.high[-1]), high)
-    edges = np.linspace(first, last if last > first else first + 1, BINS + 1)
+    facts = f"{quantizer.spec}, range not set"
     if quantizer.calibrated:
         facts = f"{quantizer.spec.bits} bits, {low:.3g} to {high:.3g}{_cut(panel.saturation)}"
         facts += f" · {panel.sqnr:.1f} dB" if panel.sqnr is not None else ""
-        axes.axvspan(low, high, 0.0, 1.0, color=RANGE)
-        axes.vlines([low, high], 0, 1, color=INK, linewidth=1.2)
     else:
-        facts = f"{quantizer.spec}, range not set"
-    heights, middles = _heights(panel, edges), (edges[1:] + edges[:-1]) / 2
+        low = high = 0.0
+    title = shortened(", ".join(quantizer.quantizes), 50)
+    axes.text(left, top + 0.28, title, size=10, weight="bold", color=INK)
+    axes.text(left, top + 0.48, facts, size=9, color=GREY)
+    first, last = min(float(histogram.low[0]), low), max(float(histogram.high[-1]), high)
+    last = last if last > first else first + 1
+    edges = np.linspace(first, last, BINS + 1)
+
+    def x_of(value: float) -> float:
+        return left + WIDTH * (value - first) / (last - first)
+
+    right, foot, shapes = left + WIDTH, top + FOOT, []
+    if np.size(quantizer.maximum) > 1:
+        limits = np.sort(np.ravel(quantizer.maximum))
+        limits = limits / max(float(limits[-1]), 1e-12) * 0.8 * STRIP
+        shapes.append((_steps(limits, left, right, foot), CHANNELS))
+        foot -= STRIP
+    if quantizer.calibrated:
+        full = np.array([foot - top - TOP])
+        shapes.append((_steps(full, x_of(low), x_of(high), foot), RANGE))
+        axes.vlines([x_of(low), x_of(high)], top + TOP, foot, color=INK, linewidth=1.2)
+    heights, middles = _heights(panel, edges) * (foot - top - TOP), (edges[1:] + edges[:-1]) / 2
     is_cut = quantizer.calibrated & ((middles < low) | (middles > high))
     color = WEIGHT if panel.is_weight else IN_RANGE
-    for part, fill in ((~is_cut, color), (is_cut, CUT)):
-        axes.stairs(heights * part, edges, fill=True, color=fill)
-    bottom = 0.0
-    if np.size(quantizer.maximum) > 1:
-        bottom = STRIP
-        limits = np.sort(np.ravel(quantizer.maximum))
-        limits = limits / max(float(limits[-1]), 1e-12) * (0.8 * -STRIP)
-        places = np.linspace(edges[0], edges[-1], len(limits) + 1)
-        axes.stairs(STRIP + limits, places, baseline=STRIP, fill=True, color=CHANNELS)
-    axes.set(xlim=(edges[0], edges[-1]), ylim=(bottom, 1), yticks=[])
-    zero = [0.0] if 0.14 < -edges[0] / (edges[-1] - edges[0]) < 0.86 else []
-    ticks = [edges[0], *zero, edges[-1]]
-    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks], color=GREY, size=8)
-    axes.axhline(0, color=GREY, linewidth=0.8)
-    axes.spines[:].set_visible(False)
-    title = shortened(", ".join(quantizer.quantizes), 50)
-    axes.text(0, 1.22, title, size=10, weight="bold", color=INK, transform=axes.transAxes)
-    axes.text(0, 1.06, facts, size=9, color=GREY, transform=axes.transAxes)
+    shapes += [
+        (_steps(heights * part, left, right, foot), fill)
+        for part, fill in ((~is_cut, color), (is_cut, CUT))
+        if np.any(heights * part)
+    ]
+    axes.hlines(foot, left, right, color=GREY, linewidth=0.8)
+    zero = {0.0: "center"} if 0.14 < -first / (last - first) < 0.86 else {}
+    for tick, side in {first: "left", **zero, last: "right"}.items():
+        y = top + FOOT + 0.15
+        axes.text(x_of(tick), y, f"{tick:.3g}", size=8, color=GREY, ha=side)
+    return shapes
+
+
+def _steps(heights: np.ndarray, left: float, right: float, foot: float) -> np.ndarray:
+    """The outline of bars side by side."""
+    x = np.repeat(np.linspace(left, right, len(heights) + 1), 2)
+    return np.stack([x, foot - np.pad(np.repeat(heights, 2), 1)], 1)
 
 
 def _heights(panel: QuantizerStatistics, edges: np.ndarray) -> np.ndarray:
