@@ -216,8 +216,8 @@ def no_conversion(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("The path was not checked before the work.")
 
-    monkeypatch.setattr("keras_qat.export.tflite.resolve", refuse)
-    monkeypatch.setattr("keras_qat.export.saved_model.inference_module", refuse)
+    monkeypatch.setattr("keras_qat.export.tflite.resolve_to_export", refuse)
+    monkeypatch.setattr("keras_qat.export.saved_model.resolve_to_export", refuse)
 
 
 @pytest.mark.usefixtures("no_conversion")

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.config.targets.target import target_of
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.training.layers import QuantizeWeights
-from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_quantized
 
 __all__ = ["LayerSummary", "Summary", "summarized", "summary"]
@@ -164,30 +162,20 @@ def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Su
         model, ": call keras_qat.quantize_model(model) first, or keras_qat.plan(model)."
     )
     graph = resolve(model, input_range=input_range)
-    layers = summarized(model, graph)
+    layers = summarized(graph)
     peak, at = _peak(graph, _bytes)
     float_peak, _ = _peak(graph, _float_bytes)
-    place = target_of(model)
-    name = None if place is None else place.name
+    target = graph.origin.target
+    name = None if target is None else target.name
     return Summary(graph.name, layers, peak, at, float_peak, name)
 
 
-def summarized(model: Any, graph: ResolvedGraph) -> tuple[LayerSummary, ...]:
+def summarized(graph: ResolvedGraph) -> tuple[LayerSummary, ...]:
     """One for each node of a model's graph, in its order."""
-    unset = _unset(model, graph)
+    names = graph.origin.uncalibrated
+    unset = {id(tensor.params) for tensor in graph.tensors.values() if tensor.label in names}
     seen: set[int] = set()
     return tuple(_layer(node, unset, seen) for node in graph.nodes)
-
-
-def _unset(model: Any, graph: ResolvedGraph) -> set[int]:
-    """Quantization parameters of quantizers that have no range yet, by identity."""
-    names = {
-        name
-        for each in activation_quantizers(model)
-        if not each.calibrated
-        for name in each.quantizes
-    }
-    return {id(each.params) for each in graph.tensors.values() if each.label in names}
 
 
 def _layer(node: Node, unset: set[int], seen: set[int]) -> LayerSummary:

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.targets import TFLM
-from keras_qat.export.target_problems import problems
-from keras_qat.export.tflite import EndType, export_tflite
-from keras_qat.integer_graph.simulate import simulate
+from keras_qat.export.target_problems import file_problems
+from keras_qat.export.tflite import EndType, file_of
+from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.resolve import resolve_to_export
+from keras_qat.integer_graph.simulate import run_examples
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.io.data import arrays_of
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
@@ -34,6 +37,7 @@ ADDED = {
 """TFLite Micro's names of operators that do not follow from TFLite's own."""
 
 
+@one_at_a_time
 def export_c(
     model: Any,
     path: str | os.PathLike[str],
@@ -75,27 +79,27 @@ def export_c(
     if source.suffix not in (".cc", ".cpp", ".cxx"):
         raise ValueError(f"path={str(path)!r}: name a C++ source, such as 'model.cc'.")
     header = check_writable(source.with_suffix(".h"))
-    contents = export_tflite(
-        model,
+    resolved = resolve_to_export(model, input_range=input_range)
+    resolved.origin.warn()
+    contents = file_of(
+        resolved,
         input_dtype=input_dtype,
         output_dtype=output_dtype,
-        input_range=input_range,
         rescaling=rescaling,
         batch_size=1,
-        target="xnnpack",  # What TFLite Micro lacks is said below.
     )
-    lacking = problems(contents, TFLM)
+    lacking = file_problems(contents, TFLM)
     if lacking:
         warnings.warn(
             "TFLite Micro does not run this model:\n" + "\n".join(f"  {each}" for each in lacking),
-            stacklevel=2,
+            stacklevel=3,
         )
     graph = FileGraph(contents)
     rescaled, keeps_states = rescaled_inputs(contents), "states" in read_metadata(contents)
-    golden = {} if examples is None else _golden(model, examples, graph, input_range, rescaled)
+    golden = {} if examples is None else _golden(resolved, examples, graph, rescaled)
     space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
     texts = {
-        header: _header(model.name, space, graph, golden, rescaled, keeps_states),
+        header: _header(resolved.name, space, graph, golden, rescaled, keeps_states),
         source: _source(header.name, space, contents, golden),
     }
     for target, lines in texts.items():
@@ -105,7 +109,7 @@ def export_c(
 
 
 def _golden(
-    model: Any, examples: Any, graph: FileGraph, input_range: Any, rescaled: dict[str, Any]
+    resolved: ResolvedGraph, examples: Any, graph: FileGraph, rescaled: dict[str, Any]
 ) -> dict[str, np.ndarray]:
     """Constant -> the codes of an input or an output, a row for each example."""
     ends = {**graph.inputs, **graph.outputs}
@@ -115,10 +119,10 @@ def _golden(
             f"examples: '{in_float[0]}' is in float, where kernels differ in the last places. "
             f"Export it with integers, or leave examples out."
         )
-    found = simulate(model, examples, "tflm", input_range=input_range)
+    found = run_examples(resolved, examples, "tflm")
     arrays = {}
     infos = tensor_infos(graph.inputs, rescaled)
-    for name, x in zip(graph.inputs, arrays_of(model, examples), strict=True):
+    for name, x in zip(graph.inputs, arrays_of(resolved.origin.inputs, examples), strict=True):
         # Integers are numbers to a model, and to a runner codes.
         real = x.astype(np.float32) if infos[name].is_quantized else x
         arrays[name] = infos[name].quantize(real)

@@ -12,10 +12,9 @@ import numpy as np
 from keras_qat.export.saved_model import inference_module
 from keras_qat.frontend.graph import layers_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
+from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.ops.weights import Weights
-from keras_qat.training.readiness import check_exportable
-from keras_qat.training.untrained_warnings import warn_if_untrained
 from keras_qat.version import __version__
 
 __all__ = ["export_onnx"]
@@ -63,14 +62,15 @@ def export_onnx(
         raise ImportError(
             "Exporting to ONNX needs the packages onnx and tf2onnx: pip install 'keras-qat[onnx]'"
         ) from error
-    check_exportable(model)
-    warn_if_untrained(model)
-    if model.recipe.activations.bits == 16:
+    destination = None if path is None else check_writable(path)
+    graph = resolve_to_export(model, input_range=input_range)
+    graph.origin.warn()
+    if graph.origin.is_16_bit:
         raise ValueError("16-bit activations cannot be exported to ONNX: tf2onnx knows 8 bits.")
-    target = None if path is None else check_writable(path)
-    module = inference_module(model, input_range=input_range)
+    module = inference_module(graph)
+    layers = {inner for node in graph.nodes for inner in layers_in(node.call.layer)}
     with contextlib.ExitStack() as scopes:
-        for layer in layers_in(model):
+        for layer in layers:
             # Keras computes groups in a function of its own, which tf2onnx does not look into.
             # The operation sees from the kernel's shape that there are groups.
             if getattr(layer, "groups", 1) > 1:
@@ -78,16 +78,17 @@ def export_onnx(
         proto, _ = tf2onnx.convert.from_function(
             module.serve, input_signature=module.serve.input_signature, opset=opset
         )
-    weights = [node.weights for node in module.graph.nodes if node.weights is not None]
+    weights = [node.weights for node in graph.nodes if node.weights is not None]
     _store_weights(proto.graph, weights)
     by_name = {each.name: each for each in proto.graph.output}
-    _replace(proto.graph.output, [by_name[name] for name in model.output_names])
-    recipe = json.dumps(model.recipe.to_config(), sort_keys=True)
-    onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": recipe})
+    _replace(proto.graph.output, [by_name[name] for name in graph.outputs])
+    recipe = graph.origin.recipe
+    config = json.dumps(None if recipe is None else recipe.to_config(), sort_keys=True)
+    onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": config})
     onnx.checker.check_model(proto)
     contents = proto.SerializeToString()
-    if target is not None:
-        with replacing(target) as scratch:
+    if destination is not None:
+        with replacing(destination) as scratch:
             scratch.write_bytes(contents)
     return contents
 

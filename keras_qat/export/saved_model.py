@@ -18,7 +18,7 @@ from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.resolve import resolve
+from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
@@ -26,11 +26,8 @@ from keras_qat.ops.recurrent.step_ops import params_named
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.recurrent.lstm import lstm_quantized
-from keras_qat.training.layers.recurrent.states import kept_batch
 from keras_qat.training.layers.recurrent.unrolled import steps_quantized
 from keras_qat.training.layers.scheduled_layer import Phase
-from keras_qat.training.readiness import check_exportable
-from keras_qat.training.untrained_warnings import warn_if_untrained
 
 __all__ = ["export_saved_model", "inference_module"]
 
@@ -55,32 +52,26 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         >>> keras_qat.export_saved_model(qat, "model")
         >>> tf.saved_model.load("model").signatures["serving_default"](image=x)
     """
-    check_exportable(model)
-    warn_if_untrained(model)
     path = check_writable(path, directory=True)
-    module = inference_module(model)
+    graph = resolve_to_export(model)
+    graph.origin.warn()
+    module = inference_module(graph)
     with replacing(path) as scratch:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
 
 
-def inference_module(model: Any, input_range: tuple[float, float] | None = None) -> tf.Module:
-    """A module whose `serve` computes the folded, fake-quantized model.
-
-    Args:
-        model: a quantization-aware model.
-        input_range: range of the model's inputs that have no quantizer; they stay in float
-            without one.
+def inference_module(graph: ResolvedGraph) -> tf.Module:
+    """Makes a module whose `serve` computes the folded, fake-quantized model.
 
     Returns:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
-        after the model's inputs; outputs as a dict by output name. Its `graph` is the resolved one.
+        after the model's inputs; outputs as a dict by output name.
     """
-    if kept_batch(model) is not None:
+    if graph.origin.states:
         raise ValueError(
-            f"'{model.name}' keeps states (stateful=True), which a SavedModel or ONNX file of it "
+            f"'{graph.name}' keeps states (stateful=True), which a SavedModel or ONNX file of it "
             f"would not. Export it with export_tflite."
         )
-    graph = resolve(model, input_range=input_range)
     signature = [
         tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
         for name, tensor in graph.inputs.items()
@@ -94,12 +85,11 @@ def inference_module(model: Any, input_range: tuple[float, float] | None = None)
     in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
-        for layer in graph_lib.read(model).call_counts()
+        for layer in graph.origin.calls.call_counts()
         if layer in in_float or not isinstance(layer, QuantizeWrapper)
         for weight in layer.weights
     ]
     module.serve = tf.function(serve, input_signature=signature, autograph=False)
-    module.graph = graph
     return module
 
 

@@ -18,7 +18,7 @@ from keras_qat.tflite.tensor_names import SCOPE
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import check_quantized
 
-__all__ = ["problems"]
+__all__ = ["file_problems", "problems"]
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
 
@@ -57,10 +57,19 @@ def problems(
         ...     print(each)
     """
     target = get(target)
-    if not isinstance(model, bytes):
-        model = _written(model, target, input_range)
-    graph = FileGraph(model)
-    return tuple(_problems(target, graph))
+    if isinstance(model, bytes):
+        return file_problems(model, target)
+    check_quantized(model, ": quantize it first.")
+    graph = resolve(model, input_range=input_range)
+    if target.batch_size is not None:
+        graph = with_batch(graph, target.batch_size)
+    builder = Builder()
+    return file_problems(builder.finish(*write_graph(graph, builder)), target)
+
+
+def file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:
+    """Finds what a target does not run of a file; returns what `problems` returns."""
+    return tuple(_problems(target, FileGraph(contents)))
 
 
 def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
@@ -86,15 +95,6 @@ def _is_open(site: Site) -> bool:
     """Whether an operator reads an input of the file of which a size is open."""
     ends = site.graph.inputs.values()
     return any(each in ends and -1 in each.shape for each in site.tensors)
-
-
-def _written(model: Any, target: Target, input_range: Any) -> bytes:
-    check_quantized(model, ": quantize it first.")
-    graph = resolve(model, input_range=input_range)
-    if target.batch_size is not None:
-        graph = with_batch(graph, target.batch_size)
-    builder = Builder()
-    return builder.finish(*write_graph(graph, builder))
 
 
 def _refusal(target: Target, site: Site) -> tuple[str, str] | None:

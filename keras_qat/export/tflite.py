@@ -9,31 +9,29 @@ from numbers import Integral
 from typing import Any, Literal
 
 from keras_qat.config.targets.problem import described
-from keras_qat.config.targets.target import Target, get, target_of
-from keras_qat.export.target_problems import problems
+from keras_qat.config.targets.target import Target, get
+from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
 from keras_qat.integer_graph.passes.pixel_inputs import (
     RAW,
+    Rescaling,
     begins_with_rescaling,
     rescalings,
     with_pixels,
 )
 from keras_qat.integer_graph.passes.static_batch import with_batch
-from keras_qat.integer_graph.resolve import resolve
+from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.metadata import fingerprint
 from keras_qat.training.layers.float_marks import why_left_in_float
-from keras_qat.training.layers.recurrent.states import kept_batch, states_of
-from keras_qat.training.readiness import check_exportable, some
-from keras_qat.training.schedule import recipe_of
-from keras_qat.training.untrained_warnings import warn_if_untrained
+from keras_qat.training.layers.recurrent.states import states_of
+from keras_qat.training.readiness import some
 from keras_qat.version import __version__
 
-__all__ = ["export_tflite"]
+__all__ = ["export_tflite", "file_of"]
 
 EndType = Literal["int8", "uint8", "int16", "float32"]
 
@@ -98,74 +96,109 @@ def export_tflite(
     Example:
         >>> keras_qat.export_tflite(qat, "model.tflite")
     """
-    recipe = recipe_of(model)
-    wide = recipe is not None and recipe.activations.bits == 16
     if rescaling is not None and _name_of(input_dtype) != "uint8":
         raise ValueError("rescaling is of uint8 inputs: give input_dtype='uint8' too.")
-    ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
-    types = [_end_type(name, dtype, wide) for name, dtype in ends.items()]
-    if wide and pack_int4:
-        raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
     if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
         raise ValueError(
             f"batch_size={batch_size!r}: give the number of examples, or None for any."
         )
-    check_exportable(model)
-    warn_if_untrained(model)
-    place = target_of(model) if target is None else get(target)
-    if place is not None and place.batch_size is not None:
-        if batch_size not in (None, place.batch_size):
-            raise ValueError(
-                f"batch_size={batch_size}: {place.title} takes {place.batch_size} at a time. Leave "
-                f"it out, or say target='xnnpack'."
-            )
-        batch_size = place.batch_size
-    if (kept := kept_batch(model)) is not None:
-        if batch_size not in (None, kept):
-            raise ValueError(
-                f"'{model.name}' keeps the states of {kept} sequences, and its file shall take "
-                f"{batch_size}: build it with keras.Input(batch_size={batch_size}), and give it "
-                f"the weights, other.set_weights(model.get_weights())."
-            )
-        batch_size = kept
+    device = None if target is None else get(target)
     destination = None if path is None else check_writable(path)
-    graph = resolve(model, input_range=input_range)
-    _check_states(graph)
-    _warn_of_rounding(graph)
-    given = rescalings(rescaling, list(graph.inputs))
-    if types[0] == "uint8":
-        own = {n: RAW for n, each in graph.inputs.items() if begins_with_rescaling(graph, each)}
-        graph, rescaled = with_pixels(graph, own | given)
-    else:
-        rescaled = {}
-    if batch_size is not None:
-        is_of_target = place is not None and place.batch_size is not None
-        graph = with_batch(graph, batch_size, is_of_target or model.kernels == "tflm")
-    if pack_int4:
-        graph = with_int4(graph, "xnnpack" if place is None else place.kernels)
-    if pack_int4 and not packs_int4(graph):
-        raise ValueError(
-            f"pack_int4=True: '{model.name}' has no weights of at most 4 bits in a layer whose "
-            f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
-        )
-    builder = Builder()
-    inputs, outputs = write_graph(graph, builder, *types)
-    about = {
-        "version": __version__,
-        "recipe": None if recipe is None else recipe.to_config(),
-        "fingerprint": fingerprint(model),
-    }
-    if rescaled:
-        about["rescaling"] = rescaled
-    if kept is not None:
-        about["states"] = "kept from one run to the next"
-    contents = builder.finish(inputs, outputs, keras_qat=about)
-    if place is not None:
-        _warn_of_problems(contents, place)
+    graph = resolve_to_export(model, input_range=input_range)
+    graph.origin.warn()
+    contents = file_of(
+        graph,
+        input_dtype=input_dtype,
+        output_dtype=output_dtype,
+        rescaling=rescaling,
+        pack_int4=pack_int4,
+        batch_size=batch_size,
+        target=device or graph.origin.target,
+    )
     if destination is not None:
         with replacing(destination) as scratch:
             scratch.write_bytes(contents)
     return contents
+
+
+def file_of(
+    graph: ResolvedGraph,
+    *,
+    input_dtype: EndType | None = None,
+    output_dtype: EndType | None = None,
+    rescaling: Any = None,
+    pack_int4: bool = False,
+    batch_size: int | None = None,
+    target: Target | None = None,
+) -> bytes:
+    """Writes a resolved graph as a TFLite file. Arguments and errors as for `export_tflite`."""
+    origin = graph.origin
+    ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
+    types = [_end_type(name, dtype, origin.is_16_bit) for name, dtype in ends.items()]
+    if origin.is_16_bit and pack_int4:
+        raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
+    batch_size = _file_batch_size(graph, batch_size, target)
+    _check_states(graph)
+    _warn_of_rounding(graph)
+    rescalings_given = rescalings(rescaling, list(graph.inputs))
+    rescaled: dict[str, Rescaling] = {}
+    if types[0] == "uint8":
+        own = {
+            name: RAW
+            for name, tensor in graph.inputs.items()
+            if begins_with_rescaling(graph, tensor)
+        }
+        graph, rescaled = with_pixels(graph, own | rescalings_given)
+    if batch_size is not None:
+        is_of_target = target is not None and target.batch_size is not None
+        graph = with_batch(graph, batch_size, is_of_target or origin.family == "tflm")
+    if pack_int4:
+        graph = with_int4(graph, "xnnpack" if target is None else target.kernels)
+        if not packs_int4(graph):
+            raise ValueError(
+                f"pack_int4=True: '{graph.name}' has no weights of at most 4 bits in a layer whose "
+                f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
+            )
+    builder = Builder()
+    inputs, outputs = write_graph(graph, builder, *types)
+    metadata = {
+        "version": __version__,
+        "recipe": None if origin.recipe is None else origin.recipe.to_config(),
+        "fingerprint": origin.fingerprint,
+    }
+    if rescaled:
+        metadata["rescaling"] = rescaled
+    if origin.states:
+        metadata["states"] = "kept from one run to the next"
+    contents = builder.finish(inputs, outputs, keras_qat=metadata)
+    if target is not None:
+        _warn_of_problems(contents, target)
+    return contents
+
+
+def _file_batch_size(
+    graph: ResolvedGraph, batch_size: int | None, target: Target | None
+) -> int | None:
+    """Returns the batch size of a file, which the target or kept states may say.
+
+    Raises:
+        ValueError: if they contradict what was asked for.
+    """
+    if target is not None and target.batch_size is not None:
+        if batch_size not in (None, target.batch_size):
+            raise ValueError(
+                f"batch_size={batch_size}: {target.title} takes {target.batch_size} at a time. "
+                f"Leave it out, or say target='xnnpack'."
+            )
+        batch_size = target.batch_size
+    kept = graph.origin.kept_batch
+    if kept is not None and batch_size not in (None, kept):
+        raise ValueError(
+            f"'{graph.name}' keeps the states of {kept} sequences, and its file shall take "
+            f"{batch_size}: build it with keras.Input(batch_size={batch_size}), and give it "
+            f"the weights, other.set_weights(model.get_weights())."
+        )
+    return batch_size if kept is None else kept
 
 
 def _check_states(graph: ResolvedGraph) -> None:
@@ -188,9 +221,9 @@ def _check_states(graph: ResolvedGraph) -> None:
 
 def _warn_of_problems(contents: bytes, target: Target) -> None:
     """Names the operators with which the file does not run at all."""
-    found = problems(contents, target)
+    found = file_problems(contents, target)
     if found and target.elsewhere is None:
-        warnings.warn("\n".join(described(target, found)), stacklevel=4)
+        warnings.warn("\n".join(described(target, found)), stacklevel=5)
 
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
@@ -222,5 +255,5 @@ def _warn_of_rounding(graph: ResolvedGraph) -> None:
             f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
             f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "
             f"most 7 bits for a file that computes what was trained.",
-            stacklevel=4,  # It is called in turn.
+            stacklevel=5,  # A verb calls `file_of`, and `one_at_a_time` the verb.
         )

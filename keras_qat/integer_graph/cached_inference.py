@@ -19,7 +19,7 @@ from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import traced as traced_for
 from keras_qat.frontend.keras2.backend import traced_in_time
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.resolve import resolve
+from keras_qat.integer_graph.resolve import resolve_in_graph
 
 __all__ = ["Settled"]
 
@@ -53,7 +53,7 @@ class Settled:
         weights = self._read()
         if self.is_ready and all(map(_unchanged, self._weights, weights)):
             return
-        resolved = resolve(self.model, in_graph=True, graph=self.graph)
+        resolved = resolve_in_graph(self.graph, self.model.target)
         numbers = _numbers(resolved)
         known = self._stage.known(numbers) if self.is_ready else None
         if known is None:

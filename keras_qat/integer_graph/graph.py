@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.graph import Value
+from keras_qat.integer_graph.origin import Origin
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.weights import Weights
 
@@ -30,6 +31,7 @@ class ResolvedGraph:
         nodes: the nodes.
         tensors: value of the quantization-aware model's graph -> the tensor that holds it.
         values: tensor -> the value that it is, behind its quantizer and the ReLU merged into it.
+        origin: all that later verbs need to know of the model, which they do not ask again.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ResolvedGraph:
     nodes: tuple[Node, ...]
     tensors: dict[Value, Tensor]
     values: dict[Tensor, Value]
+    origin: Origin = dataclasses.field(default_factory=Origin)
 
     def sized(self) -> ResolvedGraph:
         """The same graph, for a file that knows the size of batches."""

@@ -23,7 +23,7 @@ from keras_qat.integer_graph.cached_inference import Settled
 from keras_qat.integer_graph.execute import dequantized, quantized_input, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.resolve import resolve
+from keras_qat.integer_graph.resolve import resolve_in_graph
 from keras_qat.ops.registry import match
 from keras_qat.training.layers.recurrent.states import states_of, unchanged
 from keras_qat.training.layers.scheduled_layer import Phase, shapes_are_enough
@@ -124,7 +124,7 @@ class Inference:
     def _infer(self, *inputs: Any, adds_losses: bool = True) -> list[Any]:
         """The same in ranges and weights that are read whenever this runs."""
         self._check(inputs)
-        resolved = resolve(self.model, in_graph=True, graph=self.graph)
+        resolved = resolve_in_graph(self.graph, self.model.target)
         return self._finished(self._tensors(resolved, list(inputs)), adds_losses)
 
     def __call__(self, x: Any, training: Any, **options: Any) -> Any:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from keras_qat.config.arguments import range_of
+from keras_qat.config.targets.target import Target
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.origin import origin_of
 from keras_qat.integer_graph.resolve_calls import resolve_calls
+from keras_qat.training.readiness import check_exportable
 from keras_qat.training.schedule import check_process
 
-__all__ = ["resolve"]
+__all__ = ["resolve", "resolve_in_graph", "resolve_to_export"]
 
 
-def resolve(
-    model: Any,
-    *,
-    input_range: tuple[float, float] | None = None,
-    in_graph: bool = False,
-    graph: Graph | None = None,
-) -> ResolvedGraph:
+def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
     """Says what a quantization-aware model computes in integers: operators, scales, weights.
 
     Args:
@@ -28,9 +26,6 @@ def resolve(
             parts of such models.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`; without it they are in float, as is what reads them.
-        in_graph: whether ranges and weights are tensors, read whenever the graph runs, instead of
-            numbers.
-        graph: the model, if it was read already.
 
     Returns:
         The graph; print it to see every operator with its quantization parameters.
@@ -42,7 +37,33 @@ def resolve(
         >>> print(keras_qat.resolve(qat))
     """
     check_process(model)
-    calls = graph or graph_lib.read(model)
-    resolved = resolve_calls(calls, input_range=range_of(input_range), in_graph=in_graph)
-    target = getattr(model, "target", None)
-    return resolved if target is None or target.batch_size is None else resolved.sized()
+    calls = graph_lib.read(model)
+    resolved = resolve_calls(calls, input_range=range_of(input_range))
+    origin = origin_of(model, calls)
+    return dataclasses.replace(_sized(resolved, origin.target), origin=origin)
+
+
+def resolve_to_export(
+    model: Any, *, input_range: tuple[float, float] | None = None
+) -> ResolvedGraph:
+    """Resolves a model that is to be exported or simulated, for which it has to be trained.
+
+    Raises:
+        ValueError: as `resolve`; and if the model is not quantized, a quantizer has no usable
+            range or a weight is not finite.
+    """
+    check_exportable(model)
+    return resolve(model, input_range=input_range)
+
+
+def resolve_in_graph(calls: Graph, target: Target | None) -> ResolvedGraph:
+    """Resolves a model's calls with tensors for ranges and weights, read whenever the graph runs.
+
+    The graph's `origin` is empty: the model itself runs it.
+    """
+    return _sized(resolve_calls(calls, in_graph=True), target)
+
+
+def _sized(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
+    """Makes operators round as with a known batch size where the target has one."""
+    return graph if target is None or target.batch_size is None else graph.sized()

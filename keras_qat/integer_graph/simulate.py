@@ -11,21 +11,19 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import Family, check_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.config.targets.target import kernels_for
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.execute import held_in, quantized_input, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
-from keras_qat.integer_graph.resolve import resolve
+from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.data import arrays_of, check_counts
 from keras_qat.io.progress import shown
 from keras_qat.ops.node import Tensor
-from keras_qat.training.layers.recurrent.states import Stream, kept_batch
+from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.readiness import check_exportable
 
-__all__ = ["Codes", "Simulation", "run_batch", "simulate"]
+__all__ = ["Codes", "Simulation", "run_batch", "run_examples", "simulate"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,17 +121,23 @@ def simulate(
         >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
         >>> golden.outputs["logits"].codes, golden.outputs["logits"].scale
     """
-    family = check_family(kernels or kernels_for(model))
     check_counts(batch_size=batch_size)
-    check_exportable(model)
-    graph = resolve(model, input_range=input_range)
+    graph = resolve_to_export(model, input_range=input_range)
+    family = check_family(kernels or graph.origin.file_family)
     graph = with_int4(graph, family) if pack_int4 else graph
-    arrays = arrays_of(model, x)
-    batch_size = kept_batch(model, len(arrays[0])) or batch_size
+    return run_examples(graph, x, family, batch_size, verbose)
+
+
+def run_examples(
+    graph: ResolvedGraph, x: Any, family: Family, batch_size: int = 32, verbose: int = 0
+) -> Simulation:
+    """Computes a graph for all examples. Arguments are those of `simulate`."""
+    arrays = arrays_of(graph.origin.inputs, x)
+    batch_size = graph.origin.batch_size(len(arrays[0]), batch_size)
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
     inside: dict[str, list[Any]] = {label: [] for label in labels}
-    stream = Stream(model)
+    stream = Stream(graph.origin.states)
     for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
         with stream:

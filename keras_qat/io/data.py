@@ -16,7 +16,16 @@ import tensorflow as tf
 from keras_qat.frontend.graph import nested_inputs
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["Input", "Inputs", "arrays_of", "batch_count", "batches", "check_counts", "packed"]
+__all__ = [
+    "Input",
+    "Inputs",
+    "arrays_of",
+    "batch_count",
+    "batches",
+    "check_counts",
+    "inputs_of",
+    "packed",
+]
 
 BATCH_SIZE = 32
 """Default batch size, as in Keras."""
@@ -48,7 +57,7 @@ def batches(
         ValueError: if the data does not fit the model; the message names the input.
     """
     check_counts(batch_size=batch_size, steps=steps)
-    inputs = _inputs_of(model)
+    inputs = inputs_of(model)
     data = _source_of(inputs, data, is_limited=steps is not None)
     read = _read_series if _is_series(inputs, data) else _read_whole
     count = 0
@@ -67,13 +76,14 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
 
     Args and errors: as for `batches`.
     """
-    columns = list(zip(*batches(model, data, batch_size=1 << 20), strict=True))
+    inputs = inputs_of(model)
+    columns = list(zip(*batches(inputs, data, batch_size=1 << 20), strict=True))
     try:
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in columns]
     except ValueError as error:
         sizes = dict.fromkeys(part.shape[1:] for parts in columns for part in parts)
         raise ValueError(
-            f"The examples for '{model.name}' have different sizes, among them "
+            f"The examples for '{inputs.model}' have different sizes, among them "
             f"{', '.join(map(str, itertools.islice(sizes, 4)))}. Resize them to one size."
         ) from error
 
@@ -88,7 +98,7 @@ def check_counts(**counts: int | None) -> None:
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
     """Returns the number of batches that `batches` yields, or None if it is not known yet."""
     check_counts(batch_size=batch_size, steps=steps)
-    inputs, count = _inputs_of(model).all, None
+    inputs, count = inputs_of(model).all, None
     if isinstance(data, tuple) and data:
         data = data[0]
     if isinstance(data, dict):
@@ -106,9 +116,9 @@ def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None
     return min((limit for limit in (count, steps) if limit is not None), default=None)
 
 
-def packed(model: Any, arrays: list[Any]) -> Any:
-    """Packs one entry for each input into the structure that the model takes."""
-    return tf.nest.pack_sequence_as(nested_inputs(model), arrays)
+def packed(inputs: Inputs, arrays: list[Any]) -> Any:
+    """Packs an array for each input into the structure that the model takes."""
+    return tf.nest.pack_sequence_as(inputs.nested, arrays)
 
 
 class Input(NamedTuple):
@@ -135,7 +145,8 @@ class Inputs(NamedTuple):
         return f"Input '{one.name}' of '{self.model}'"
 
 
-def _inputs_of(model: Any) -> Inputs:
+def inputs_of(model: Any) -> Inputs:
+    """Returns what the verbs read of a model's inputs; `Inputs` stay as they are."""
     if isinstance(model, Inputs):
         return model
     nested = nested_inputs(model)

@@ -18,7 +18,6 @@ __all__ = [
     "freeze_batch_norm",
     "freeze_ranges",
     "is_quantized",
-    "kernels_of",
     "recipe_of",
     "schedule",
     "scheduled_layers",
@@ -67,12 +66,6 @@ def recipe_of(model: Any) -> Any:
     found = [each.recipe for each in models if getattr(each, "recipe", None) is not None]
     found += [layer.recipe for layer in scheduled_layers(model) if layer.recipe is not None]
     return found[0] if found else None
-
-
-def kernels_of(model: Any) -> Any:
-    """The family of kernels whose rounding a model has at inference; None if it simulates."""
-    recipe = getattr(model, "recipe", None)
-    return model.kernels if recipe is not None and recipe.fold != "correction" else None
 
 
 def set_quantization(model: Any, enabled: bool = True) -> None:

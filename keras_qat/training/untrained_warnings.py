@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Graph
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["EXAMPLES_PER_BATCH", "untrained", "warn_if_untrained"]
+__all__ = ["EXAMPLES_PER_BATCH", "untrained"]
 
 
 EXAMPLES_PER_BATCH = 32
@@ -18,19 +17,18 @@ FEW = 4
 """Ranges of fewer examples are told."""
 
 
-def warn_if_untrained(model: Any) -> None:
-    """Warns, as the caller of a verb, if quantization never began in a model."""
-    for sentence in untrained(model):
-        warnings.warn(sentence, stacklevel=4)  # Verbs are called in turn.
+def untrained(model: Any, calls: Graph) -> list[str]:
+    """Why the file of a model does not compute what the model was trained to: sentences.
 
-
-def untrained(model: Any) -> list[str]:
-    """Why the file of a model does not compute what the model was trained to: sentences."""
-    found = (_before_delay(model), _without_data(model), _few_examples(model))
+    Args:
+        model: a quantization-aware model.
+        calls: its calls.
+    """
+    found = (_before_delay(model, calls), _without_data(model), _few_examples(model))
     return [each for each in found if each]
 
 
-def _before_delay(model: Any) -> str:
+def _before_delay(model: Any, calls: Graph) -> str:
     """Quantization is off, or has not begun, perhaps as weights of an earlier step were loaded."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
@@ -39,9 +37,8 @@ def _before_delay(model: Any) -> str:
     waiting = {layer: counts for layer, counts in waiting.items() if counts[0] < counts[1]}
     if not waiting:
         return ""
-    calls = graph_lib.read(model).call_counts()
     layer, (step, start) = max(waiting.items(), key=lambda each: each[1][1])
-    per_step = calls.get(layer, 1)  # A layer counts its calls.
+    per_step = calls.call_counts().get(layer, 1)  # A layer counts its calls.
     when = (
         "Quantization is switched off"
         if start == NEVER

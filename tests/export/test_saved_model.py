@@ -59,7 +59,7 @@ def test_folded():
     model = scramble(residual_net())
     qat = keras_qat.quantize_model(model)
     observe(qat, images(32, (8, 8, 1)))
-    module = inference_module(qat)
+    module = inference_module(keras_qat.resolve(qat))
     operations = collections.Counter(
         operation.type for operation in module.serve.get_concrete_function().graph.get_operations()
     )

@@ -69,7 +69,7 @@ def plot_model(model: Any, to_file: str | os.PathLike[str] | None = None) -> Pic
     """
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     graph = resolve(model)
-    layers = dict(zip(graph.nodes, summarized(model, graph), strict=True))
+    layers = dict(zip(graph.nodes, summarized(graph), strict=True))
     drawn = _drawn(graph.name, _rows(graph, layers))
     if to_file is not None:
         drawn.save(to_file)

@@ -8,19 +8,23 @@ import warnings
 from typing import Any
 
 from keras_qat.analysis.verify.compare_layers import compare_layers
-from keras_qat.analysis.verify.compare_outputs import check_match, compare_outputs
+from keras_qat.analysis.verify.compare_outputs import (
+    check_match,
+    compare_outputs,
+    predictions,
+    range_in_file,
+)
 from keras_qat.analysis.verify.preconditions import doubts
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
-from keras_qat.config.targets.target import kernels_for
 from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.io.data import arrays_of, check_counts
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.io.data import arrays_of, check_counts, packed
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.schema import contents_of
-from keras_qat.training.layers.recurrent.states import Stream, kept_batch
-from keras_qat.training.schedule import check_process, check_quantized
-from keras_qat.training.untrained_warnings import untrained
+from keras_qat.training.layers.recurrent.states import Stream
+from keras_qat.training.schedule import check_quantized
 
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "verify"]
 
@@ -74,29 +78,37 @@ def verify(
     """
     check_counts(batch_size=batch_size)
     check_quantized(model, ": verify what was exported.")
-    check_process(model)
+    graph = resolve(model)
     contents = contents_of(tflite)
-    kernels = kernels or kernels_for(model)
+    kernels = kernels or graph.origin.file_family
     file = open_file(contents, kernels, runtime)
-    inputs = dict(zip(model.input_names, arrays_of(model, x), strict=True))
-    check_match(file, model)
+    inputs = dict(zip(graph.inputs, arrays_of(graph.origin.inputs, x), strict=True))
+    check_match(file, graph)
+    input_range = range_in_file(graph, file)
+    if input_range is not None:
+        graph = resolve(model, input_range=input_range)
     pixels = {
         name: to_pixels(inputs[name], *each) for name, each in rescaled_inputs(contents).items()
     }
     given = inputs | pixels
-    notes = (*untrained(model), *doubts(model, file, contents, given))
+    notes = (*graph.origin.warnings, *doubts(graph, file, contents, given))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
-    batch_size = kept_batch(model, examples) or batch_size
-    with Stream(model):
-        outputs = tuple(compare_outputs(model, file, inputs, given, batch_size, verbose))
+    batch_size = graph.origin.batch_size(examples, batch_size)
+    with Stream(graph.origin.states):
+        codes = file.run(given, batch_size, verbose)
+        # The one use of the model itself: its own predictions are what the file has to return.
+        expected = predictions(
+            model, packed(graph.origin.inputs, list(inputs.values())), batch_size, verbose
+        )
+    outputs = tuple(compare_outputs(graph, file, codes, expected))
     if not per_layer:
         report = Report(examples, kernels, outputs)
     else:
         batch_size = file.batch_size or batch_size
         report = compare_layers(
-            model, contents, inputs, given, kernels, batch_size, outputs, verbose, runtime
+            graph, contents, inputs, given, kernels, batch_size, outputs, verbose, runtime
         )
     return dataclasses.replace(report, notes=notes, arena_size=arena, runtime=file.runtime)

@@ -15,16 +15,15 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.frontend.keras2.backend import traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
-from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_codes
 from keras_qat.tflite.micro_interpreter import Runner, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.layers import Quantize, QuantizeWrapper
-from keras_qat.training.layers.recurrent.states import Stream, kept_batch
-from keras_qat.training.schedule import kernels_of
+from keras_qat.training.layers.recurrent.states import Stream
 
 __all__ = ["compare_layers"]
 
@@ -33,7 +32,7 @@ SIMULATED = 8
 
 
 def compare_layers(
-    model: Any,
+    resolved: ResolvedGraph,
     contents: bytes,
     inputs: dict[str, np.ndarray],
     fed: dict[str, np.ndarray],
@@ -51,8 +50,7 @@ def compare_layers(
     Raises:
         ValueError: if the file does not name its layers, or has layers that the model has not.
     """
-    graph, file = graph_lib.read(model), FileGraph(contents)
-    resolved = resolve(model, input_range=_input_range(graph, file), graph=graph)
+    graph, file = resolved.origin.calls, FileGraph(contents)
     pairs, merged = pair(resolved, file)
     in_file = resolved
     if file.packs_int4:
@@ -62,11 +60,11 @@ def compare_layers(
     pieces: Runner | None = None
     values = [each.value for each in pairs]
     in_float = _evaluator(graph, values, _in_float)
-    family = kernels_of(model)
-    simulated = None if family else _evaluator(graph, values, _simulated)
+    origin = resolved.origin
+    simulated = _evaluator(graph, values, _simulated) if origin.simulates else None
     sums = [_Sums(each) for each in pairs]
-    streams = [Stream(model) for _ in range(3)]
-    few = kept_batch(model) or SIMULATED
+    streams = [Stream(origin.states) for _ in range(3)]
+    few = origin.kept_batch or SIMULATED
     examples = len(next(iter(inputs.values())))
     for start in shown(range(0, examples, batch_size), "Layer by layer", verbose):
         batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
@@ -75,7 +73,7 @@ def compare_layers(
             exact = in_float(arrays)
         with streams[1]:
             if simulated is None:
-                computed = run_batch(resolved, arrays, family or "xnnpack")
+                computed = run_batch(resolved, arrays, origin.family)
                 ours = [_as_in(each.tensor, computed[each.ours]) for each in pairs]
             else:
                 found = zip(pairs, simulated(arrays), strict=True)
@@ -111,19 +109,6 @@ def compare_layers(
         merged,
         float_operations(resolved, file),
     )
-
-
-def _input_range(graph: Graph, file: FileGraph) -> tuple[float, float] | None:
-    """The range that a file gives to an input without a quantizer."""
-    consumers = graph.consumers()
-    for value in values_in(graph.inputs):
-        tensor = file.inputs.get(value.name)
-        is_bare = not any(isinstance(each.layer, Quantize) for each in consumers[value])
-        if tensor is not None and tensor.is_quantized and is_bare:
-            ends = np.iinfo(tensor.dtype)
-            low, high = tensor.values(np.array([ends.min, ends.max]))
-            return float(low), float(high)
-    return None
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:

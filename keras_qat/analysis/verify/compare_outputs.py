@@ -9,34 +9,35 @@ import tensorflow as tf
 
 from keras_qat.analysis.verify.report import OutputReport
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.integer_graph.resolve import resolve
-from keras_qat.io.data import packed
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import to_values
 from keras_qat.tflite.micro_interpreter import Runner
 
-__all__ = ["check_match", "compare_outputs"]
+__all__ = ["check_match", "compare_outputs", "predictions", "range_in_file"]
 
 
 def compare_outputs(
-    model: Any,
+    graph: ResolvedGraph,
     file: Runner,
-    inputs: dict[str, np.ndarray],
-    given: dict[str, np.ndarray],
-    batch_size: int,
-    verbose: int = 0,
+    codes: dict[str, np.ndarray],
+    expected: list[np.ndarray],
 ) -> list[OutputReport]:
-    """Runs both on all examples, the file on what it is `given`; one report for each output."""
-    codes = file.run(given, batch_size, verbose)
-    expected = _predicted(model, packed(model, list(inputs.values())), batch_size, verbose)
-    tensors = resolve(model).outputs
+    """Compares what the file returned with what the model predicted, output by output.
+
+    Args:
+        graph: the model's resolved graph.
+        file: the file.
+        codes: what the file returned for each output, by name.
+        expected: what the model predicted, in the order of its outputs.
+    """
     return [
-        _compare(name, values, codes[name], file.outputs[name], tensors[name].params)
-        for name, values in zip(model.output_names, expected, strict=True)
+        _compare(name, values, codes[name], file.outputs[name], tensor.params)
+        for (name, tensor), values in zip(graph.outputs.items(), expected, strict=True)
     ]
 
 
-def _predicted(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
-    """What `predict` gives. On one worker of several that would wait for the others."""
+def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
+    """Returns what `predict` gives, which on one of several workers would wait for the others."""
     if not isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
         if verbose:
             print("The model")
@@ -50,20 +51,27 @@ def _predicted(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nda
     return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
 
 
-def check_match(file: Runner, model: Any) -> None:
+def range_in_file(graph: ResolvedGraph, file: Runner) -> tuple[float, float] | None:
+    """Returns the range that a file gives to an input for which the model has no quantizer."""
+    for name, tensor in graph.inputs.items():
+        scale, zero_point = file.inputs[name]["quantization"]
+        if tensor.params is None and tensor.is_float and scale:
+            limits = np.iinfo(file.inputs[name]["dtype"])
+            return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
+    return None
+
+
+def check_match(file: Runner, graph: ResolvedGraph) -> None:
     """Raises a `ValueError` if the file's inputs or outputs are not those of the model."""
-    ends = {
-        "inputs": (file.inputs, model.input_names, model.inputs),
-        "outputs": (file.outputs, model.output_names, model.outputs),
-    }
-    for end, (details, names, tensors) in ends.items():
+    ends = {"inputs": (file.inputs, graph.inputs), "outputs": (file.outputs, graph.outputs)}
+    for end, (details, tensors) in ends.items():
         there = {
             name: tuple(int(size) for size in each["shape_signature"][1:])
             for name, each in details.items()
         }
         here = {
             name: tuple(-1 if size is None else size for size in tensor.shape[1:])
-            for name, tensor in zip(names, tensors, strict=True)
+            for name, tensor in tensors.items()
         }
         same = there.keys() == here.keys() and all(
             len(there[name]) == len(here[name])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import to_values
-from keras_qat.tflite.metadata import fingerprint, read_metadata
+from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.micro_interpreter import Runner
 
 __all__ = ["doubts"]
@@ -16,27 +15,29 @@ FEW = 0.25
 """Share of an input's numbers that may lie beyond its range: of another scale, most of them do."""
 
 
-def doubts(model: Any, file: Runner, contents: bytes, inputs: dict[str, np.ndarray]) -> list[str]:
+def doubts(
+    graph: ResolvedGraph, file: Runner, contents: bytes, inputs: dict[str, np.ndarray]
+) -> list[str]:
     """Why model and file may differ whatever the arithmetic is: sentences."""
-    return [*_other_weights(model, contents), *_beyond_ranges(file, inputs)]
+    return [*_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
 
 
-def _other_weights(model: Any, contents: bytes) -> list[str]:
+def _other_weights(graph: ResolvedGraph, contents: bytes) -> list[str]:
     """Whether the file was written of other numbers. Nothing is said of files that do not tell."""
     try:
         there = read_metadata(contents).get("fingerprint")
     except ValueError:
         return []
-    here = fingerprint(model)
+    here = graph.origin.fingerprint
     if there is None or there == here:
         return []
     if there.get("shapes") != here["shapes"]:
         return [
-            f"The file is of another model than '{model.name}': they have other weights. Verify "
+            f"The file is of another model than '{graph.name}': they have other weights. Verify "
             f"the model that it was exported from."
         ]
     return [
-        f"The file was exported from other weights or ranges than '{model.name}' has now: since, "
+        f"The file was exported from other weights or ranges than '{graph.name}' has now: since, "
         f"the model was trained, calibrated or given other weights. Export it again."
     ]
 

@@ -19,7 +19,6 @@ __all__ = [
     "Kernel",
     "Target",
     "get",
-    "kernels_for",
     "known",
     "register",
     "remembered",
@@ -175,9 +174,3 @@ def remembered(name: str, model: str) -> Target | None:
 def target_of(model: Any) -> Target | None:
     """Returns the target that a model was quantized for, or None."""
     return getattr(model, "target", None)
-
-
-def kernels_for(model: Any) -> Family:
-    """Returns the kernel family that a model's file is compared with by default."""
-    target = target_of(model)
-    return "xnnpack" if target is None else target.kernels

@@ -257,7 +257,7 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
             f"rescaling: pixels of '{name}' become {real.min():.4g} to {real.max():.4g}, but the "
             f"model's input has the range {low:.4g} to {high:.4g}. Give the scale and offset of "
             f"training: the input is scale * pixel + offset.",
-            stacklevel=6,  # It is called in turn.
+            stacklevel=7,  # The line that calls the verb.
         )
 
 
@@ -280,5 +280,5 @@ def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
         warnings.warn(
             f"rescaling: {wrong:.1%} of the pixel values of '{name}' lie so near halfway between "
             f"two quantized values that a file may take the other one.",
-            stacklevel=6,  # It is called in turn.
+            stacklevel=7,  # The line that calls the verb.
         )

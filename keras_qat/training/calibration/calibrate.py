@@ -20,7 +20,7 @@ from keras_qat.training.calibration.histogram import Histogram, counts_of, extre
 from keras_qat.training.calibration.methods import METHODS, Method, Range
 from keras_qat.training.calibration.watch import Observed, infer
 from keras_qat.training.layers import Quantize, ScheduledLayer
-from keras_qat.training.layers.recurrent.states import kept_batch
+from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.ranges.weight_limits import clip_weights
 from keras_qat.training.schedule import check_quantized, schedule, scheduled_layers
@@ -87,7 +87,7 @@ def calibrate(
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
-    kept = kept_batch(model)
+    kept = kept_batch(states_of(model))
     batch_size = kept or batch_size
     found = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}

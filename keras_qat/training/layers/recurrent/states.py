@@ -24,19 +24,9 @@ def states_of(model: Any) -> list[Any]:
     return [state for each in layers if each.stateful for state in tf.nest.flatten(each.states)]
 
 
-def kept_batch(model: Any, examples: int | None = None) -> int | None:
-    """How many sequences a model keeps states of, each call taking as many; None without states.
-
-    Raises:
-        ValueError: if so many examples are no whole number of calls.
-    """
-    sizes = [int(state.shape[0]) for state in states_of(model)]
-    if sizes and examples is not None and examples % sizes[0]:
-        raise ValueError(
-            f"'{model.name}' keeps the states of {sizes[0]} sequences, so it takes {sizes[0]} "
-            f"examples at a time; {examples} are given."
-        )
-    return sizes[0] if sizes else None
+def kept_batch(states: Sequence[Any]) -> int | None:
+    """Returns how many sequences a model keeps these states of; None without states."""
+    return int(states[0].shape[0]) if states else None
 
 
 def keep_states(layer: Any, states: Sequence[Any]) -> None:
@@ -46,13 +36,16 @@ def keep_states(layer: Any, states: Sequence[Any]) -> None:
 
 
 class Stream:
-    """States of its own, zeros to begin with, for one of several that run a model's layers.
+    """States of its own, zeros to begin with, for one of several runs of a model's layers.
 
-    Inside of `with stream:` the model has them, behind it those that it had before.
+    Inside of `with stream:` the model has these states, afterwards the ones it had before.
+
+    Args:
+        states: the model's variables.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._variables = states_of(model)
+    def __init__(self, states: Sequence[Any]) -> None:
+        self._variables = states
         self._others = [tf.zeros_like(each) for each in self._variables]
 
     def _swap(self) -> None:

@@ -1,0 +1,109 @@
+"""What later steps need to know of the model that a resolved graph was made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.config.recipes import Recipe
+from keras_qat.config.targets.target import Target, target_of
+from keras_qat.frontend.graph import Graph
+from keras_qat.io.data import Inputs, inputs_of
+from keras_qat.tflite.metadata import fingerprint
+from keras_qat.training.layers.recurrent.states import kept_batch, states_of
+from keras_qat.training.quantizers import activation_quantizers
+from keras_qat.training.schedule import recipe_of
+from keras_qat.training.untrained_warnings import untrained
+
+__all__ = ["Origin", "origin_of"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """The model of a resolved graph, as it was when the graph was made.
+
+    Without arguments: a graph that belongs to no model.
+
+    Args:
+        calls: the model's calls, which compute it in float or with fake quantization.
+        inputs: names, shapes and structure of the data it takes.
+        recipe: what it was quantized with; None for a model made of parts of others.
+        family: whose rounding it has at inference.
+        simulates: whether it computes with fake quantization at inference, not in integers.
+        target: where its file is to run; None if `quantize_model` was not told.
+        states: the variables that its recurrent layers keep from one call to the next.
+        uncalibrated: names of the tensors whose quantizers have no range yet.
+        fingerprint: digests of its weights and ranges, by which a file is recognised.
+        warnings: sentences that say why its file may not compute what it was trained to.
+    """
+
+    calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
+    inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs("", [], None))
+    recipe: Recipe | None = None
+    family: Family = "xnnpack"
+    simulates: bool = False
+    target: Target | None = None
+    states: Sequence[Any] = ()
+    uncalibrated: frozenset[str] = frozenset()
+    fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether activations have 16 bits."""
+        return self.recipe is not None and self.recipe.activations.bits == 16
+
+    @property
+    def file_family(self) -> Family:
+        """Whose rounding the model's file has where it runs."""
+        return "xnnpack" if self.target is None else self.target.kernels
+
+    @property
+    def kept_batch(self) -> int | None:
+        """How many sequences the model keeps states of; None without states."""
+        return kept_batch(self.states)
+
+    def batch_size(self, examples: int, default: int) -> int:
+        """Returns how many examples to run at a time.
+
+        Raises:
+            ValueError: if a model that keeps states cannot take as many examples.
+        """
+        kept = self.kept_batch
+        if kept is not None and examples % kept:
+            raise ValueError(
+                f"'{self.calls.name}' keeps the states of {kept} sequences, so it takes {kept} "
+                f"examples at a time, not {examples}."
+            )
+        return kept or default
+
+    def warn(self) -> None:
+        """Shows `warnings`, at the line that called the verb."""
+        for sentence in self.warnings:
+            warnings.warn(sentence, stacklevel=4)  # A verb is called by `one_at_a_time`.
+
+
+def origin_of(model: Any, calls: Graph) -> Origin:
+    """Reads what there is to know of a quantization-aware model besides its calls."""
+    recipe = recipe_of(model)
+    uncalibrated = {
+        name
+        for quantizer in activation_quantizers(model)
+        if not quantizer.calibrated
+        for name in quantizer.quantizes
+    }
+    return Origin(
+        calls=calls,
+        inputs=inputs_of(model),
+        recipe=recipe,
+        family=getattr(model, "kernels", "xnnpack"),
+        simulates=getattr(model, "recipe", None) is None or recipe.fold == "correction",
+        target=target_of(model),
+        states=states_of(model),
+        uncalibrated=frozenset(uncalibrated),
+        fingerprint=fingerprint(model),
+        warnings=tuple(untrained(model, calls)),
+    )
