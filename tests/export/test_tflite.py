@@ -155,7 +155,7 @@ def test_metadata(exported, tmp_path):
         found = keras_qat.read_metadata(file)
         assert found["version"] == keras_qat.__version__
         assert keras_qat.recipes.Recipe.from_config(found["recipe"]) == exported.model.recipe
-    with pytest.raises(ValueError, match="no TFLite file"):
+    with pytest.raises(ValueError, match="not a TFLite file"):
         keras_qat.read_metadata(b"no file at all")
     converter = tf.lite.TFLiteConverter.from_keras_model(exported.float_model)
     with pytest.raises(ValueError, match="no metadata of keras_qat"):

@@ -188,7 +188,7 @@ def test_number_of_inputs(of_two):
 def test_what_cannot_be_opened(contents):
     with pytest.raises(ValueError, match="kernels='xnnpac'"):
         keras_qat.TFLiteModel(contents, "xnnpac")
-    with pytest.raises(ValueError, match="no TFLite file"):
+    with pytest.raises(ValueError, match="not a TFLite file"):
         keras_qat.TFLiteModel(b"PK" + contents)
     with pytest.raises(ValueError, match="batch_size=1"):
         keras_qat.TFLiteModel(contents, "tflm")

@@ -94,7 +94,7 @@ def test_float_model(exported):
 
 @pytest.mark.parametrize("contents", [b"", b"something else that is long enough"])
 def test_no_tflite_file(exported, contents, tmp_path):
-    with pytest.raises(ValueError, match="no TFLite file"):
+    with pytest.raises(ValueError, match="not a TFLite file"):
         keras_qat.verify(exported.model, contents, exported.x)
     path = tmp_path / "model.tflite"
     path.write_bytes(contents)
