@@ -15,7 +15,7 @@ DATA ?= digits
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 # Tests that follow each other share what they export: each process takes one half of them.
-WORKERS := -n 2 --dist worksteal
+WORKERS := -n 2 --dist worksteal --durations=10
 
 # TensorFlow's C++ side reports on every start that there is no GPU.
 export TF_CPP_MIN_LOG_LEVEL ?= 3

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -70,6 +72,16 @@ def train(
     data = np.resize(x, (steps * 8, *x.shape[1:]))
     qat.fit(data, labels, batch_size=8, verbose=0, shuffle=False, **kwargs)
     return qat
+
+
+@functools.cache
+def runs_channels_first() -> bool:
+    """Whether TensorFlow computes convolutions of channels first here: on CPUs, oneDNN does."""
+    try:
+        tf.nn.conv2d(tf.zeros((1, 1, 2, 2)), tf.zeros((1, 1, 1, 1)), 1, "VALID", "NCHW")
+    except tf.errors.UnimplementedError:
+        return False
+    return True
 
 
 def values(weights: Iterable[Any]) -> list[np.ndarray]:
