@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from keras_qat.arithmetic.kernel_families import FAMILIES
+
 PACKAGE = Path(__file__).parent.parent / "keras_qat"
 ORDER = (
     *("version", "arithmetic", "frontend", "io", "tflite", "ops", "config"),
@@ -79,3 +81,39 @@ def test_contrib_is_known_by_its_name_in_the_recipes_only():
     for module in MODULES:
         if not module.name.startswith("contrib_") and module.name != "recipes.py":
             assert not re.findall(r"[!=]= \"contrib\"", module.read_text("utf-8")), module
+
+
+def compared_strings(tree: ast.AST) -> Iterator[str]:
+    """The strings that a module compares something with, in `==`, `in` or `case`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        else:
+            continue
+        for operand in operands:
+            is_display = isinstance(operand, (ast.Tuple, ast.List, ast.Set))
+            for each in operand.elts if is_display else [operand]:
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    yield each.value
+
+
+def compared_names(tree: ast.AST) -> Iterator[str]:
+    """The names that a module compares something with, by value or by identity."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            for operand in (node.left, *node.comparators):
+                if isinstance(operand, (ast.Name, ast.Attribute)):
+                    yield operand.id if isinstance(operand, ast.Name) else operand.attr
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_families_are_asked_for_their_fields(module):
+    """A comparison with a family's name would be one more thing that a new family has to change."""
+    if module.name == "kernel_families.py":
+        return
+    tree = ast.parse(module.read_text("utf-8"))
+    constants = {name.upper() for name in FAMILIES}
+    assert not {*FAMILIES} & {*compared_strings(tree)}
+    assert not constants & {*compared_names(tree)}

@@ -1,5 +1,5 @@
-"""How integer kernels compute: scales and zero points, fixed-point numbers, roundings.
+"""Integer arithmetic as TFLite's kernels do it: scales and zero points, fixed point, rounding.
 
-Each family of kernels rounds in its own way: `families.Family` names them, and every integer
-computation of `keras_qat.ops` takes one as an argument.
+Runtimes round in different ways. `kernel_families` describes each of them, and every integer
+computation takes one of these descriptions as an argument.
 """

@@ -22,7 +22,7 @@ from keras_qat.arithmetic.fixed_point import (
     shift,
     shift_back,
 )
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams
@@ -33,7 +33,7 @@ INTEGER_BITS = 3
 """In front of the point, of what `gates` is given: steps of 2^-12."""
 
 
-def sigmoid_of_int16(family: Family, q: Any, x: QuantParams) -> Any:
+def sigmoid_of_int16(family: KernelFamily, q: Any, x: QuantParams) -> Any:
     """sigmoid(x) in 32768ths, int64.
 
     Args:
@@ -44,13 +44,13 @@ def sigmoid_of_int16(family: Family, q: Any, x: QuantParams) -> Any:
     return _of_int16(family, q, x, _sigmoid_along_lines, sigmoid_table, wider=0)
 
 
-def tanh_of_int16(family: Family, q: Any, x: QuantParams) -> Any:
+def tanh_of_int16(family: KernelFamily, q: Any, x: QuantParams) -> Any:
     """tanh(x) = 2 sigmoid(2x) - 1, likewise."""
     return _of_int16(family, q, x, _tanh_along_lines, tanh_table, wider=1)
 
 
 def _of_int16(
-    family: Family,
+    family: KernelFamily,
     q: Any,
     x: QuantParams,
     along_lines: Callable[[Any, Any], Any],
@@ -66,7 +66,7 @@ def _of_int16(
         found = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), places)
         return tf.cast(found, tf.int64)
 
-    if family != "xnnpack":
+    if family.int16_curves == "table":
         return along_lines(q, scale)
     return cond(is_power, by_gates, lambda: along_lines(q, scale))
 

@@ -1,27 +1,132 @@
-"""The families of kernels: whose rounding an integer computation has."""
+"""Kernel families: how the kernels of each runtime round. The one place that knows their names."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
 
-__all__ = ["FAMILIES", "Family", "check_family"]
+import tensorflow as tf
 
-Family = Literal["xnnpack", "reference", "tflm"]
-"""`xnnpack`: the kernels of phones and desktops, which multiply in float32 and round once, half to
-even; where XNNPACK takes no such operator, TFLite's optimized kernel. `reference`: TFLite's
-portable kernels: 31-bit multipliers, rounded twice. `tflm`: those of TFLite Micro, which began as
-the portable ones and differ in some."""
+__all__ = ["FAMILIES", "REFERENCE", "TFLM", "XNNPACK", "KernelFamily", "kernel_family"]
 
-FAMILIES: tuple[Family, ...] = get_args(Family)
+Rescaling = Callable[[Any, Any], Any]
+"""Multiplies whole numbers, given in float32, by a float32 factor and rounds the result."""
 
 
-def check_family(kernels: str) -> Family:
-    """The family of that name.
+def half_to_even(numbers: Any, factor: Any) -> Any:
+    """Multiplies in float32 and rounds halves to even numbers: XNNPACK on x86."""
+    return tf.round(numbers * factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelFamily:
+    """The rounding of one runtime: a field for each question that operators ask about it.
+
+    The defaults are the portable kernels of TFLite. They multiply by 31-bit fixed-point numbers
+    and round twice. A new family is one more object in `FAMILIES`; operators never ask for a
+    family's name.
+
+    Args:
+        name: what users pass as `kernels=`.
+        sums: rescales int8 sums of products with weights; None: in fixed point.
+        matrix_products: rescales int8 sums of products of two tensors; None: in fixed point.
+        products: rescales int8 products of two tensors; None: in fixed point.
+        additions: whether int8 sums and differences of two tensors are rounded once, at the end,
+            or twice, first on the way to a common scale.
+        means: whether int8 sums over axes are divided by their count in float32 or in fixed point.
+        quantize: whether real numbers are multiplied by the inverse of the int8 scale, halves to
+            even, or divided by the scale, halves away from zero.
+        requantize: whether int8 values get another scale by a factor in 256ths or in fixed point.
+        leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
+        tables: how the int8 tables of ELU, sigmoid, tanh and squares round.
+        bilinear: precision of the weights of pixels in int8 bilinear interpolation.
+        optimized: whether TFLite's optimized kernels compute what the fields above leave to
+            TFLite. Some of them round halves up.
+        softmax: whether int8 softmax computes exponentials in float32 or in fixed point.
+        int16_curves: whether int16 sigmoid and tanh of scales that are powers of two use the
+            approximations of LSTM gates, or interpolate in a table.
+        dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision, where `sums`
+            is None, or in fixed point.
+        ratios: precision in which ratios of scales are computed before they become fixed point.
+        int16_softmax_tables: precision in which the tables of int16 softmax are computed.
+        curves_saturate: whether int8 sigmoid and tanh return the end of their range for inputs of
+            15 and more where the input scale is at least 4.
+        lstm: whether the steps of an LSTM round as TFLite or as TFLite Micro.
+        int16_lstm: whether there is an LSTM for int16 activations.
+        int4_dense_per_channel: whether FULLY_CONNECTED takes int4 weights with a scale for each
+            channel.
+        static_shapes: whether the runtime wants shapes as constants where a batch size is given.
+    """
+
+    name: str
+    sums: Rescaling | None = None
+    matrix_products: Rescaling | None = None
+    products: Rescaling | None = None
+    additions: Literal["rounded_once", "rounded_twice"] = "rounded_twice"
+    means: Literal["float32", "fixed_point"] = "fixed_point"
+    quantize: Literal["times_inverse", "divided"] = "divided"
+    requantize: Literal["256ths", "fixed_point"] = "fixed_point"
+    leaky_relu: Literal["256ths", "fixed_point"] = "fixed_point"
+    tables: Literal["half_to_even", "half_away"] = "half_away"
+    bilinear: Literal["2048ths", "1024ths"] = "1024ths"
+    optimized: bool = False
+    softmax: Literal["float32", "fixed_point"] = "fixed_point"
+    int16_curves: Literal["gates", "table"] = "table"
+    dense: Literal["double", "fixed_point"] = "double"
+    ratios: Literal["float32", "float64"] = "float32"
+    int16_softmax_tables: Literal["float32", "float64"] = "float64"
+    curves_saturate: bool = False
+    lstm: Literal["tflite", "tflite_micro"] = "tflite"
+    int16_lstm: bool = False
+    int4_dense_per_channel: bool = True
+    static_shapes: bool = False
+
+
+REFERENCE = KernelFamily("reference")
+"""The portable kernels of TFLite."""
+
+XNNPACK = KernelFamily(
+    "xnnpack",
+    sums=half_to_even,
+    matrix_products=half_to_even,
+    products=half_to_even,
+    additions="rounded_once",
+    means="float32",
+    quantize="times_inverse",
+    requantize="256ths",
+    leaky_relu="256ths",
+    tables="half_to_even",
+    bilinear="2048ths",
+    optimized=True,
+    softmax="float32",
+    int16_curves="gates",
+)
+"""XNNPACK, and TFLite's optimized kernels for operators that XNNPACK lacks: phones, desktops."""
+
+TFLM = KernelFamily(
+    "tflm",
+    dense="fixed_point",
+    ratios="float64",
+    int16_softmax_tables="float32",
+    curves_saturate=True,
+    lstm="tflite_micro",
+    int16_lstm=True,
+    int4_dense_per_channel=False,
+    static_shapes=True,
+)
+"""TFLite Micro. Its kernels began as TFLite's portable ones and differ in some points."""
+
+FAMILIES = {family.name: family for family in (XNNPACK, REFERENCE, TFLM)}
+"""All families, by the name that users pass as `kernels=`."""
+
+
+def kernel_family(kernels: str) -> KernelFamily:
+    """Returns the family that users call by this name.
 
     Raises:
         ValueError: if there is none.
     """
-    for family in FAMILIES:
-        if kernels == family:
-            return family
-    raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, FAMILIES))}.")
+    if kernels not in FAMILIES:
+        raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, FAMILIES))}.")
+    return FAMILIES[kernels]

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 
 __all__ = ["QuantParams", "ratio", "round_half_away", "single"]
@@ -120,9 +121,9 @@ def single(number: Any) -> Any:
     return tf.cast(tf.cast(number, tf.float32), tf.float64)
 
 
-def ratio(family: str, *factors: Any, by: Any) -> Any:
+def ratio(family: KernelFamily, *factors: Any, by: Any) -> Any:
     """The product of scales, divided: in float32, by TFLite Micro's kernels in double precision."""
-    step = (lambda x: x) if family == "tflm" else single
+    step = (lambda x: x) if family.ratios == "float64" else single
     return step(functools.reduce(lambda x, y: step(x * y), factors) / by)
 
 

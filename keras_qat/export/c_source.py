@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.config.targets import TFLM
 from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite import EndType, file_of
@@ -119,7 +120,7 @@ def _golden(
             f"examples: '{in_float[0]}' is in float, where kernels differ in the last places. "
             f"Export it with integers, or leave examples out."
         )
-    found = run_examples(resolved, examples, "tflm")
+    found = run_examples(resolved, examples, kernel_family(TFLM.kernels))
     arrays = {}
     infos = tensor_infos(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, arrays_of(resolved.origin.inputs, examples), strict=True):

@@ -8,6 +8,7 @@ from collections import Counter
 from numbers import Integral
 from typing import Any, Literal
 
+from keras_qat.arithmetic.kernel_families import XNNPACK, kernel_family
 from keras_qat.config.targets.problem import described
 from keras_qat.config.targets.target import Target, get
 from keras_qat.export.target_problems import file_problems
@@ -151,9 +152,9 @@ def file_of(
         graph, rescaled = with_pixels(graph, own | rescalings_given)
     if batch_size is not None:
         is_of_target = target is not None and target.batch_size is not None
-        graph = with_batch(graph, batch_size, is_of_target or origin.family == "tflm")
+        graph = with_batch(graph, batch_size, is_of_target or origin.family.static_shapes)
     if pack_int4:
-        graph = with_int4(graph, "xnnpack" if target is None else target.kernels)
+        graph = with_int4(graph, XNNPACK if target is None else kernel_family(target.kernels))
         if not packs_int4(graph):
             raise ValueError(
                 f"pack_int4=True: '{graph.name}' has no weights of at most 4 bits in a layer whose "

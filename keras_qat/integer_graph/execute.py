@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.graph import Value
@@ -74,7 +74,7 @@ def _ends(params: QuantParams, maximum: float | None, dtype: tf.DType) -> tuple[
     return tf.cast(low, dtype), tf.cast(high, dtype)
 
 
-def compute_node(node: Node, numbers: list[Any], family: Family) -> list[Any]:
+def compute_node(node: Node, numbers: list[Any], family: KernelFamily) -> list[Any]:
     """The outputs of a node with an operator, from its inputs."""
     op, output = node.op, node.output.params
     assert op is not None
@@ -120,7 +120,7 @@ def _centred(q: Any, zero_point: Any, dtype: tf.DType) -> Any:
 
 
 def run(
-    graph: ResolvedGraph, inputs: list[Any], family: Family, in_float: ComputeInFloat
+    graph: ResolvedGraph, inputs: list[Any], family: KernelFamily, in_float: ComputeInFloat
 ) -> dict[Tensor, Any]:
     """Computes all tensors of a graph.
 

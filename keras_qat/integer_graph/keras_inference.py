@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, straight_through, with_gradient_of
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
@@ -39,7 +39,7 @@ class Inference:
         family: whose rounding.
     """
 
-    def __init__(self, model: Any, family: Family) -> None:
+    def __init__(self, model: Any, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import phase_finder
         from keras_qat.training.schedule import scheduled_layers
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets.target import Target, target_of
 from keras_qat.frontend.graph import Graph
@@ -43,7 +43,7 @@ class Origin:
     calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
     inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs("", [], None))
     recipe: Recipe | None = None
-    family: Family = "xnnpack"
+    family: KernelFamily = XNNPACK
     simulates: bool = False
     target: Target | None = None
     states: Sequence[Any] = ()
@@ -57,9 +57,9 @@ class Origin:
         return self.recipe is not None and self.recipe.activations.bits == 16
 
     @property
-    def file_family(self) -> Family:
+    def file_family(self) -> KernelFamily:
         """Whose rounding the model's file has where it runs."""
-        return "xnnpack" if self.target is None else self.target.kernels
+        return XNNPACK if self.target is None else kernel_family(self.target.kernels)
 
     @property
     def kept_batch(self) -> int | None:
@@ -99,7 +99,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         calls=calls,
         inputs=inputs_of(model),
         recipe=recipe,
-        family=getattr(model, "kernels", "xnnpack"),
+        family=kernel_family(getattr(model, "kernels", XNNPACK.name)),
         simulates=getattr(model, "recipe", None) is None or recipe.fold == "correction",
         target=target_of(model),
         states=states_of(model),

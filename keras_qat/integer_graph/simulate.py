@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import Family, check_family
+from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.execute import held_in, quantized_input, run
@@ -89,7 +89,7 @@ class Simulation:
 def simulate(
     model: Any,
     x: Any,
-    kernels: Family | None = None,
+    kernels: str | None = None,
     *,
     input_range: tuple[float, float] | None = None,
     pack_int4: bool = False,
@@ -123,13 +123,13 @@ def simulate(
     """
     check_counts(batch_size=batch_size)
     graph = resolve_to_export(model, input_range=input_range)
-    family = check_family(kernels or graph.origin.file_family)
+    family = kernel_family(kernels) if kernels else graph.origin.file_family
     graph = with_int4(graph, family) if pack_int4 else graph
     return run_examples(graph, x, family, batch_size, verbose)
 
 
 def run_examples(
-    graph: ResolvedGraph, x: Any, family: Family, batch_size: int = 32, verbose: int = 0
+    graph: ResolvedGraph, x: Any, family: KernelFamily, batch_size: int = 32, verbose: int = 0
 ) -> Simulation:
     """Computes a graph for all examples. Arguments are those of `simulate`."""
     arrays = arrays_of(graph.origin.inputs, x)
@@ -159,7 +159,7 @@ def run_examples(
 
     in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
     return Simulation(
-        family,
+        family.name,
         _ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
         _ByName({label: joined(parts, labels[label]) for label, parts in inside.items()}),
         tuple(dict.fromkeys(in_float)),
@@ -167,7 +167,7 @@ def run_examples(
 
 
 def run_batch(
-    graph: ResolvedGraph, batch: list[np.ndarray], family: Family
+    graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily
 ) -> dict[Tensor, np.ndarray]:
     """All tensors for some examples: quantized values, or real ones of what is not quantized."""
     inputs = [_fed(each, tensor) for each, tensor in zip(batch, graph.inputs.values(), strict=True)]

@@ -22,6 +22,7 @@ from keras_qat.arithmetic.fixed_point import (
     upper_bits,
 )
 from keras_qat.arithmetic.int16_sigmoid import sigmoid_of_int16, tanh_of_int16
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.helper_layers import HardSwish
@@ -69,7 +70,9 @@ def _takes_hard_swish(x: QuantParams, output: QuantParams) -> Any:
     return (single(fine / output.scale) < 1) & (fine / (3 / 32768) < 2.0**30)
 
 
-def _hard_swish_table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+def _hard_swish_table(
+    family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
+) -> Any:
     """x * relu6(x + 3) / 6 in 16 bits."""
     fine = x.scale / 128.0
     value = shift(tf.cast(q, tf.int64), 7)
@@ -101,7 +104,7 @@ def _directly(
         scaled: the same in few and fast operations: from x, and by what to multiply x before and
             the function behind, to whole numbers.
     """
-    looked_up = by_table(in_float32(of_tflite), xnnpack=in_float32(function, of_xnnpack=True))
+    looked_up = by_table(in_float32(of_tflite, xnnpack=function))
 
     @traced_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
@@ -118,7 +121,7 @@ def _directly(
         clear, before, after = factors(a.params[0], a.output)
         # Training changes every second table's: not a branch to trace for good.
         found = tf.cond(clear, lambda: scaled(a.q[0], before, after), lambda: looked_up(a))
-        return _ended(a, found) if a.family == "tflm" else found
+        return _ended(a, found) if a.family.curves_saturate else found
 
     return compute
 
@@ -221,8 +224,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         needs=("alpha",),
         kernel=Kernel(
             "ELU",
-            in_float32(_elu),
-            in_float32(_elu, of_xnnpack=True),
+            in_float32(_elu, xnnpack=_elu),
             fits=lambda attributes: attributes["alpha"] == 1,
         ),
     ),

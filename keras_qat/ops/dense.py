@@ -48,7 +48,7 @@ def product(x: Any, kernel: Any) -> Any:
 
 def _weighted(a: Arguments, linear: Any, channels: tuple[int, ...]) -> Any:
     is_connected = _is_fully_connected(a.attributes, a.wide)
-    is_double = is_connected and a.family != "tflm"
+    is_double = is_connected and a.family.dense == "double"
     # XNNPACK's weights of 4 bits are pairs.
     is_paired = is_connected and terms(tuple(a.weights.q.shape), channels) % 2 == 0
     return weighted(

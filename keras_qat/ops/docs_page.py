@@ -44,7 +44,7 @@ def _row(op: Op) -> str:
 
 def _bits(op: Op, bits: int) -> str:
     label = "2 to 8" if bits == 8 else str(bits)
-    only = " or ".join(f"`{each}`" for each in op.families.get(bits, ()))
+    only = " or ".join(f"`{each}`" for each in op.only_families(bits))
     return f"{label} ({only})" if only else label
 
 

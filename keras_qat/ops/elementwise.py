@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.frontend.graph import Call
@@ -71,7 +71,7 @@ def _add_in(a: Arguments) -> Any:
     It leaves ratios below 2^-10 and from 2^8 on to TFLite's kernel.
     """
     sign, scales = a.attributes["sign"], [each.scale for each in a.params]
-    if a.family != "xnnpack" or a.wide:
+    if a.family.additions != "rounded_once" or a.wide:
         return _add_twice(a)
     first, second, bits, half, taken = _multipliers(*scales, a.output.scale, sign)
 
@@ -110,7 +110,7 @@ def _add_twice(a: Arguments) -> Any:
 
     result = total([multiply(shift(q, bits), n) for q, n in zip((x, y), numbers, strict=True)])
     is_add = a.attributes["sign"] > 0
-    if a.wide and is_add and a.family == "xnnpack" and x.shape.is_compatible_with(y.shape):
+    if a.wide and is_add and a.family.optimized and x.shape.is_compatible_with(y.shape):
         fast = total(
             [multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), numbers, strict=True)]
         )
@@ -129,7 +129,11 @@ def _common_scale(bits: int, first: Any, second: Any, output: Any) -> tuple[Any,
     return tuple(map(fixed_point, ratios))
 
 
-_square_of_xnnpack = by_table(in_float32(lambda x: single(x * x), of_xnnpack=True))
+def _squared(x: Any) -> Any:
+    return single(x * x)
+
+
+_square = by_table(in_float32(_squared, xnnpack=_squared))
 
 
 def _multiply(a: Arguments) -> Any:
@@ -144,21 +148,23 @@ def _multiply(a: Arguments) -> Any:
         product = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
         return tf.cast(multiply(product, fixed_point(factor)), x.dtype)
 
+    rescale = a.family.products
+    if rescale is None or a.wide:
+        return in_integers()
+
     def in_float() -> Any:
         if x is y:
-            return _square_of_xnnpack(dataclasses.replace(a, q=[x], params=a.params[:1]))
+            return _square(dataclasses.replace(a, q=[x], params=a.params[:1]))
         # Of a chain of Mul graph optimization would multiply the smaller tensors first.
         product = tf.raw_ops.MulNoNan(x=x, y=y)
-        return tf.round(product * in_float32)
+        return rescale(product, in_float32)
 
-    if a.family != "xnnpack" or a.wide:
-        return in_integers()
     return cond(taken, in_float, in_integers)
 
 
 @of_numbers
 def _factor(
-    family: Family, params: tuple[QuantParams, ...], output: QuantParams
+    family: KernelFamily, params: tuple[QuantParams, ...], output: QuantParams
 ) -> tuple[Any, Any, Any]:
     """What products are multiplied by, also in float32, and whether XNNPACK does so."""
     factor = ratio(family, *(each.scale for each in params), by=output.scale)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.kernel_families import REFERENCE
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node, Tensor
@@ -60,7 +61,7 @@ def _converted(node: Node) -> bytes:
     ]
 
     def serve(*tensors: Any) -> dict[str, Any]:
-        made = Arguments("reference", {}, [], [], None, node.call).on(list(tensors))  # type: ignore[arg-type]
+        made = Arguments(REFERENCE, {}, [], [], None, node.call).on(list(tensors))  # type: ignore[arg-type]
         return {f"y{place}": each for place, each in enumerate(tf.nest.flatten(made))}
 
     function = tf.function(serve, input_signature=specs, autograph=False)

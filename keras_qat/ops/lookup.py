@@ -7,6 +7,7 @@ kernel of it, the file holds the table and looks it up: CAST, ADD, GATHER.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
@@ -22,14 +24,17 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Compute, Op, OwnRange
 from keras_qat.tflite.schema import TYPES
 
-__all__ = ["LOOKUPS", "Kernel", "by_table", "entries_of", "in_float32", "lookup_row", "of_reals"]
+__all__ = ["LOOKUPS", "Kernel", "by_table", "in_float32", "lookup_row", "of_reals"]
 
-Table = Callable[[Any, QuantParams, QuantParams, Attributes], Any]
-"""From all quantized values that the input's type can hold, less its zero point, the parameters of
-input and output, and attributes to the output's values less its zero point; all in float64."""
+Table = Callable[[KernelFamily, Any, QuantParams, QuantParams, Attributes], Any]
+"""From the family of kernels, all quantized values that the input's type can hold, less its zero
+point, the parameters of input and output, and attributes to the output's values less its zero
+point; all in float64."""
 
 
-def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes], Any]:
+def _entries_of(
+    table: Table, family: KernelFamily
+) -> Callable[[QuantParams, QuantParams, Attributes], Any]:
     """A function that makes a table: 256 entries for int8, 65536 for int16, the lowest one first.
 
     Of the parameters, which may be tensors, and attributes.
@@ -41,7 +46,7 @@ def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes],
         x = QuantParams(numbers[0], numbers[1], bits[0])
         q = tf.range(2.0 ** (16 if x.bits == 16 else 8), dtype=tf.float64) + x.lowest
         output = QuantParams(numbers[2], numbers[3], bits[1])
-        return table(q - x.zero_point, x, output, attributes)
+        return table(family, q - x.zero_point, x, output, attributes)
 
     def entries(x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
         x, output = x.as_tensors(), output.as_tensors()
@@ -51,14 +56,13 @@ def entries_of(table: Table) -> Callable[[QuantParams, QuantParams, Attributes],
     return entries
 
 
-def by_table(table: Table, **others: Table) -> Compute:
-    """Computes the table, which some families may have their own of, then looks up each value."""
-    entries, theirs = entries_of(table), {name: entries_of(each) for name, each in others.items()}
+def by_table(table: Table) -> Compute:
+    """Computes the table as a family of kernels has it, then looks up each value."""
+    entries = functools.cache(functools.partial(_entries_of, table))
 
     def compute(a: Arguments) -> Any:
         (q,), (x,) = a.q, a.params
-        made = theirs.get(a.family, entries)
-        found = _cast(made(x, a.output, a.attributes), q.dtype)
+        found = _cast(entries(a.family)(x, a.output, a.attributes), q.dtype)
         places = q + _first_place(x, q.dtype)
         return tf.gather(found, tf.cast(places, tf.int32))
 
@@ -79,7 +83,9 @@ def _of_function(function: Callable[..., Any]) -> Table:
     Infinite values become the end of the range. What is no number becomes zero.
     """
 
-    def table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
+    def table(
+        family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
+    ) -> Any:
         values = function(q * x.scale, **attributes)
         values = tf.where(tf.math.is_nan(values), tf.zeros_like(values), values)
         low, high = (each - output.zero_point for each in (output.lowest, output.highest))
@@ -88,19 +94,25 @@ def _of_function(function: Callable[..., Any]) -> Table:
     return table
 
 
-def in_float32(function: Callable[..., Any], of_xnnpack: bool = False) -> Table:
+def in_float32(function: Callable[..., Any], xnnpack: Callable[..., Any] | None = None) -> Table:
     """A table as int8 kernels make it: in float32, times the inverse of the output's scale.
+
+    TFLite rounds halves away from zero, then adds the zero point. XNNPACK adds it in float32, then
+    rounds halves to even.
 
     Args:
         function: of real numbers, float32 ones in float64, and attributes.
-        of_xnnpack: whether the zero point is added in float32, and that rounded half to even;
-            TFLite rounds half away from zero, and adds it then.
+        xnnpack: the same as XNNPACK computes it, if it has a table of it.
     """
 
-    def table(q: Any, x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
-        values = single(function(single(q * x.scale), **attributes))
+    def table(
+        family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
+    ) -> Any:
+        adds_first = xnnpack is not None and family.tables == "half_to_even"
+        real = xnnpack if adds_first and xnnpack is not None else function
+        values = single(real(single(q * x.scale), **attributes))
         scaled, zero_point = single(values * single(1.0 / output.scale)), output.zero_point
-        if of_xnnpack:
+        if adds_first:
             return tf.round(single(scaled + zero_point)) - zero_point
         return round_half_away(scaled)
 
@@ -114,7 +126,6 @@ class Kernel:
     Args:
         code: its name in TFLite.
         table: what it computes.
-        xnnpack: what XNNPACK does, where that is something else.
         fits: whether it computes with these attributes.
         fields: from attributes to the options.
         takes: whether it takes these parameters of input and output.
@@ -122,7 +133,6 @@ class Kernel:
 
     code: str
     table: Table
-    xnnpack: Table | None = None
     fits: Callable[[Attributes], bool] = lambda attributes: True
     fields: Callable[[Attributes], Mapping[str, Any]] = lambda attributes: {}
     takes: Callable[[QuantParams, QuantParams], Any] = lambda x, output: tf.constant(True)
@@ -153,8 +163,10 @@ def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
 
 def _where(takes: Callable[[QuantParams, QuantParams], Any], table: Table, other: Table) -> Table:
     """A kernel's table where it takes such parameters, else the other one."""
-    return lambda q, x, output, attributes: tf.where(
-        takes(x, output), table(q, x, output, attributes), other(q, x, output, attributes)
+    return lambda family, q, x, output, attributes: tf.where(
+        takes(x, output),
+        table(family, q, x, output, attributes),
+        other(family, q, x, output, attributes),
     )
 
 
@@ -177,13 +189,10 @@ def lookup_row(
         fields: the row's other fields.
     """
     generic = _of_function(function)
-    entries, compute_generic = entries_of(generic), by_table(generic)
+    entries, compute_generic = _entries_of(generic, REFERENCE), by_table(generic)
     compute_kernel = compute_generic
     if kernel is not None:
-        compute_kernel = by_table(
-            _where(kernel.takes, kernel.table, generic),
-            xnnpack=_where(kernel.takes, kernel.xnnpack or kernel.table, generic),
-        )
+        compute_kernel = by_table(_where(kernel.takes, kernel.table, generic))
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:
         return kernel is not None and not wide and kernel.fits(attributes)

@@ -57,11 +57,14 @@ def _product(a: Arguments) -> Any:
         ratio = fixed_point(product / output)
         return tf.cast(multiply(tf.cast(sums, tf.int64), ratio), dtype)
 
-    def in_float() -> Any:
-        return tf.round(tf.cast(sums, tf.float32) * tf.cast(single(product / output), tf.float32))
-
-    if a.family != "xnnpack":
+    rescale = a.family.matrix_products
+    if rescale is None:
         return in_integers()
+
+    def in_float() -> Any:
+        factor = tf.cast(single(product / output), tf.float32)
+        return rescale(tf.cast(sums, tf.float32), factor)
+
     return cond(_is_zero(second.zero_point), in_float, in_integers)
 
 

@@ -166,9 +166,8 @@ def _compute(a: Arguments) -> Any:
         result = step(MULTIPLY, parts.scaled, result, parts.gamma)
     if parts.beta is not None:
         result = step(ADD, parts.scaled, result, parts.beta)
-    # XNNPACK leaves 16 bits to TFLite's kernels, which are the same in all families.
-    exact = dataclasses.replace(a, family="reference", q=[result[0]], params=[result[1]])
-    return tf.cast(tf.reshape(REQUANTIZE.compute(exact), tf.shape(x)), x.dtype)
+    final = dataclasses.replace(a, q=[result[0]], params=[result[1]])
+    return tf.cast(tf.reshape(REQUANTIZE.compute(final), tf.shape(x)), x.dtype)
 
 
 def _emit(e: Emission) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import FAMILIES, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.graph import Call, map_values, takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32
@@ -99,7 +99,7 @@ class Arguments:
         sized: whether the file knows the size of batches, whatever the call does.
     """
 
-    family: Family
+    family: KernelFamily
     attributes: Attributes
     q: list[Any]
     params: list[QuantParams]
@@ -152,7 +152,7 @@ class Op:
         max_axes: of inputs that kernels take.
         integers: types of integers that it computes too, all by default.
         bits: of activations that there are kernels for; 8 stands for 2 to 8.
-        families: bits -> the only families of kernels that have some for them, where not all do.
+        families: bits -> whether a family of kernels has some for them, where not all do.
         on_request: whether its layers are in float unless an override says `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
@@ -190,7 +190,7 @@ class Op:
     max_axes: int = 99
     integers: tuple[str, ...] | None = None
     bits: tuple[int, ...] = (8, 16)
-    families: Mapping[int, tuple[Family, ...]] = dataclasses.field(default_factory=dict)
+    families: Mapping[int, Callable[[KernelFamily], bool]] = dataclasses.field(default_factory=dict)
     on_request: bool = False
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -212,10 +212,17 @@ class Op:
         """Whether it has weights that training quantizes."""
         return bool(self.weights) and self.trains_weights
 
-    def has_kernel_for(self, bits: int, family: Family | None = None) -> bool:
+    def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:
         """Whether there are kernels for activations of so many bits: of a family, or of any."""
         bits = 16 if bits == 16 else 8
-        return bits in self.bits and family in (None, *self.families.get(bits, (family,)))
+        has_some = self.families.get(bits, lambda family: True)
+        return bits in self.bits and (family is None or has_some(family))
+
+    def only_families(self, bits: int) -> tuple[str, ...]:
+        """The names of the families that have kernels for so many bits, () if all of them do."""
+        if bits not in self.families:
+            return ()
+        return tuple(name for name, each in FAMILIES.items() if self.families[bits](each))
 
     def __repr__(self) -> str:
         return f"<Op {self.name}>"

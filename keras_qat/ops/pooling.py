@@ -184,7 +184,7 @@ def _mean(a: Arguments) -> Any:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
     else:
         count = tf.constant(math.prod(sizes), tf.int64)
-    if a.family != "xnnpack" or a.wide:
+    if a.family.means != "float32" or a.wide:
         multiplier, exponent = fixed_point(params.scale / output.scale)
         bits = exponent_of(tf.cast(count, tf.float64))
         bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)

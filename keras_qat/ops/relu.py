@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
@@ -41,7 +41,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _relu_table(
-    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, family: str = "reference"
+    family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
 ) -> Any:
     number = fixed_point(ratio(family, x.scale, by=output.scale))
     scaled = multiply(tf.cast(q, tf.int64), number)
@@ -51,7 +51,7 @@ def _relu_table(
     return result
 
 
-_relu_by_table = by_table(_relu_table, tflm=partial(_relu_table, family="tflm"))
+_relu_by_table = by_table(_relu_table)
 
 
 def _relu(a: Arguments) -> Any:
@@ -61,7 +61,7 @@ def _relu(a: Arguments) -> Any:
     """
     if not a.wide:
         return _relu_by_table(a)
-    return _relu_table(a.q[0], a.params[0], a.output, a.attributes, a.family)
+    return _relu_table(a.family, a.q[0], a.params[0], a.output, a.attributes)
 
 
 def _emit_relu(e: Emission) -> None:
@@ -110,26 +110,29 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _leaky_table(
-    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes, family: str = "reference"
+    family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
 ) -> Any:
     """TFLite's: two products; one below zero with the slope in its scale."""
     slope, whole = attributes["slope"], tf.cast(q, tf.int64)
     sign = -1 if slope < 0 else 1
     number = fixed_point(ratio(family, x.scale, abs(slope), by=output.scale))
-    # The optimized kernel, which XNNPACK leaves int16 to, has a negative multiplier: halves go up.
-    negates_first = family == "xnnpack"
+    # The optimized int16 kernel has a negative multiplier: halves go up.
+    negates_first = family.optimized and x.bits == 16
     below = multiply(sign * whole, number) if negates_first else sign * multiply(whole, number)
     above = multiply(whole, fixed_point(ratio(family, x.scale, by=output.scale)))
     return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
 
 
-def _leaky_table_of_xnnpack(
-    q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
+def _int8_leaky_table(
+    family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
 ) -> Any:
     """XNNPACK's: both slopes are whole numbers of 256ths; halves go up.
 
     It leaves the steepest and the flattest slopes to TFLite.
     """
+    exact = _leaky_table(family, q, x, output, attributes)
+    if family.leaky_relu != "256ths":
+        return exact
     slope = attributes["slope"]
     above = single(x.scale / output.scale)
     below = single(above * slope)
@@ -139,19 +142,17 @@ def _leaky_table_of_xnnpack(
         taken = tf.constant(False)
     ratio = tf.where(q >= 0, above, below)
     coarse = tf.floor((q * tf.round(256.0 * ratio) + 128) / 256)
-    return tf.where(taken, coarse, _leaky_table(q, x, output, attributes))
+    return tf.where(taken, coarse, exact)
 
 
-_leaky_by_table = by_table(
-    _leaky_table, xnnpack=_leaky_table_of_xnnpack, tflm=partial(_leaky_table, family="tflm")
-)
+_leaky_by_table = by_table(_int8_leaky_table)
 
 
 def _leaky_relu(a: Arguments) -> Any:
     """x above zero, slope * x below."""
     if not a.wide:
         return _leaky_by_table(a)
-    return _leaky_table(a.q[0], a.params[0], a.output, a.attributes, a.family)
+    return _leaky_table(a.family, a.q[0], a.params[0], a.output, a.attributes)
 
 
 LEAKY_RELU = Op(

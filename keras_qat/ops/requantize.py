@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.ops.op import Arguments, Op
@@ -24,13 +24,13 @@ def _quantize(a: Arguments) -> Any:
     """
     (x,), scale = a.q, a.output.scale
     x = tf.cast(x, tf.float64)
-    if a.family == "xnnpack" and a.output.bits != 16:
+    if a.family.quantize == "times_inverse" and a.output.bits != 16:
         return tf.cast(tf.round(single(x * single(1.0 / scale))), tf.float32)
     scaled = round_half_away(single(x / scale))
     return scaled if a.output.bits == 16 else tf.cast(scaled, tf.float32)
 
 
-def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams) -> Any:
+def requantized(family: KernelFamily, q: Any, params: QuantParams, output: QuantParams) -> Any:
     """The same real values with other parameters; `q` and the result less their zero points.
 
     XNNPACK multiplies by a whole number of 256ths and rounds half up, where the ratio of the scales
@@ -41,7 +41,7 @@ def requantized(family: Family, q: Any, params: QuantParams, output: QuantParams
     def exact() -> Any:
         return tf.cast(multiply(tf.cast(q, tf.int64), _ratio(before, after)), q.dtype)
 
-    if family != "xnnpack" or 16 in (params.bits, output.bits):
+    if family.requantize != "256ths" or 16 in (params.bits, output.bits):
         return exact()
     in_256ths, taken = _in_256ths(before, after, q.dtype)
     return cond(taken, lambda: tf.floor((q * in_256ths + 128.0) / 256.0), exact)

@@ -97,7 +97,7 @@ def _bilinear(a: Arguments) -> Any:
 
     XNNPACK: of 2048ths, half up once. TFLite: of 1024ths, half away from zero.
     """
-    bits = 11 if a.family == "xnnpack" and not a.wide else 10
+    bits = 11 if a.family.bilinear == "2048ths" and not a.wide else 10
     neighbours = _neighbours if bits == 11 else _reference_neighbours
     zero_point = tf.cast(a.params[0].zero_point, tf.int64)
     x = tf.cast(a.q[0], tf.int64) + zero_point

@@ -24,7 +24,7 @@ from keras_qat.arithmetic.fixed_point import (
     shift,
     shift_back,
 )
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.graph import Call
@@ -68,7 +68,7 @@ def _softmax(a: Arguments) -> Any:
         lambda: tf.identity(a.q[0]),
     )
     x = wider
-    if a.family != "xnnpack":
+    if a.family.softmax != "float32":
         return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), x, axis), q.dtype)
     return _in_float32(q, x, a.output, axis)
 
@@ -152,12 +152,12 @@ def _one_over_one_plus(x: Any) -> Any:
     return saturate(shift(result, 1), 31)
 
 
-def _of_int16(family: Family, q: Any, x: QuantParams, axis: int) -> Any:
+def _of_int16(family: KernelFamily, q: Any, x: QuantParams, axis: int) -> Any:
     """Exponentials and one over their sum from tables of 512 steps.
 
     TFLite Micro makes the tables in float32.
     """
-    precise: Any = np.float32 if family == "tflm" else np.float64
+    precise: Any = np.dtype(family.int16_softmax_tables).type
     below = q - tf.reduce_max(q, axis, keepdims=True)
     below = multiply(below, fixed_point(single(x.scale) / (10.0 / 65535.0)))
     exponentials = _interpolated(

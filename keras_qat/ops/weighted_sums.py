@@ -76,12 +76,12 @@ def weighted(
     """
     weights: Weights = a.weights
     before, after = a.params[0].scale, a.output.scale
-    if a.family == "xnnpack" and not a.wide:
+    if a.family.sums is not None and not a.wide:
         if weights.packed and of_int4 is not None:
             rounding = of_int4
         elif rounding != "eights":
             sums = _sums_of_8_bits(a, linear, channels, tf.float32)
-            return tf.round(sums * _single_ratio(before, weights.scale, after))
+            return a.family.sums(sums, _single_ratio(before, weights.scale, after))
     ratio = _ratio(before, weights.scale, after)
     if a.wide:
         sums = _sums_of_16_bits(a.q[0], weights, linear)
@@ -93,7 +93,7 @@ def weighted(
         return tf.cast(_round_half_away(sums * ratio), tf.float32)
     whole, number = tf.cast(sums, tf.int64), fixed_point(ratio)
     result = multiply(whole, number)
-    if a.family == "xnnpack" and rounding != "fixed":
+    if a.family.optimized and rounding != "fixed":
         count = sums.shape[-1]
         up = multiply(whole, number, halves_up=True)
         of_up = count if rounding == "up" else count // 8 * 8

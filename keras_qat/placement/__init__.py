@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipes import Recipe
 from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.precision import float32_policy
@@ -40,7 +40,7 @@ def lowered(
 
 
 def place(
-    read: Graph, recipe: Recipe, scope: Scope | None = None, family: Family = "xnnpack"
+    read: Graph, recipe: Recipe, scope: Scope | None = None, family: KernelFamily = XNNPACK
 ) -> Plan:
     """Plans the quantization of every tensor of a graph, as it was read.
 
@@ -57,7 +57,7 @@ def place(
 
 
 def placed(
-    graph: Graph, recipe: Recipe, scope: Scope | None = None, family: Family = "xnnpack"
+    graph: Graph, recipe: Recipe, scope: Scope | None = None, family: KernelFamily = XNNPACK
 ) -> Plan:
     """Plans the quantization of every tensor of a lowered graph."""
     return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls, family)).plan()

@@ -125,7 +125,7 @@ class Int8Placement:
             return reason
         op, _, refusal = match(call)
         if op is not None:
-            others = [f"kernels={family!r}" for family in op.families.get(self.bits, ())]
+            others = [f"kernels={family!r}" for family in op.only_families(self.bits)]
             only = f", but with {' or '.join(others)}" if others else ""
             return f"no int16 kernel for {_label(call.layer)}{only}"
         rule = f"no int8 rule for {_label(call.layer)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.graph import Call, Value, values_in
@@ -85,7 +85,7 @@ class Settings:
     """
 
     def __init__(
-        self, recipe: Recipe, scope: Scope | None, calls: list[Call], family: Family = "xnnpack"
+        self, recipe: Recipe, scope: Scope | None, calls: list[Call], family: KernelFamily = XNNPACK
     ) -> None:
         self.recipe, self.family = recipe, family
         self.in_scope = None if scope is None else matcher(scope, calls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from keras_qat.arithmetic.kernel_families import Family
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
@@ -29,7 +28,7 @@ def quantize_model(
     *,
     scope: Scope | None = None,
     strict: bool = False,
-    kernels: Family | None = None,
+    kernels: str | None = None,
     target: str | Target | None = None,
     inputs: Any = None,
 ) -> QuantizedModel:
@@ -88,7 +87,7 @@ def quantize_model(
         )
     with float32_policy(), strategy_scope(model):
         qat = rewrite(found, model)
-    qat.kernels = family
+    qat.kernels = family.name
     qat.target = place_of_use
     warn_of_closed(found.graph, found.float_layers)
     if not is_quantized(qat):

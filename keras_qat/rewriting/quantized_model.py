@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import Family, check_family
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets.target import Target, remembered
 from keras_qat.frontend.graph import (
@@ -70,23 +70,23 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     safe_mode: bool = False
     """Whether no code of its configuration may run: it was loaded, not in safe_mode=False."""
 
-    _kernels: Family = "xnnpack"
+    _family: KernelFamily = XNNPACK
     target: Target | None = None
     """Where its file is to run, as `quantize_model` was told; None if it was not."""
     _inference: Inference | None = None
 
     @property
-    def kernels(self) -> Family:
+    def kernels(self) -> str:
         """Whose rounding inference has; may be set at any time.
 
         "xnnpack" (phones, desktops), "tflm" (TFLite Micro: microcontrollers), or "reference":
         TFLite's portable kernels.
         """
-        return self._kernels
+        return self._family.name
 
     @kernels.setter
-    def kernels(self, kernels: Family) -> None:
-        object.__setattr__(self, "_kernels", check_family(kernels))
+    def kernels(self, kernels: str) -> None:
+        object.__setattr__(self, "_family", kernel_family(kernels))
         object.__setattr__(self, "_inference", None)
         self.predict_function = self.test_function = None
 
@@ -116,7 +116,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         """How it computes in integers; None for the original's models, which simulate."""
         if self._inference is None and self.recipe.fold != "correction":
             # Past Keras, which would track the graph.
-            object.__setattr__(self, "_inference", Inference(self, self._kernels))
+            object.__setattr__(self, "_inference", Inference(self, self._family))
         return self._inference
 
     def settle(self, phase: Phase | None) -> None:
@@ -163,7 +163,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             "output_names": list(self.output_names),
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [each.name for each in self.layers if asked_for_integers(each)],
-            "kernels": self._kernels,
+            "kernels": self.kernels,
             **({} if self.target is None else {"target": self.target.name}),
         }
 
@@ -175,7 +175,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
-        kernels, target = config.pop("kernels", "xnnpack"), config.pop("target", None)
+        kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             model = super().from_config(config, custom_objects)
         model.safe_mode = in_safe_mode() is not False
@@ -188,8 +188,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             leave_in_float(model.get_layer(name), reason)
         for name in asked_for:
             ask_for_integers(model.get_layer(name))
-        if kernels != "xnnpack":
-            model.kernels = kernels
+        model.kernels = kernels
         if target is not None:
             model.target = remembered(target, model.name)
         return model

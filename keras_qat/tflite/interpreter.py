@@ -75,7 +75,7 @@ class FileInterpreter:
     def __init__(
         self,
         file: str | os.PathLike[str] | bytes,
-        kernels: Kernels = "xnnpack",
+        kernels: str = "xnnpack",
         runtime: Runtime | None = None,
     ) -> None:
         if kernels not in KERNELS:

@@ -19,7 +19,7 @@ import numpy as np
 
 from keras_qat.frontend.messages import counted
 from keras_qat.io.progress import shown
-from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_codes
+from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 
@@ -188,14 +188,14 @@ Runner = FileInterpreter | MicroInterpreter
 
 
 def open_file(
-    file: str | os.PathLike[str] | bytes, kernels: Kernels, runtime: Runtime | None = None
+    file: str | os.PathLike[str] | bytes, kernels: str, runtime: Runtime | None = None
 ) -> Runner:
     """Opens a TFLite file in the interpreter that has these kernels.
 
     Raises:
         ValueError, ImportError: as for `FileInterpreter` and `MicroInterpreter`.
     """
-    if kernels != "tflm":
+    if kernels != MicroInterpreter.kernels:
         return FileInterpreter(file, kernels, runtime)
     if runtime is not None:
         raise ValueError(f"runtime={runtime!r} has no kernels 'tflm': leave runtime out.")

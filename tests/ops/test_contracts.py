@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import FAMILIES
+from keras_qat.arithmetic.kernel_families import FAMILIES, kernel_family
 from keras_qat.ops.registry import ROWS
 from tests.comparison import KERNELS
 from tests.ops.examples import EXAMPLES
@@ -40,13 +40,13 @@ CASES = [
     for op in MATCHING
     for bits in BITS
     for family in FAMILIES
-    if op.has_kernel_for(bits, family)
+    if op.has_kernel_for(bits, kernel_family(family))
 ]
 
 
 def first_seeds(op, bits, family):
     """Which examples are tried by default: another one for other bits and kernels."""
-    start = 3 * BITS.index(bits) + FAMILIES.index(family)
+    start = 3 * BITS.index(bits) + list(FAMILIES).index(family)
     return range(start, start + 1)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.frontend import graph as graph_lib
@@ -180,7 +181,7 @@ def chain(build, *shapes):
         sources = tuple(tensors[value] for value in call.inputs)
         outputs = tuple(tensors[value] for value in graph_lib.values_in(call.outputs))
         node = Node(call.name, op, attributes, call, sources, outputs)
-        results = compute_node(node, [computed[each] for each in sources], "xnnpack")
+        results = compute_node(node, [computed[each] for each in sources], XNNPACK)
         computed.update(zip(outputs, results, strict=True))
         write_node(builder, node, indices)
     contents = builder.finish(ins, {f"y{i}": indices[each] for i, each in enumerate(ends)})

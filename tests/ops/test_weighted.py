@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import FAMILIES
+from keras_qat.arithmetic.kernel_families import FAMILIES, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.frontend import graph as graph_lib
@@ -145,7 +145,8 @@ def assert_same_in_graph(node, inputs, family, **how):
     @tf.function(autograph=False, **how)
     def compute(x, q, scale, bias):
         weights = dataclasses.replace(node.weights, q=q, scale=scale, bias=bias)
-        return compute_node(dataclasses.replace(node, weights=weights), [x], family)
+        computed = dataclasses.replace(node, weights=weights)
+        return compute_node(computed, [x], kernel_family(family))
 
     (tensor,) = node.inputs
     x = inputs[tensor.name].astype(np.float64) - tensor.params.zero_point
@@ -270,7 +271,7 @@ def test_weights_of_four_bits(name, family):
         node, numbers = node_of(layer(), shape, seed=seed)
         small = numbers.integers(-7, 8, node.weights.q.shape)
         node = with_weights(node, q=18.0 * small)
-        node = packed(node, family)
+        node = packed(node, kernel_family(family))
         assert node.weights.packed
         contents = operations(node)[2]
         if family == "reference" and "depthwise" in node.op.name:

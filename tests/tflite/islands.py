@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.frontend import graph as graph_lib
@@ -86,7 +87,7 @@ def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list
     @tf.function(autograph=False)
     def traced(*given: Any) -> list[Any]:
         compute = lambda node, numbers: compute_in_float(node, numbers, **how)  # noqa: E731
-        tensors = run(graph, list(given), "xnnpack", compute)
+        tensors = run(graph, list(given), XNNPACK, compute)
         return [tensors[each] for each in graph.outputs.values()]
 
     return [np.asarray(each) for each in traced(*given)]

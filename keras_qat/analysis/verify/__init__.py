@@ -80,8 +80,8 @@ def verify(
     check_quantized(model, ": verify what was exported.")
     graph = resolve(model)
     contents = contents_of(tflite)
-    kernels = kernels or graph.origin.file_family
-    file = open_file(contents, kernels, runtime)
+    computing = kernels or graph.origin.file_family.name
+    file = open_file(contents, computing, runtime)
     inputs = dict(zip(graph.inputs, arrays_of(graph.origin.inputs, x), strict=True))
     check_match(file, graph)
     input_range = range_in_file(graph, file)
@@ -105,10 +105,10 @@ def verify(
         )
     outputs = tuple(compare_outputs(graph, file, codes, expected))
     if not per_layer:
-        report = Report(examples, kernels, outputs)
+        report = Report(examples, computing, outputs)
     else:
         batch_size = file.batch_size or batch_size
         report = compare_layers(
-            graph, contents, inputs, given, kernels, batch_size, outputs, verbose, runtime
+            graph, contents, inputs, given, computing, batch_size, outputs, verbose, runtime
         )
     return dataclasses.replace(report, notes=notes, arena_size=arena, runtime=file.runtime)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.analysis.verify.match_tensors import Pair, float_operations, pair
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
+from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, takes_training, values_in
 from keras_qat.frontend.keras2.backend import traced
@@ -19,7 +20,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.progress import shown
-from keras_qat.tflite.interpreter import Kernels, Runtime, to_codes
+from keras_qat.tflite.interpreter import Runtime, to_codes
 from keras_qat.tflite.micro_interpreter import Runner, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.layers import Quantize, QuantizeWrapper
@@ -36,7 +37,7 @@ def compare_layers(
     contents: bytes,
     inputs: dict[str, np.ndarray],
     fed: dict[str, np.ndarray],
-    kernels: Kernels,
+    kernels: str,
     batch_size: int,
     outputs: tuple[OutputReport, ...],
     verbose: int = 0,
@@ -52,9 +53,10 @@ def compare_layers(
     """
     graph, file = resolved.origin.calls, FileGraph(contents)
     pairs, merged = pair(resolved, file)
+    own_rounding = FAMILIES.get(kernels)
     in_file = resolved
     if file.packs_int4:
-        in_file = with_int4(resolved, "tflm" if kernels == "tflm" else "xnnpack")
+        in_file = with_int4(resolved, own_rounding or XNNPACK)
     indices = [each.tensor.index for each in pairs]
     whole = open_file(file.with_outputs(indices), kernels, runtime)
     pieces: Runner | None = None
@@ -95,9 +97,9 @@ def compare_layers(
         for each, real in zip(sums, exact, strict=True):
             name = str(each.pair.tensor.index)
             each.add(expected[name], by_piece.get(name), run[name], real)
-        if start == 0 and kernels != "optimized":
+        if start == 0 and own_rounding is not None:
             with streams[2]:
-                some = run_batch(in_file, [each[:few] for each in arrays], kernels)
+                some = run_batch(in_file, [each[:few] for each in arrays], own_rounding)
             for each in sums:
                 name = str(each.pair.tensor.index)
                 each.compare_exactly(_as_in(each.pair.tensor, some[each.pair.ours]), run[name])

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_qat.arithmetic.kernel_families import Family, check_family
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config import recipes
 from keras_qat.config.recipes import Recipe
 
@@ -70,7 +70,7 @@ class Target:
 
     name: str
     title: str
-    kernels: Family
+    kernels: str
     batch_size: int | None
     operators: Mapping[str, Kernel] | None
     bits: tuple[int, ...] = (8, 16)
@@ -135,18 +135,18 @@ def get(target: str | Target) -> Target:
 
 
 def settings(
-    recipe: str | Recipe | None, kernels: Family | None, target: str | Target | None
-) -> tuple[Recipe, Family, Target | None]:
+    recipe: str | Recipe | None, kernels: str | None, target: str | Target | None
+) -> tuple[Recipe, KernelFamily, Target | None]:
     """Returns the recipe, kernel family and target of a model, with defaults for those not given.
 
     Raises:
         ValueError: on unknown names, or if they contradict each other.
     """
     if target is None:
-        return recipes.get(recipe or "int8"), check_family(kernels or "xnnpack"), None
+        return recipes.get(recipe or "int8"), kernel_family(kernels or XNNPACK.name), None
     chosen_target = get(target)
-    family = check_family(kernels or chosen_target.kernels)
-    if family != chosen_target.kernels:
+    family = kernel_family(kernels or chosen_target.kernels)
+    if family != kernel_family(chosen_target.kernels):
         raise ValueError(
             f"kernels={kernels!r}: {chosen_target.title} rounds as {chosen_target.kernels!r}. "
             f"Leave kernels out, or set the model's attribute `kernels` to compare."

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from keras_qat.arithmetic.kernel_families import Family
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node
 from keras_qat.ops.weights import Weights
@@ -22,13 +22,13 @@ def packs_int4(graph: ResolvedGraph) -> bool:
     return any(node.weights is not None and node.weights.packed for node in graph.nodes)
 
 
-def with_int4(graph: ResolvedGraph, kernels: Family = "xnnpack") -> ResolvedGraph:
+def with_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
     """The same graph with weights in 4 bits where they fit, and kernels are there for them."""
-    nodes = tuple(packed(node, kernels) for node in graph.nodes)
+    nodes = tuple(packed(node, family) for node in graph.nodes)
     return dataclasses.replace(graph, nodes=nodes)
 
 
-def packed(node: Node, kernels: Family = "xnnpack") -> Node:
+def packed(node: Node, family: KernelFamily = XNNPACK) -> Node:
     """The same node with weights in 4 bits, if they fit and its kernels take them.
 
     TFLite Micro's FULLY_CONNECTED takes one scale for them, and its CONV_2D one for each channel.
@@ -42,7 +42,7 @@ def packed(node: Node, kernels: Family = "xnnpack") -> Node:
     if divided is None:
         return node
     attributes = node.attributes
-    if kernels == "tflm" and "form" in attributes and divided.per_channel:
+    if "form" in attributes and divided.per_channel and not family.int4_dense_per_channel:
         attributes = {**attributes, "form": "convolution"}
     return dataclasses.replace(node, attributes=attributes, weights=divided)
 

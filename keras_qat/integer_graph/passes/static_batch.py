@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.kernel_families import REFERENCE
 from keras_qat.frontend.keras2.backend import traced
 from keras_qat.integer_graph.execute import held_in, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
@@ -58,7 +59,7 @@ def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, .
     found: dict[Tensor, tuple[int | None, ...]] = {}
 
     def trace(*inputs: Any) -> None:
-        tensors = run(graph, list(inputs), "reference", compute_in_float)
+        tensors = run(graph, list(inputs), REFERENCE, compute_in_float)
         found.update((tensor, tuple(each.shape)) for tensor, each in tensors.items())
 
     specs = [given(each) for each in graph.inputs.values()]

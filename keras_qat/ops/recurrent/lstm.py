@@ -29,6 +29,7 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
 )
 from keras_qat.arithmetic.int16_sigmoid import sigmoid_of_int16, tanh_of_int16
+from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
 from keras_qat.frontend.graph import Call
@@ -91,8 +92,8 @@ def other_form(call: Call, axes: int = 3) -> str | None:
 
 
 def _compute(a: Arguments) -> Any:
-    if a.wide:  # Which other runtimes have no kernel for.
-        a = dataclasses.replace(a, family="tflm")
+    if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, asked for other rounding.
+        a = dataclasses.replace(a, family=TFLM)
     weights: Weights = a.weights
     own = weights.recurrent
     assert own is not None
@@ -112,7 +113,7 @@ def _compute(a: Arguments) -> Any:
     def step(states: Any, given: Any) -> Any:
         hidden, cell = states
         fed_back = _as_gates(a, tf.matmul(hidden, kernel), own.scale, a.output.scale)
-        if a.family == "tflm":
+        if a.family.lstm == "tflite_micro":
             fed_back = saturate(fed_back, BITS)
         gates = tf.split(saturate(given + fed_back, BITS), 4, -1)
         takes, keeps, gives = (_look_up(sigmoid, gates[place]) for place in (0, 1, 3))
@@ -154,7 +155,7 @@ def _as_gates(a: Arguments, sums: Any, scale: Any, of_input: Any) -> Any:
 
 def _scaled(a: Arguments, product: Any, bits: int) -> Any:
     """product / 2^bits."""
-    if a.family == "tflm":
+    if a.family.lstm == "tflite_micro":
         return _rounded_twice(product, bits)
     return divide(product, tf.constant(bits, tf.int64))
 
@@ -166,7 +167,7 @@ def _rounded_twice(product: Any, bits: int) -> Any:
 
 def _tables(a: Arguments) -> list[Any]:
     """Sigmoid and tanh of gates, tanh of the cell state: for each int16, the lowest first."""
-    if a.family != "tflm":
+    if a.family.lstm == "tflite":
         arrays = sigmoid_table(3), tanh_table(3), tanh_table(4)
         return [tf.constant(each.astype(np.int16)) for each in arrays]
     q = tf.range(-(2**15), 2**15, dtype=tf.int64)
@@ -336,7 +337,7 @@ LSTM = Op(
     attributes=form_of,
     accepts=_accepts,
     integers=(),
-    families={16: ("tflm",)},
+    families={16: lambda family: family.int16_lstm},
     output=HIDDEN,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
     products=_products,

@@ -1,0 +1,65 @@
+"""A kernel family is one definition: what operators ask about rounding, they ask its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.schedule import scheduled_layers
+
+PAIRS = np.stack(np.meshgrid(*[np.arange(-128.0, 128.0, 8)] * 2), -1).reshape(-1, 2)
+"""Quantized values of two inputs. Their products in 128ths often lie halfway between two values."""
+
+
+def half_up(numbers, factor):
+    """Multiplies in fixed point and rounds halves up."""
+    whole = tf.cast(numbers, tf.int64)
+    return tf.cast(multiply(whole, fixed_point(factor), halves_up=True), numbers.dtype)
+
+
+@pytest.fixture
+def fourth(monkeypatch):
+    """A family like XNNPACK, but for products."""
+    family = dataclasses.replace(XNNPACK, name="fourth", products=half_up)
+    monkeypatch.setitem(FAMILIES, family.name, family)
+    return family.name
+
+
+@pytest.fixture
+def qat():
+    """The product of two inputs. All three have the scale 1/128 and the zero point 0."""
+    inputs = [keras.Input((1,)) for _ in range(2)]
+    model = keras.Model(inputs, keras.layers.Multiply(name="product")(inputs))
+    model = keras_qat.quantize_model(model)
+    model([PAIRS[:, :1] / 128, PAIRS[:, 1:] / 128], training=True)
+    for layer in scheduled_layers(model):
+        for observer in (each for quantizer in layer.quantizers for each in quantizer.observers):
+            observer.minimum.assign(-1.0)
+            observer.maximum.assign(127 / 128)
+    return model
+
+
+def test_a_fourth_family_is_one_definition(qat, fourth):
+    x = [PAIRS[:, :1] / 128, PAIRS[:, 1:] / 128]
+    exact = PAIRS[:, :1] * PAIRS[:, 1:] / 128
+    expected = {"xnnpack": np.round(exact), fourth: np.floor(exact + 0.5)}
+    assert np.any(expected["xnnpack"] != expected[fourth])
+    for kernels, values in expected.items():
+        codes = np.minimum(values, 127)
+        found = keras_qat.simulate(qat, x, kernels)
+        assert found.kernels == kernels
+        np.testing.assert_array_equal(found.outputs["product"].codes, codes)
+        qat.kernels = kernels
+        np.testing.assert_array_equal(qat.predict(x, verbose=0), codes.astype(np.float32) / 128)
+    assert keras_qat.quantize_model(qat).kernels == fourth
+
+
+def test_families_have_names_of_their_own():
+    assert all(family.name == name for name, family in FAMILIES.items())
