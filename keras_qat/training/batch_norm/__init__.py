@@ -1,1 +1,1 @@
-"""The ways in which BatchNormalization folds into the weights before it."""
+"""The ways in which BatchNormalization folds into the weights in front of it."""

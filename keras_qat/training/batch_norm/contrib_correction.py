@@ -1,8 +1,8 @@
-"""BatchNormalization folding with correction factors, as `tf.contrib.quantize` trained it.
+"""BatchNormalization folding with correction factors, as in `tf.contrib.quantize`.
 
-The kernel is folded with the moving variance, so that its range is smooth, and the result is
-corrected to what the batch's statistics would have given, until BatchNormalization is frozen.
-The batch's statistics come from a second convolution, with the float kernel.
+The kernel is folded with the moving variance, so that its range changes smoothly. Until
+BatchNormalization is frozen, the output is corrected to the batch's statistics, which come from a
+second convolution, with the float kernel.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import tensorflow as tf
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training.batch_norm.factor_and_bias import scaled
+from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.distribution import moments_of_all
 from keras_qat.training.layers.scheduled_layer import Phase
 
 __all__ = ["CorrectedFold"]
 
 MUCH_LESS = 0.8
-"""The share of a convolution's products below which passes over its inputs pay, as measured."""
+"""The share of a convolution's products below which the covariance of its inputs is faster."""
 
 
 def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
-    """Mean and variance of each channel, with the gradient written out: in few passes over `z`."""
+    """Returns the mean and variance of each channel; its own gradient saves passes over `z`."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient
@@ -36,13 +37,13 @@ def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
             _, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
                 x=z, scale=tf.ones(channels), offset=tf.zeros(channels), mean=none, variance=none
             )
-            variance *= (count - 1) / count  # Off with Bessel's correction.
+            variance *= (count - 1) / count  # Undoes Bessel's correction.
         else:
             mean, variance = tf.nn.moments(z, axes)
 
         def gradient(d_mean: Any, d_variance: Any) -> Any:
             slope = d_variance * (2.0 / count)
-            offset = d_mean / count - mean * slope  # Two passes here take less than a fused one.
+            offset = d_mean / count - mean * slope  # Two passes are faster than a fused one here.
             return z * spread(slope, z, channel_axis) + spread(offset, z, channel_axis)
 
         return (mean, variance), gradient
@@ -51,7 +52,7 @@ def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
 
 
 def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
-    """Those of the columns of a matrix. The gradient takes one product of matrices, not two."""
+    """Returns the mean and covariance of a matrix's columns; one matrix product per gradient."""
 
     @tf.custom_gradient
     def of(rows: Any) -> Any:
@@ -62,7 +63,7 @@ def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
 
         def gradient(d_mean: Any, d_covariance: Any) -> Any:
             slope = (d_covariance + tf.transpose(d_covariance)) / count
-            # Of rows - mean: written so, graph optimization would keep what is computed above.
+            # Not from `centered`, which graph optimization would keep in memory until here.
             offset = d_mean / count - tf.linalg.matvec(slope, mean)
             return tf.nn.bias_add(tf.matmul(rows, slope), offset)
 
@@ -72,11 +73,12 @@ def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
 
 
 def takes_covariance(layer: Any, inputs: Any) -> bool:
-    """Whether the batch's statistics cost less from the covariance of a layer's inputs.
+    """Whether the covariance of a layer's inputs is the cheaper way to the batch's statistics.
 
-    Those of a linear map follow from it. Products of a convolution of single pixels: three for each
-    weight and pixel, with the gradients; of the covariance two for each pair of inputs and pixel,
-    and three matrices. Batches of unknown size count as 32.
+    The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. The
+    convolution takes three products for each weight and pixel, gradients included; the covariance
+    takes two for each pair of input channels and pixel, and three small matrix products. A batch
+    of unknown size counts as 32 examples.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -94,7 +96,7 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
 
 
 def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:
-    """`y * factors + offsets`, both per channel."""
+    """Computes `y * factors + offsets`, both per channel."""
     if not fuses(y, channel_axis):
         return y * spread(factors, y, channel_axis) + spread(offsets, y, channel_axis)
     return tf.raw_ops.FusedBatchNormV3(
@@ -109,26 +111,26 @@ def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> An
 
 
 def fuses(x: Any, channel_axis: int) -> bool:
-    """Whether TensorFlow's fused BatchNormalization takes `x`: each half of it is a pass less."""
+    """Whether TensorFlow's fused BatchNormalization takes `x`, which saves a pass over it."""
     return len(x.shape) == 4 and channel_axis == 3 and x.dtype == tf.float32
 
 
 def spread(values: Any, y: Any, channel_axis: int) -> Any:
-    """Values per channel, shaped to broadcast against `y`."""
+    """Reshapes values per channel so that they broadcast against `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
 
 class CorrectedFold:
-    """One call of a layer with BatchNormalization: corrected or not.
+    """One call of a layer with BatchNormalization, corrected or not.
 
-    Training does not correct either once the statistics are frozen: there the original's
-    correction cancels out, and one convolution is enough.
+    Once the statistics are frozen, training does not correct either: the original's correction
+    cancels out there, and one convolution is enough.
 
-    The order of operations is the original's, and values of the moving statistics are those from
-    before the step: results agree with recorded runs to float rounding.
+    The order of operations is the original's, and the moving statistics are read before the step
+    updates them, so that results agree with recorded runs to float rounding.
     """
 
-    def __init__(self, wrapper: Any, inputs: Any, phase: Phase) -> None:
+    def __init__(self, wrapper: Weighted, inputs: Any, phase: Phase) -> None:
         self.layer, self.norm = wrapper.layer, wrapper.batch_norm
         self.inputs, self.phase = inputs, phase
         ((self.weight, self.channel_axes),) = wrapper.weight_axes.items()
@@ -142,10 +144,10 @@ class CorrectedFold:
         self.moments: Any = None
 
     def __call__(self, learning: Any) -> Any:
-        """The result, corrected to what the batch's statistics give where `learning`.
+        """Computes the output, corrected to the batch's statistics where `learning`.
 
-        What is not corrected is what inference computes, and is exported. No replica may wait for
-        others within a branch: there only the terms are computed that differ.
+        The uncorrected output is the one that inference computes and that is exported. A replica
+        may not wait for others within a branch, so only the terms that differ are in there.
         """
         if learning is not False and self.synchronized:
             self.moments = self.batch_moments()
@@ -156,7 +158,7 @@ class CorrectedFold:
         return scale_and_shift(y, factor, offset, self.norm.axis[0])
 
     def corrected(self) -> tuple[Any, Any, Any]:
-        """Kernel, factor and offset with the batch's statistics; updates the moving ones."""
+        """Returns kernel, factor and offset by the batch's statistics; updates the moving ones."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
         correction = moving_inverse / inverse
@@ -166,21 +168,24 @@ class CorrectedFold:
         return folded, 1.0 / correction, self.beta - mean * self.gamma * inverse
 
     def uncorrected(self) -> tuple[Any, Any, Any]:
-        """The same with the moving statistics."""
+        """Returns kernel, factor and offset by the moving statistics."""
         factor = self.gamma * self.inverse(self.variance)
         folded = scaled(self.kernel, self.channel_axes, factor)
         return folded, tf.ones_like(factor), self.beta - self.mean * factor
 
     def batch_moments(self) -> tuple[Any, Any, Any]:
-        """Mean and variance of what the float kernel gives in this batch; of how many values."""
+        """Returns mean, variance and number of the float kernel's outputs in the whole batch."""
         mean, variance, size = self.local_moments()
-        found = mean, variance, tf.cast(size, mean.dtype)
-        return moments_of_all(*found) if self.synchronized else found
+        count = tf.cast(size, mean.dtype)
+        return (
+            moments_of_all(mean, variance, count) if self.synchronized else (mean, variance, count)
+        )
 
     def local_moments(self) -> tuple[Any, Any, Any]:
-        """Those of this replica's part of the batch.
+        """Returns mean, variance and number of outputs in this replica's part of the batch.
 
-        From its outputs, or from the mean and the covariance of its inputs, where that costs less.
+        They come from the outputs, or from the mean and covariance of the inputs where that is
+        cheaper.
         """
         if not takes_covariance(self.layer, self.inputs):
             z = self.convolve(self.kernel)
@@ -199,7 +204,7 @@ class CorrectedFold:
     def update(self, mean: Any, variance: Any, count: Any) -> None:
         """Moves the moving statistics towards the batch's."""
         weight = tf.constant(1.0 - self.norm.momentum)
-        # Bessel's correction makes it the estimate of the population's variance.
+        # Bessel's correction turns it into an estimate of the population's variance.
         variance = variance * (count / tf.maximum(count - 1, 1))
         for variable, moving, batch in (
             (self.norm.moving_mean, self.mean, mean),
@@ -208,15 +213,15 @@ class CorrectedFold:
             variable.assign_sub((moving - tf.stop_gradient(batch)) * weight)
 
     def inverse(self, variance: Any) -> Any:
-        """One over the standard deviation."""
+        """Returns one over the standard deviation."""
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
     def convolve(self, kernel: Any) -> Any:
-        """The layer with another kernel, in the precision that it computes in."""
+        """Calls the layer with another kernel, in the layer's own precision."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
         with backend.swapped(self.layer, **{self.weight: kernel}):
             return tf.cast(self.layer(self.inputs), tf.float32)
 
     def quantize(self, folded: Any) -> Any:
-        """The folded kernel, quantized if the plan says so."""
+        """Quantizes the folded kernel if the plan says so."""
         return folded if self.quantizer is None else self.quantizer(folded, self.phase)

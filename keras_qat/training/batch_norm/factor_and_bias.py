@@ -8,25 +8,27 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
+from keras_qat.training.batch_norm.weighted import Weighted
 
 __all__ = ["factor_and_bias", "normalization", "scaled"]
 
 _layers = backend.keras.layers
 
 
-def factor_and_bias(wrapper: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
-    """What a wrapper at inference multiplies its kernel by and adds, per output channel.
+def factor_and_bias(wrapper: Weighted, dtype: Any = tf.float32) -> tuple[Any, Any]:
+    """Returns the factor and the bias per output channel that a wrapper folds to at inference.
 
     BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
     a = gamma / sqrt(variance + epsilon).
 
     Args:
-        wrapper: the wrapper.
-        dtype: what is computed with, and returned.
+        wrapper: the wrapper. Without weights it holds an affine layer: Normalization, Rescaling,
+            BatchNormalization or ConvNeXt's LayerScale.
+        dtype: the type to compute with and to return.
 
     Returns:
-        The factor and the bias, each a vector or None. An affine layer (`kernels.AFFINE`) has no
-        kernel: its factor stands for one.
+        The factor and the bias, each a vector or None. The factor of an affine layer takes the
+        place of a kernel.
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
     factor, bias = None, getattr(layer, "bias", None)
@@ -35,13 +37,13 @@ def factor_and_bias(wrapper: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
         channels = wrapper.channels
         if isinstance(layer, _layers.Normalization):
             mean, variance = (
-                tf.reshape(tf.cast(each, dtype), [-1]) for each in (layer.mean, layer.variance)
+                tf.reshape(tf.cast(moment, dtype), [-1]) for moment in (layer.mean, layer.variance)
             )
             deviation = tf.maximum(tf.sqrt(variance), backend.keras.backend.epsilon())
             factor, bias = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
         elif isinstance(layer, _layers.Rescaling):
             factor, bias = (
-                tf.cast(np.asarray(each, np.float32), dtype) for each in (layer.scale, layer.offset)
+                tf.cast(np.asarray(term, np.float32), dtype) for term in (layer.scale, layer.offset)
             )
         elif isinstance(layer, _layers.BatchNormalization):
             norm = layer
@@ -54,7 +56,7 @@ def factor_and_bias(wrapper: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
 
 
 def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
-    """The factor of a BatchNormalization at inference, and the bias in front of it folded in."""
+    """Returns a BatchNormalization's factor at inference, and its bias with `bias` folded in."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
         factor *= tf.cast(norm.gamma, dtype)
@@ -66,7 +68,7 @@ def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, A
 
 
 def scaled(kernel: Any, channel_axes: tuple[int, ...], factor: Any) -> Any:
-    """A kernel with each output channel multiplied by its factor."""
+    """Multiplies each output channel of a kernel by its factor."""
     rank = len(kernel.shape)
     shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]
     return kernel * tf.reshape(factor, shape)

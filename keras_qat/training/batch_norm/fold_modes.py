@@ -1,4 +1,4 @@
-"""How weight quantization and the BatchNormalization behind a layer go together in training."""
+"""How training combines weight quantization with the BatchNormalization behind a layer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold
+from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.recurrent.lstm import lstm_quantized
 from keras_qat.training.layers.recurrent.unrolled import unrolled_quantized
 from keras_qat.training.layers.scheduled_layer import Phase
@@ -17,12 +18,12 @@ from keras_qat.training.layers.weight_quantizer import weight_at
 __all__ = ["FOLDS"]
 
 
-def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
-    """Quantizes the kernel as it is, then normalizes: BatchNorm(conv(x, Q(W))).
+def normalize_per_channel(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+    """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).
 
-    With symmetric weights and one range per output channel, Q(a W) = a Q(W) for a per channel
-    a, so the codes are those of the folded kernel, with one convolution and Keras' own
-    BatchNormalization. Exact when folded at export.
+    With symmetric weights and one range per output channel, Q(a W) = a Q(W) for any factor a of a
+    channel. So the folded kernel has the same codes, and training needs only one convolution and
+    Keras' own BatchNormalization.
     """
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
@@ -31,7 +32,7 @@ def normalize_per_channel(wrapper: Any, inputs: Any, phase: Phase) -> Any:
 
 
 def is_learning(phase: Phase) -> Any:
-    """Whether BatchNormalization takes the batch's statistics, and learns from them."""
+    """Whether BatchNormalization uses the batch's statistics and updates the moving ones."""
     if phase.training is False or phase.frozen is True:
         return False
     if phase.training is True:
@@ -39,16 +40,16 @@ def is_learning(phase: Phase) -> Any:
     return tf.logical_and(phase.training, tf.logical_not(phase.frozen))
 
 
-def fold_with_correction(wrapper: Any, inputs: Any, phase: Phase) -> Any:
-    """Quantizes the kernel folded with the moving variance: `tf.contrib.quantize`'s form."""
+def fold_with_correction(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+    """Quantizes the kernel folded with the moving variance, as `tf.contrib.quantize` does."""
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
     learning = wrapper.batch_norm.trainable and is_learning(phase)
     return CorrectedFold(wrapper, inputs, phase)(learning)
 
 
-def normalize_per_tensor(wrapper: Any, inputs: Any, phase: Phase) -> Any:
-    """The same with one scale for the folded kernel: `layers.per_tensor`."""
+def normalize_per_tensor(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+    """Quantizes the folded kernel with one scale for the whole tensor: see `per_tensor_fold`."""
     norm, layer = wrapper.batch_norm, wrapper.layer
     if norm is None and wrapper.weight_axes:
         return apply_quantized(wrapper, inputs, phase)
@@ -65,8 +66,8 @@ def normalize_per_tensor(wrapper: Any, inputs: Any, phase: Phase) -> Any:
     return per_tensor_fold.gained(wrapper, layer(inputs), gains)
 
 
-def apply_quantized(wrapper: Any, inputs: Any, phase: Phase) -> Any:
-    """The wrapped layer on `inputs`, with its weights quantized as they are."""
+def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+    """Calls the wrapped layer with its weights quantized, none of them folded."""
     layer = wrapper.layer
     quantized = {
         name: tf.cast(quantizer(weight_at(layer, name), phase), layer.compute_dtype)
@@ -87,4 +88,4 @@ FOLDS = {
     "per_tensor": normalize_per_tensor,
     "correction": fold_with_correction,
 }
-"""Name, as recipes give it -> what computes layer and BatchNormalization."""
+"""Name in a recipe -> function that computes a layer and its BatchNormalization."""

@@ -1,14 +1,15 @@
-"""Weights with one scale for the tensor, quantized as the kernel holds them: folded.
+"""BatchNormalization folding for weights that share one scale per tensor.
 
-BatchNormalization multiplies each output channel, so that the codes of one channel depend on the
-factors of all. The folded kernel a W is quantized, with the factor a of the moving statistics, and
-taken apart again: a convolution with Q(a W) / a, then Keras' own BatchNormalization.
+BatchNormalization multiplies each output channel, so with a single scale the codes of one channel
+depend on the factors of all. Training therefore quantizes the folded kernel a W, with the factor a
+of the moving statistics, and takes it apart again: a convolution with Q(a W) / a, then Keras' own
+BatchNormalization.
 
-A channel of a few codes only is quantized to something larger or smaller than it was. The batch's
-statistics would hide that in training. So the convolution has a kernel of the size that W has, and
-gamma is multiplied by what quantization changed it by, the channel's gain: what training computes
-then is what the folded kernel gives, up to the batch's statistics. A channel of zeros alone has the
-gain 0, as if gamma were: its statistics are those of the float kernel, so that it may come back.
+Quantization changes the norm of a channel that has only a few codes, which the batch's statistics
+would hide in training. So the convolution keeps the norm of W, and gamma is multiplied by the
+channel's gain: the norm after quantization over the norm before. Training then computes the same
+as the folded kernel, up to the batch's statistics. A channel that is quantized to zeros has the
+gain 0 and keeps the statistics of the float kernel, so that it can recover.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond, straight_through
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
+from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.scheduled_layer import Phase
 
 __all__ = ["Codes", "codes_of", "factors", "folded", "gained", "quantized_parts", "with_gains"]
@@ -30,12 +32,12 @@ _layers = backend.keras.layers
 
 
 class Codes(NamedTuple):
-    """A folded kernel, quantized.
+    """A quantized folded kernel.
 
     Args:
         q: the quantized values, whole numbers in float32.
-        scale: real value of 1, a scalar.
-        gains: for each output channel the size of what is quantized over what it was.
+        scale: the scale, a scalar.
+        gains: for each output channel its norm after quantization over its norm before.
     """
 
     q: Any
@@ -43,15 +45,15 @@ class Codes(NamedTuple):
     gains: Any
 
 
-def codes_of(wrapper: Any) -> Codes:
-    """The folded kernel of a wrapper, quantized."""
+def codes_of(wrapper: Weighted) -> Codes:
+    """Folds and quantizes the kernel of a wrapper."""
     return _quantized(wrapper, *_parts(wrapper))
 
 
-def _parts(wrapper: Any) -> tuple[Any, Any, tuple[int, ...]]:
-    """The kernel of a wrapper, its factors (float32), and its axes of output channels.
+def _parts(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
+    """Returns the kernel of a wrapper, its factors (float32), and the axes of its output channels.
 
-    For an affine layer it is 1 for each channel; without BatchNormalization factors are 1.
+    The kernel of an affine layer is 1 for each channel; without BatchNormalization factors are 1.
     """
     factor, _ = factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
@@ -63,35 +65,37 @@ def _parts(wrapper: Any) -> tuple[Any, Any, tuple[int, ...]]:
     return kernel, tf.cast(factor, tf.float32), axes
 
 
-def folded(wrapper: Any) -> Any:
-    """The kernel of a wrapper with its BatchNormalization folded in, in float."""
+def folded(wrapper: Weighted) -> Any:
+    """Folds the BatchNormalization of a wrapper into its kernel, in float."""
     kernel, factor, axes = _parts(wrapper)
     return scaled(kernel, axes, factor)
 
 
-def factors(wrapper: Any) -> Any:
-    """What each weight of a wrapper is multiplied by when it is folded."""
+def factors(wrapper: Weighted) -> Any:
+    """Returns the factor that folding multiplies each weight of a wrapper by."""
     kernel, factor, axes = _parts(wrapper)
     return scaled(tf.ones_like(kernel), axes, factor)
 
 
-def _quantized(wrapper: Any, kernel: Any, factor: Any, axes: tuple[int, ...]) -> Codes:
-    bits = wrapper.weight_spec.bits if wrapper.weight_axes else 8
+def _quantized(wrapper: Weighted, kernel: Any, factor: Any, axes: tuple[int, ...]) -> Codes:
+    bits = 8
+    if wrapper.weight_axes:
+        assert wrapper.weight_spec is not None
+        bits = wrapper.weight_spec.bits
     product = scaled(kernel, axes, factor)
     limit = fake_quant.channel_limits(product, ())
     q = fake_quant.quantize_channels(product, limit, bits)
     scale = tf.reshape(limit, []) / float(2 ** (bits - 1) - 1)
     inner = [axis for axis in range(-len(kernel.shape), 0) if axis not in axes]
-    before, after = (
-        tf.sqrt(tf.reshape(tf.reduce_sum(each * each, inner), [-1])) for each in (product, q)
-    )
+    before, after = (tf.sqrt(tf.reshape(tf.reduce_sum(x * x, inner), [-1])) for x in (product, q))
     return Codes(q, scale, tf.math.divide_no_nan(after * scale, before))
 
 
-def quantized_parts(wrapper: Any, phase: Phase) -> tuple[Any, Any]:
-    """For training: a kernel of the float one's size, with its gradient, and the gains.
+def quantized_parts(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
+    """Returns the quantized kernel for training, with the float kernel's norm, and the gains.
 
-    Without quantization the kernel itself and gains of 1.
+    The gradient is the float kernel's. While quantization is off, the kernel stays as it is and
+    the gains are 1.
     """
     kernel, factor, axes = _parts(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)
@@ -108,16 +112,16 @@ def quantized_parts(wrapper: Any, phase: Phase) -> tuple[Any, Any]:
 
 
 def with_gains(norm: Any, gains: Any) -> Any:
-    """A context in which a BatchNormalization has its gammas times gains, with their gradient."""
+    """Runs a block in which a BatchNormalization's gamma is multiplied by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swapped(norm, gamma=gamma, scale=True)
 
 
-def gained(wrapper: Any, bias: Any, gains: Any) -> Any:
-    """The bias that `factor_and_bias` gives, or an affine layer's output, with gains.
+def gained(wrapper: Weighted, bias: Any, gains: Any) -> Any:
+    """Applies the gains to the bias of `factor_and_bias`, or to an affine layer's output.
 
-    What is added behind the factor stays as it is; without a factor that is all of it.
+    The part that is added behind the factor stays as it is; without a factor all of it does.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias
@@ -126,7 +130,7 @@ def gained(wrapper: Any, bias: Any, gains: Any) -> Any:
     return (bias - offset) * tf.cast(gains, dtype) + offset
 
 
-def _offset(wrapper: Any) -> Any:
+def _offset(wrapper: Weighted) -> Any:
     layer = wrapper.layer
     norm = layer if isinstance(layer, _layers.BatchNormalization) else wrapper.batch_norm
     if norm is not None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.training.batch_norm.factor_and_bias import normalization
+from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase
 from keras_qat.training.post_training.sweep import (
     IN_FLOAT,
@@ -90,7 +91,7 @@ def mean_of(batches: list[Any]) -> np.ndarray:
     return np.sum(sums, 0) / sum(int(each.shape[0]) for each in batches)
 
 
-def shift_output(wrapper: Any, shift: np.ndarray) -> None:
+def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
     """Adds the mean of `shift`, which is shaped as an output, to what each channel gives."""
     norm, bias = wrapper.batch_norm, getattr(wrapper.layer, "bias", None)
     if norm is None:

@@ -75,7 +75,7 @@ def check_calibrated(model: Any) -> None:
         )
 
 
-def before_activation(wrapper: Any, x: Any, phase: Phase) -> Any:
+def before_activation(wrapper: QuantizeWrapper, x: Any, phase: Phase) -> Any:
     """What a wrapper computes in front of its activation, BatchNormalization included."""
     return fold_modes.FOLDS[wrapper.fold](wrapper, x, phase)
 

@@ -23,6 +23,7 @@ from keras_qat.ops.recurrent.step_math import (
 )
 from keras_qat.ops.recurrent.step_ops import fixed_params
 from keras_qat.ops.registry import match
+from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.recurrent.states import keep_states
 from keras_qat.training.layers.scheduled_layer import Phase
 
@@ -77,7 +78,7 @@ class _InTraining:
         return tf.split(x, count, -1)
 
 
-def unrolled_quantized(wrapper: Any, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
+def unrolled_quantized(wrapper: Weighted, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
     """A layer in a wrapper with other weights; its inner quantizers see the tensors of all steps.
 
     What is inside of a step is rounded to the ranges of before.

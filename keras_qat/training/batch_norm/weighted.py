@@ -1,0 +1,31 @@
+"""What folding asks of a `QuantizeWrapper`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from keras_qat.config.specs import QuantSpec
+from keras_qat.training.layers.quantize import ActivationQuantizer
+from keras_qat.training.layers.weight_quantizer import WeightQuantizer
+
+__all__ = ["Weighted"]
+
+
+class Weighted(Protocol):
+    """A layer with weights, the BatchNormalization behind it, and the quantizers of the weights."""
+
+    layer: Any
+    """The Keras layer, or an affine one: BatchNormalization, Normalization, Rescaling."""
+    batch_norm: Any
+    """The BatchNormalization behind it, or None."""
+    weight_axes: dict[str, tuple[int, ...]]
+    """Path of each weight -> axes of its output channels, counted from the end; none if affine."""
+    weight_spec: QuantSpec | None
+    weight_quantizers: dict[str, WeightQuantizer]
+    """The quantizers, by the paths of their weights; none where weights stay in float."""
+    channels: int
+    """How many channels the layer reads."""
+    state_bits: int
+    """Of an LSTM: how many bits the state that it reads again has."""
+    inner: dict[str, ActivationQuantizer]
+    """Of a recurrent layer: the quantizers of the tensors inside a step, by name."""
