@@ -22,7 +22,7 @@ __all__ = ["file_problems", "problems"]
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
 
-ACTIVATION = "take an activation that it has, such as ReLU"
+ACTIVATION = "use an activation that the target has, such as ReLU"
 CHANGES = {
     **dict.fromkeys(("GELU", "HARD_SWISH", "ELU", "PRELU", "EXP", "LOG"), ACTIVATION),
     "RESIZE_BILINEAR": "resize by 2, or by interpolation='nearest'",
@@ -32,7 +32,7 @@ CHANGES = {
 }
 """Operator -> what helps where a target lacks it."""
 
-OPEN = "export with batch_size=1, and say all other sizes in keras.Input"
+OPEN = "export with batch_size=1 and give all other sizes in keras.Input"
 IN_FLOAT = "keras_qat.plan says why it computes in float"
 
 
@@ -78,7 +78,6 @@ def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
         found = _refusal(target, site)
         if found is not None:
             reason, change = found
-            reason = f"which {target.title} {reason}"
             name, place = _name(site), target.elsewhere
             yield Problem(name, operation.kernel, reason, change, place, index)
             continue
@@ -106,7 +105,7 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     is_float = any(each.type.startswith("float") for each in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
     if kernel is None:
-        return "has no kernel for", change
+        return "no kernel", change
     first = site.inputs[0] if site.inputs else None
     others = [
         each.type
@@ -114,14 +113,14 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
         if each.type not in ((each is first and kernel.reads) or kernel.types)
     ]
     if others:
-        return f"has no kernel for with {others[0]}", change
+        return f"no kernel for {others[0]}", change
     if len(site.inputs) > kernel.max_inputs:
-        return f"takes up to {kernel.max_inputs} tensors in, not {len(site.inputs)}", ""
+        return f"at most {kernel.max_inputs} inputs, not {len(site.inputs)}", ""
     axes = max(len(each.shape) for each in site.tensors)
     if axes > kernel.max_axes:
-        return f"takes up to {kernel.max_axes} axes in, not {axes}", ""
+        return f"at most {kernel.max_axes} axes, not {axes}", ""
     if target.batch_size is not None and _is_open(site):
-        return "takes with known sizes only", OPEN
+        return "known sizes only", OPEN
     refused = _checked((*target.checks, *kernel.checks), site)
     if refused is not None:
         return refused
@@ -129,7 +128,7 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
         weights = site.inputs[1]
         if weights is not None and weights.scale == 0:
             change = "quantize with recipes.int8(per_channel=False)"
-            return "is slow at with a scale for each channel", change
+            return "slow with a scale for each channel", change
     return None
 
 

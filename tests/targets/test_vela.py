@@ -164,5 +164,5 @@ def test_results_without_axes_are_left_to_the_cpu(target, tmp_path):
     pytest.importorskip("ethosu.vela")
     contents = file_of(node_of(op_named("reduce_min"), 8, 2)[0], 1)
     (found,) = problems(contents, target)
-    assert found.reason.endswith("takes with results of at least one axis only")
+    assert found.reason == "results with at least one axis only"
     assert compared(contents, target, tmp_path)[1] == []

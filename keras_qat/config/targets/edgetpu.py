@@ -13,11 +13,11 @@ _TYPES = ("int8", "uint8", "int32")
 def _at_most_three_axes(site: Site) -> str | None:
     computed = [tensor for tensor in site.tensors if site.graph.constant(tensor.index) is None]
     counts = [sum(size != 1 for size in tensor.shape) for tensor in computed]
-    return None if max(counts) <= 3 else f"takes up to 3 axes other than 1 in, not {max(counts)}"
+    return None if max(counts) <= 3 else f"at most 3 axes longer than 1, not {max(counts)}"
 
 
 def _constant_padding(site: Site) -> str | None:
-    return None if site.constant(1) is not None else "takes with constant sizes only"
+    return None if site.constant(1) is not None else "constant sizes only"
 
 
 EDGETPU = Target(

@@ -23,23 +23,16 @@ INTEGERS = (*MAPS, "int32", "int64")
 WIDEST = 1 << 16
 
 
-def _limit(words: str, highest: int, *names: str) -> Check:
-    """Checks that none of the named options exceeds `highest`."""
-
-    def check(site: Site) -> str | None:
-        largest = max(site.option(name) for name in names)
-        return f"takes {words} up to {highest} of, not {largest}" if largest > highest else None
-
-    return check
+def _strides(site: Site) -> str | None:
+    """Refuses strides beyond 3."""
+    largest = max(site.option("strideW"), site.option("strideH"))
+    return f"strides up to 3 only, not {largest}" if largest > 3 else None
 
 
-STRIDES = _limit("strides", 3, "strideW", "strideH")
-
-
-def _wide_strides(site: Site) -> str | None:
-    """Allows strides beyond 3 without padding and dilation."""
+def _padded_strides(site: Site) -> str | None:
+    """Refuses strides beyond 3 of operators with padding or dilation."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
-    return None if dilation == 1 and not _is_padded(site) else STRIDES(site)
+    return None if dilation == 1 and not _is_padded(site) else _strides(site)
 
 
 def _is_padded(site: Site) -> bool:
@@ -61,47 +54,47 @@ VALID = 1
 
 def _has_axes(site: Site) -> str | None:
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
-    return "takes with results of at least one axis only" if is_scalar else None
+    return "results with at least one axis only" if is_scalar else None
 
 
 def _maps(site: Site) -> str | None:
-    """Checks that tensors are quantized to at most 16 bits."""
+    """Refuses tensors other than quantized ones of at most 16 bits."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     others = [dtype for dtype in dtypes if dtype not in MAPS]
-    return f"has no kernel for with {others[0]}" if others else None
+    return f"no kernel for {others[0]}" if others else None
 
 
 def _constants(site: Site) -> str | None:
     indices = range(1, len(site.inputs))
     known = all(site.inputs[i] is None or site.constant(i) is not None for i in indices)
-    return None if known else "takes with sizes and places that are known only"
+    return None if known else "constant sizes and indices only"
 
 
 def _pool(site: Site) -> str | None:
     height, width = site.option("filterHeight"), site.option("filterWidth")
     if _is_padded(site) and site.operation.kernel == "AVERAGE_POOL_2D":
         largest = max(height, width)
-        return f"takes windows up to 8 of with padding, not {largest}" if largest > 8 else None
+        return f"windows up to 8 only with padding, not {largest}" if largest > 8 else None
     fits = height <= 256 and height * width <= WIDEST
-    return None if fits else f"takes windows up to 256 high of, not {height}"
+    return None if fits else f"windows up to 256 high and {WIDEST} large only, not {height}x{width}"
 
 
 def _mean(site: Site) -> str | None:
     shape, axes = _shape(site), site.constant(1)
     if axes is None:
-        return "takes with axes that are known only"
+        return "constant axes only"
     reduced = {int(axis) % len(shape) for axis in np.ravel(axes)}
     if len(shape) > 4:
-        return f"takes up to 4 axes in, not {len(shape)}"
+        return f"at most 4 axes, not {len(shape)}"
     if len(shape) > 3 and shape[0] != 1:
-        return "takes with a batch of 1 only"
+        return "a batch of 1 only"
     sizes = [shape[axis] for axis in reduced]
     if max(sizes) >= 4096 or math.prod(sizes) > (WIDEST if _bits(site) == 16 else 1 << 24):
-        return f"takes fewer numbers at a time of, not {math.prod(sizes)}"
+        return f"means of fewer values only, not of {math.prod(sizes)}"
     *_, height, width, depth = (1, 1, *shape)
     if len(shape) - 1 in reduced and 1 not in (height, width, depth):
-        return "takes along the last axis only where height, width or depth is 1"
+        return "the last axis only where height, width or depth is 1"
     return None
 
 
@@ -140,17 +133,17 @@ def _resize(site: Site) -> str | None:
     if factors[0] == factors[1] and factors[0] in allowed:
         return None
     times = " or ".join(f"{factor}x" for factor in allowed)
-    return f"takes by {times} only, not {factors[0]:.3g}x{factors[1]:.3g}"
+    return f"{times} only, not {factors[0]:.3g}x{factors[1]:.3g}"
 
 
 def _resize_85(site: Site) -> str | None:
     factors = _factors(site)
     if site.option("alignCorners") and site.option("halfPixelCenters"):
-        return "takes with aligned corners or half pixel centres, not with both"
+        return "aligned corners or half-pixel centres only, not both"
     if factors is None or site.operation.kernel == "RESIZE_NEAREST_NEIGHBOR":
         return None
     powers = all(factor >= 1 and math.log2(factor).is_integer() for factor in factors)
-    return None if powers else "takes by powers of 2 only"
+    return None if powers else "powers of 2 only"
 
 
 def _transposed(site: Site) -> str | None:
@@ -160,7 +153,7 @@ def _transposed(site: Site) -> str | None:
     wide = strides == (2, 1) and height == rows == 1
     high = strides == (1, 2) and width == columns == 1
     if strides not in ((1, 1), (2, 2)) and not (wide or high):
-        return f"takes strides of 1 or 2 along both axes of, not {strides[1]}x{strides[0]}"
+        return f"strides of 1x1 or 2x2 only, not {strides[1]}x{strides[0]}"
     return _transposed_sizes(site)
 
 
@@ -172,44 +165,46 @@ def _transposed_sizes(site: Site) -> str | None:
         more = [max(size - step, 0) for size, step in zip(kernel, steps, strict=True)]
     before = _shape(site, 2)[1:3]
     full = tuple(n * step + m for n, step, m in zip(before, steps, more, strict=True))
-    return None if full == sizes else f"takes with outputs of {full[0]}x{full[1]} only"
+    return (
+        None if full == sizes else f"outputs of {full[0]}x{full[1]} only, not {sizes[0]}x{sizes[1]}"
+    )
 
 
 def _forwards(site: Site) -> str | None:
     steps = site.constant(3)
     is_forward = steps is not None and bool(np.all(steps > 0))
-    return None if is_forward else "takes with steps forwards only"
+    return None if is_forward else "constant forward steps only"
 
 
 def _argmax(site: Site) -> str | None:
     shape, axis = _shape(site), site.constant(1)
     if axis is None or int(np.ravel(axis)[0]) % len(shape) != len(shape) - 1:
-        return "takes along the last axis only"
-    return None if shape[-1] <= 127 else f"takes up to 127 channels of, not {shape[-1]}"
+        return "the last axis only"
+    return None if shape[-1] <= 127 else f"at most 127 channels, not {shape[-1]}"
 
 
 def _same_scales(site: Site) -> str | None:
     params = {(tensor.scale, tensor.zero_point) for tensor in site.tensors}
-    return None if len(params) == 1 else "takes with the same scale everywhere only"
+    return None if len(params) == 1 else "one scale for all tensors only"
 
 
 def _eight_bits(site: Site) -> str | None:
-    return None if _bits(site) == 8 else "has no kernel for with int16"
+    return None if _bits(site) == 8 else "no kernel for int16"
 
 
 def _int8_input(site: Site) -> str | None:
     first = site.inputs[0]
-    return None if first is not None and first.dtype.name == "int8" else "takes int8 only of"
+    return None if first is not None and first.dtype.name == "int8" else "int8 inputs only"
 
 
 def _batch_axis(site: Site) -> str | None:
     is_first = site.option("axis") == site.option("batchDims")
-    return None if is_first else "takes along the first axis only"
+    return None if is_first else "the first axis only"
 
 
 def _softmax(site: Site) -> str | None:
     rows = math.prod(_shape(site)[1:-1])
-    return None if rows < WIDEST else f"takes up to {WIDEST} rows of, not {rows}"
+    return None if rows < WIDEST else f"fewer than {WIDEST} rows only, not {rows}"
 
 
 def _kernels(**checks: tuple[Check, ...]) -> dict[str, Kernel]:
@@ -252,11 +247,11 @@ ETHOS_U55 = Target(
     checks=(_has_axes,),
     operators={
         **BOTH,
-        **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _maps, _wide_strides, _pool),
+        **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _maps, _padded_strides, _pool),
         **_alike(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"), _maps, _resize),
         **_kernels(
-            CONV_2D=(_maps, _wide_strides),
-            DEPTHWISE_CONV_2D=(_maps, STRIDES),
+            CONV_2D=(_maps, _padded_strides),
+            DEPTHWISE_CONV_2D=(_maps, _strides),
             TRANSPOSE_CONV=(_transposed,),
             BATCH_MATMUL=(_int8_input,),
             ARG_MAX=(_argmax,),

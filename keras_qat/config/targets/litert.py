@@ -11,7 +11,7 @@ __all__ = ["XNNPACK"]
 def _lstm_of_int8(site: Site) -> str | None:
     is_lstm = site.operation.kernel == "UNIDIRECTIONAL_SEQUENCE_LSTM"
     is_wide = is_lstm and site.outputs[0].type == "int16"
-    return "has no kernel for with int16" if is_wide else None
+    return "no kernel for int16" if is_wide else None
 
 
 XNNPACK = Target(

@@ -17,7 +17,7 @@ class Problem:
     Args:
         tensor: the operator's output: the name of its layer, and the file's name for a part of it.
         operator: TFLite's name of the operator.
-        reason: the reason, in a few words.
+        reason: the reason, in a few words: "no kernel for int16", "strides up to 3 only, not 4".
         change: a change that helps, in a few words; "" if none is known.
         elsewhere: what computes the operator instead; None if the file does not run.
         index: index of the operator in the file, or of the loop that it is in.
@@ -31,7 +31,7 @@ class Problem:
     index: int = 0
 
     def __str__(self) -> str:
-        text = f"{self.tensor}: {self.operator}, {self.reason}"
+        text = f"{self.tensor}: {self.operator}: {self.reason}"
         return f"{text}; {self.change}" if self.change else text
 
 

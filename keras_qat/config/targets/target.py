@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Check = Callable[["Site"], "str | None"]
-"""Returns why an operator is refused, as the end of "which <title> ..."; None if it is not."""
+"""Returns why an operator of a file is refused, in a few words; None if it is not."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,12 +26,12 @@ def _scale_of_int4(site: Site) -> str | None:
     weights = site.inputs[1]
     if weights is None or weights.type != "int4" or weights.scale:
         return None
-    return "takes weights of 4 bits in, but with one scale: export with target='tflm'"
+    return "4-bit weights without one scale per tensor: export with target='tflm'"
 
 
 def _has_numbers(site: Site) -> str | None:
     is_empty = any(0 in tensor.shape for tensor in site.outputs)
-    return "takes no tensors without any number in" if is_empty else None
+    return "no empty tensors" if is_empty else None
 
 
 TFLM = Target(
