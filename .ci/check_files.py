@@ -23,7 +23,12 @@ missing = [
     - written,
 ]
 others = [name for name in packed if not re.match(r"(keras_qat|tf_keras_qat|keras_qat_cli)", name)]
-links = [each for each in re.findall(r"\]\(([^)\s]+)\)", metadata) if "://" not in each]
+(address,) = re.findall(r"^Project-URL: Source, (.*)$", metadata, flags=re.M)
+links = [
+    link
+    for link in re.findall(r"\]\(([^)\s]+)\)", metadata)
+    if "://" not in link or ("/blob/main/" in link and not link.startswith(f"{address}/"))
+]
 for fault, names in {
     "Missing": missing,
     "Not of the package": others,

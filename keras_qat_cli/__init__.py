@@ -1,7 +1,7 @@
 """The command line, `keras-qat`: the library's verbs on files.
 
-A package of its own, so that help and completion do not wait for TensorFlow: commands import
-keras_qat when they run.
+A package of its own because every import from keras_qat first imports TensorFlow, which takes
+seconds: help and completion do not wait for that. Commands import keras_qat when they run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Where Keras looks for keras_qat's classes when it loads a file and keras_qat is not imported.
+"""Aliases of keras_qat's modules, for loading `.keras` files without importing keras_qat first.
 
-tf-keras writes `tf_` before every module name that begins with `keras`, as it does for its own.
+tf-keras puts `tf_` in front of every module name that begins with `keras` when it saves a file,
+and imports that name when it loads one. So the name has to exist at the top level.
 """
 
 import sys

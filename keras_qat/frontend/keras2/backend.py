@@ -209,7 +209,11 @@ def is_building() -> bool:
 
 
 def is_in_converter() -> bool:
-    """Returns whether TFLite's converter traces a Keras model, which it was given as such."""
+    """Whether TFLite's converter is tracing a Keras model.
+
+    Walks the call stack, as the converter leaves no other mark: to a model it looks like any other
+    saving. Without this, users of `from_keras_model` would read pages about unknown operators.
+    """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "tensorflow.lite.python.lite":
@@ -256,10 +260,10 @@ def takes_mask(layer: Any) -> bool:
 
 @contextlib.contextmanager
 def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
-    """Runs a block in which `rnn` replaces `keras.backend.rnn`, also in LSTM and GRU.
+    """Runs a block in which recurrent layers compute with `rnn` in place of `keras.backend.rnn`.
 
-    All of Keras' recurrent layers compute with that function. LSTM and GRU would otherwise choose
-    a GPU kernel.
+    Replaces the function in Keras' module, as no layer takes another loop as an argument: all of
+    them, a user's own included, look it up there. LSTM and GRU are kept from their GPU kernels.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [part for layer in layers for part in layer._flatten_layers()]

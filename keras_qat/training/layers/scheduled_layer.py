@@ -32,7 +32,11 @@ NEVER = 2**62
 """A threshold that no training reaches."""
 
 _RANGES = 2**31
-"""What the threshold for ranges is multiplied with in the weight that holds it, too."""
+"""The weight `freeze_from` holds two thresholds: this times that of ranges, plus its own.
+
+A weight for each would be ordinary, but `.h5` files of version 0.1.0 lack it, and Keras refuses
+files with another number of weights before a layer is asked. `thresholds_in` takes them apart.
+"""
 
 
 class Phase(NamedTuple):
@@ -101,8 +105,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
     step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
-    The latter also holds the first step that observes no ranges, as files of earlier versions
-    have no weight of its own for it: see `thresholds`.
+    The latter also holds the first step that does not observe ranges: see `_RANGES`.
 
     It computes in float32; the layers inside it compute as their own policies say.
 
