@@ -1,8 +1,8 @@
-"""Keras callbacks: when a model quantizes, when statistics and ranges freeze, what quantizers do.
+"""Keras callbacks that delay quantization, freeze statistics, ranges and weights, and log ranges.
 
-Those that decide only set thresholds that the layers compare their own training step with. So they
-are exact to the step with any `steps_per_execution`, and training that is saved and resumed goes on
-in the middle of a delay: the layers' steps are saved with the model.
+The delaying and freezing callbacks only set thresholds, which the layers compare with their own
+count of training steps. So a change happens at the exact step with any `steps_per_execution`, and
+training that is saved and resumed continues in the middle of a delay.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "LogQuantiza
 
 
 class _Threshold(keras.callbacks.Callback):
+    """A callback that sets one threshold of all layers when training begins."""
+
     threshold: str
 
     def __init__(self, steps: int, *, model: Any = None) -> None:
@@ -36,33 +38,36 @@ class _Threshold(keras.callbacks.Callback):
         self.steps, self.within = steps, model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        schedule(_meant(self, self.steps), **{self.threshold: self.steps})
+        schedule(_model_of(self, self.steps), **{self.threshold: self.steps})
 
 
-def _meant(callback: Any, given: Any) -> Any:
-    """The model that a callback is for: that which is trained, unless it is told of another."""
+def _model_of(callback: Any, argument: Any) -> Any:
+    """Returns the model that a callback is for: the trained one, unless its `model` says another.
+
+    The error message repeats `argument`, the callback's first one.
+    """
     model = callback.model if callback.within is None else callback.within
     model = model.student if isinstance(model, Distiller) else model
     if isinstance(model, keras.Model) and not is_graph_model(model):
         name = type(callback).__name__
         raise ValueError(
             f"{type(model).__name__} '{model.name}' trains other models, and {name} does not "
-            f"know which of them it is for. Say so: {name}({given!r}, model=qat), with the "
+            f"know which of them it is for. Pass {name}({argument!r}, model=qat), with the "
             f"model that quantize_model returned."
         )
     return model
 
 
 class QuantDelay(_Threshold):
-    """Trains in float first: fake quantization begins at step `steps`.
+    """Trains in float until training step `steps`, then with fake quantization.
 
-    Ranges are observed from the first step on. The model's steps count, over all calls of `fit`
-    and across saving and loading, from 1: with 2_000, the 2 000th is the first quantized step.
+    Ranges are observed from the first step on. Steps are counted from 1, over all calls of `fit`
+    and across saving and loading: with 2_000, the 2 000th step is the first quantized one.
 
     Args:
-        steps: the first step that is quantized, in training steps (batches). 0 and 1 mean all.
-        model: the quantization-aware model, where another one that calls it is trained: one with a
-            `train_step` of its own, for distillation or adversarial training.
+        steps: the first quantized training step (batch). 0 and 1 quantize all steps.
+        model: the quantization-aware model, if `fit` trains another model that calls it, such as
+            one with its own `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
@@ -78,13 +83,14 @@ class QuantDelay(_Threshold):
 
 
 class FreezeBatchNorm(_Threshold):
-    """Freezes BatchNormalization at step `steps`: moving statistics from then on.
+    """Freezes the statistics of BatchNormalization at training step `steps`.
 
-    They are used in place of the batch's and no longer change; gamma and beta go on training.
-    Only BatchNormalization that is folded into a layer is meant: it is what inference folds.
+    From then on training uses the moving statistics, which no longer change, in place of the
+    batch's; gamma and beta continue to train. This applies only to BatchNormalization that is
+    folded into a layer.
 
     Args:
-        steps: the first step that is frozen, in training steps (batches), counted from 1.
+        steps: the first training step (batch) with frozen statistics, counted from 1.
         model: as for `QuantDelay`.
 
     Raises:
@@ -100,14 +106,14 @@ class FreezeBatchNorm(_Threshold):
 
 
 class FreezeRanges(_Threshold):
-    """Keeps the ranges of activations from step `steps` on: nothing is observed any more.
+    """Freezes the ranges of activations at training step `steps`.
 
-    Weights then settle on ranges that stay, and a step takes less time. Ranges of weights go
-    on following the weights.
+    The weights then adapt to ranges that no longer change, and a step takes less time. The ranges
+    of weights continue to follow the weights.
 
     Args:
-        steps: the first step that leaves ranges as they are, in training steps (batches), counted
-            from 1. From 0 or 1 on the model needs ranges before training, as `calibrate` gives.
+        steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
+            model needs ranges before training, as from `calibrate`.
 
     Raises:
         ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
@@ -120,17 +126,17 @@ class FreezeRanges(_Threshold):
 
 
 class FreezeOscillations(keras.callbacks.Callback):
-    """Lets weights of few bits rest that jump between two levels.
+    """Freezes low-bit weights that oscillate between two levels.
 
-    A weight near the middle between two levels turns back and forth, and the statistics of
-    BatchNormalization follow neither. Once it has done so in more than `threshold` of the steps, it
-    is kept at the level where it was most of the time. For 4 bits and fewer; weights with more, or
-    with one range for all, are left alone. What is frozen is forgotten when training is resumed.
+    A weight near the middle between two levels jumps back and forth, and the statistics of
+    BatchNormalization fit neither level. Once a weight has turned back in more than `threshold` of
+    the steps, it stays at the level where it was most of the time. This applies to weights of 4
+    bits and fewer with a range per channel. A resumed training starts with no frozen weights.
 
     Args:
-        threshold: share of the steps in which a weight turns: in the first epoch and in the last,
-            with a cosine between them.
-        momentum: of the average over steps: of some 1 / momentum steps.
+        threshold: the share of steps with a turn from which on a weight is frozen, for the first
+            and the last epoch, with a cosine between them.
+        momentum: of the moving average, which spans about 1 / momentum steps.
         model: as for `QuantDelay`.
 
     Raises:
@@ -150,7 +156,7 @@ class FreezeOscillations(keras.callbacks.Callback):
         model: Any = None,
     ) -> None:
         super().__init__()
-        if not all(0 < each < 1 for each in (*threshold, momentum)):
+        if not all(0 < share < 1 for share in (*threshold, momentum)):
             raise ValueError(
                 f"threshold={threshold}, momentum={momentum}: give numbers between 0 and 1."
             )
@@ -159,7 +165,7 @@ class FreezeOscillations(keras.callbacks.Callback):
         self._watched: list[Oscillations] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        model = _meant(self, self.threshold)
+        model = _model_of(self, self.threshold)
         check_quantized(model, ": call keras_qat.quantize_model(model) first.")
         self._watched = [
             Oscillations(weights, quantizer, self.momentum)
@@ -177,32 +183,32 @@ class FreezeOscillations(keras.callbacks.Callback):
         self._update()
 
     def _update_all(self) -> None:
-        for each in self._watched:
-            each.update(self._limit)
+        for oscillations in self._watched:
+            oscillations.update(self._limit)
 
     @property
     def frozen(self) -> float:
-        """The share of the watched weights that rest."""
-        rest = [each.frozen.numpy() for each in self._watched]
-        return float(sum(map(np.sum, rest)) / max(sum(map(np.size, rest)), 1))
+        """The share of the watched weights that are frozen."""
+        frozen = [weights.frozen.numpy() for weights in self._watched]
+        return float(sum(map(np.sum, frozen)) / max(sum(map(np.size, frozen)), 1))
 
 
 class LogQuantization(keras.callbacks.Callback):
-    """Logs the range of each quantizer to TensorBoard, and what it cuts off and costs.
+    """Logs the range, saturation and quantization noise of each quantizer to TensorBoard.
 
-    In TensorBoard's scalars are `range_min/` and `range_max/`, each with the name of the tensor
-    behind it; with data also `saturation/`, the share of the numbers that lie beyond the range,
-    and `sqnr/`, the signal to quantization noise of that tensor alone, in dB. They stand at the
-    epoch, as the metrics of `keras.callbacks.TensorBoard` do.
+    The scalars are `range_min/` and `range_max/`, followed by the name of the tensor. With data
+    there are also `saturation/`, the share of values beyond the range, and `sqnr/`, the signal to
+    quantization noise ratio of that tensor alone, in dB. The step of an entry is the epoch, as for
+    the metrics of `keras.callbacks.TensorBoard`.
 
-    No callback is needed for the accuracy of the file: `evaluate`, and so `val_accuracy`, compute
-    what the exported file gives, code for code.
+    The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
+    the same codes as the file.
 
     Args:
-        log_dir: directory of the log, as that of `keras.callbacks.TensorBoard`; what is logged
-            here is a run of its own in it, "quantization".
-        data: inputs as for `calibrate`, some dozens of them; None for the ranges alone.
-        every: how many epochs there are from one entry to the next.
+        log_dir: directory of the log, which may be that of `keras.callbacks.TensorBoard`: the
+            entries are a run "quantization" in it.
+        data: a few dozen inputs as for `calibrate`; None logs the ranges alone.
+        every: the number of epochs between entries.
         model: as for `QuantDelay`.
 
     Raises:
@@ -229,17 +235,19 @@ class LogQuantization(keras.callbacks.Callback):
         self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        check_quantized(_meant(self, self.log_dir), ": call keras_qat.quantize_model(model) first.")
+        check_quantized(
+            _model_of(self, self.log_dir), ": call keras_qat.quantize_model(model) first."
+        )
         self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if (epoch + 1) % self.every:
             return
-        # As tf.summary.scalar does, which TensorFlow has with TensorBoard alone.
+        # As tf.summary.scalar writes them, which needs TensorBoard to be installed.
         metadata = tf.compat.v1.SummaryMetadata(data_class=1)
         metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
-            for name, value in self._scalars(_meant(self, self.log_dir)):
+            for name, value in self._scalars(_model_of(self, self.log_dir)):
                 tf.summary.write(name, tf.constant(value, tf.float32), epoch, metadata)
         self._writer.flush()
 
@@ -248,22 +256,22 @@ class LogQuantization(keras.callbacks.Callback):
 
     def _scalars(self, model: Any) -> Iterator[tuple[str, float]]:
         if self.data is None:
-            for each in quantizers(model):
-                yield from _ends(each)
+            for quantizer in quantizers(model):
+                yield from _ends(quantizer)
             return
-        for found in statistics(model, self.data):
-            name = _named(found.quantizer)
-            yield from _ends(found.quantizer)
-            yield f"saturation/{name}", found.saturation
-            if found.sqnr is not None:
-                yield f"sqnr/{name}", found.sqnr
+        for entry in statistics(model, self.data):
+            name = _label(entry.quantizer)
+            yield from _ends(entry.quantizer)
+            yield f"saturation/{name}", entry.saturation
+            if entry.sqnr is not None:
+                yield f"sqnr/{name}", entry.sqnr
 
 
 def _ends(quantizer: Quantizer) -> Iterator[tuple[str, float]]:
     if quantizer.calibrated:
-        yield f"range_min/{_named(quantizer)}", float(np.min(quantizer.minimum))
-        yield f"range_max/{_named(quantizer)}", float(np.max(quantizer.maximum))
+        yield f"range_min/{_label(quantizer)}", float(np.min(quantizer.minimum))
+        yield f"range_max/{_label(quantizer)}", float(np.max(quantizer.maximum))
 
 
-def _named(quantizer: Quantizer) -> str:
+def _label(quantizer: Quantizer) -> str:
     return "+".join(quantizer.quantizes)

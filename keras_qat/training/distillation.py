@@ -1,4 +1,4 @@
-"""Distillation: a quantization-aware model learns what its float model says, without labels."""
+"""Distillation: training a quantization-aware model towards its float model, without labels."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from keras_qat.training.schedule import check_quantized
 __all__ = ["Distiller"]
 
 Distance = Callable[[Any, Any], Any]
-"""From the teacher's output and the student's to how far they are apart, a number."""
+"""Function of the teacher's output and the student's that returns their distance, a scalar."""
 
 
 class Distiller(keras.Model):
-    """Trains a quantization-aware model to give what a teacher gives, its float model most often.
+    """Trains a quantization-aware model to reproduce a teacher's outputs, mostly its float model's.
 
-    `compile` and `fit` as any model. Without a loss in `compile` no labels are needed: `fit(x)`.
-    With one, its value is added. `save` and `save_weights` save the student, which is the model
-    that is evaluated and exported.
+    Call `compile` and `fit` as for any model. Without a loss in `compile` no labels are needed:
+    `fit(x)`. With a loss, its value is added. `save` and `save_weights` save the student, which is
+    the model to evaluate and to export.
 
     Args:
-        student: what `quantize_model` returned.
+        student: the model that `quantize_model` returned.
         teacher: a model with the same inputs and outputs. It is not changed.
-        distance: how far outputs are apart: "logits", their Kullback-Leibler divergence as logits
-            of classes; "probabilities", the same of probabilities; "squared", the mean squared
+        distance: the distance between outputs: "logits", the Kullback-Leibler divergence of class
+            logits; "probabilities", the same of probabilities; "squared", the mean squared
             difference; or a function of the teacher's output and the student's.
-        temperature: what logits are divided by: higher ones tell more of the classes that are
-            wrong. 1 and up.
-        share: of the distance in the loss; the rest is that of the loss in `compile`, if any.
+        temperature: the divisor of the logits, 1 and up. A higher one gives the wrong classes
+            more weight.
+        share: the share of the distance in the loss; the loss of `compile`, if any, has the rest.
 
     Raises:
         ValueError: if the student is not quantized, there is no such distance, or the temperature
@@ -77,44 +77,45 @@ class Distiller(keras.Model):
 
     @property
     def metrics(self) -> list[Any]:
-        """Those of `compile`, with the loss and the distance."""
+        """The metrics of `compile`, with the loss and the distance."""
         return [self.loss_tracker, self.distance_tracker, *super().metrics]
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """What the student gives."""
+        """Calls the student."""
         return self.student(inputs, training=training)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As Keras documents it."""
+        """Makes the function that trains a batch, as Keras documents it."""
         check_started(self.student)
         return super().make_train_function(force)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """As Keras documents it: one step, with labels or without."""
+        """Trains one batch, with labels or without."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        wanted = self.teacher(x, training=False)
+        target = self.teacher(x, training=False)
         with tf.GradientTape() as tape:
-            found = self.student(x, training=True)
-            distance = self._distance(wanted, found)
+            output = self.student(x, training=True)
+            distance = self._distance(target, output)
             loss = distance
             if y is not None and self.compiled_loss is not None and self.loss is not None:
-                rest = self.compiled_loss(y, found, weights)
+                rest = self.compiled_loss(y, output, weights)
                 loss = self.share * distance + (1 - self.share) * rest
             loss += tf.add_n([tf.zeros([]), *(tf.cast(e, tf.float32) for e in self.student.losses)])
         self.optimizer.minimize(loss, self.student.trainable_variables, tape=tape)
         self.loss_tracker.update_state(loss)
         self.distance_tracker.update_state(distance)
         if y is not None:
-            self.compiled_metrics.update_state(y, found, weights)
-        return {each.name: each.result() for each in self.metrics}
+            self.compiled_metrics.update_state(y, output, weights)
+        return {metric.name: metric.result() for metric in self.metrics}
 
-    def _distance(self, wanted: Any, found: Any) -> Any:
-        """The mean over outputs."""
-        pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True)
+    def _distance(self, targets: Any, outputs: Any) -> Any:
+        """Returns the distance, averaged over the model's outputs."""
+        pairs = zip(tf.nest.flatten(targets), tf.nest.flatten(outputs), strict=True)
         by = self.temperature
         parts = [
-            self.distance(tf.cast(one, tf.float32) / by, tf.cast(other, tf.float32) / by) * by**2
-            for one, other in pairs
+            self.distance(tf.cast(target, tf.float32) / by, tf.cast(output, tf.float32) / by)
+            * by**2
+            for target, output in pairs
         ]
         return tf.add_n(parts) / len(parts)
 
@@ -131,18 +132,18 @@ class Distiller(keras.Model):
         return self.student.load_weights(*args, **kwargs)
 
 
-def _of_logits(wanted: Any, found: Any) -> Any:
-    exact, log = tf.nn.softmax(wanted), tf.nn.log_softmax
-    return tf.reduce_mean(tf.reduce_sum(exact * (log(wanted) - log(found)), -1))
+def _of_logits(target: Any, output: Any) -> Any:
+    probabilities, log = tf.nn.softmax(target), tf.nn.log_softmax
+    return tf.reduce_mean(tf.reduce_sum(probabilities * (log(target) - log(output)), -1))
 
 
-def _of_probabilities(wanted: Any, found: Any) -> Any:
-    wanted, found = (tf.clip_by_value(each, 1e-7, 1.0) for each in (wanted, found))
-    return tf.reduce_mean(tf.reduce_sum(wanted * tf.math.log(wanted / found), -1))
+def _of_probabilities(target: Any, output: Any) -> Any:
+    target, output = (tf.clip_by_value(x, 1e-7, 1.0) for x in (target, output))
+    return tf.reduce_mean(tf.reduce_sum(target * tf.math.log(target / output), -1))
 
 
-def _squared(wanted: Any, found: Any) -> Any:
-    return tf.reduce_mean(tf.math.squared_difference(wanted, found))
+def _squared(target: Any, output: Any) -> Any:
+    return tf.reduce_mean(tf.math.squared_difference(target, output))
 
 
 DISTANCES: dict[str, Distance] = {
@@ -150,4 +151,4 @@ DISTANCES: dict[str, Distance] = {
     "probabilities": _of_probabilities,
     "squared": _squared,
 }
-"""Name -> the function."""
+"""Name of a distance -> the function that computes it."""

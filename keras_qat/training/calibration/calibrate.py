@@ -1,4 +1,4 @@
-"""Ranges from data, without training: what post-training quantization needs."""
+"""The verb `calibrate`: ranges from data, without training, for post-training quantization."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ def calibrate(
 ) -> None:
     """Sets the ranges of a quantization-aware model from data, without training it.
 
-    After this the model can be exported: post-training quantization. Ranges are those of the
+    The model can then be exported: this is post-training quantization. The ranges are those of the
     float model at inference: quantization, dropout and noise are off. They depend neither on the
-    batch size nor on the order of the examples. No other weight changes, unless `weights` says so:
-    not those that train, not BatchNormalization's statistics, not the training step.
+    batch size nor on the order of the examples. Trained weights, the statistics of
+    BatchNormalization and the training step stay as they are, unless `weights` says otherwise.
 
     Args:
         model: the model.
         dataset: inputs, as `model.predict` or TFLite's converter take them: an array, a list or
             dict of arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a
-            generator of batches or the function that makes one, a list of images. Labels that come
-            along are ignored.
-        steps: how many batches to look at; all by default. A dataset that never ends needs it.
+            generator of batches or the function that makes one, a list of images. Labels are
+            ignored.
+        steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays and single examples, 32 by default.
-        method: what a range is made of. "minmax" takes the extremes, "percentile" all but a
-            share of the numbers at either end, "mse" the range with the smallest mean squared
-            error, "entropy" that with the smallest Kullback-Leibler divergence. What lies
-            beyond a range is cut off. "percentile" does so with the inputs before anything is
-            computed from them, for which it reads the data twice, if it is no generator. Ranges
-            that a kernel fixes stay as they are.
-        percentile: share of the numbers, in percent, below the upper end, and above the lower one.
-        weights: ranges of weights per channel: their extremes, which change nothing, or with "mse"
-            those with the smallest mean squared error, which weights are clipped to. Pays with 4
-            bits and fewer; `learn_rounding` does more, and this as well.
-        reset: whether what was observed before, by training or in an earlier call, is forgotten.
-            If not, ranges are averaged with it, each part counting by its number of examples.
+        method: how a range is chosen. "minmax" takes the extremes, "percentile" all but a share of
+            the values at either end, "mse" the range with the smallest mean squared error,
+            "entropy" the range with the smallest Kullback-Leibler divergence. Values beyond the
+            range are clipped. "percentile" clips the inputs before it computes other ranges, for
+            which it reads the data twice unless it is a generator. Ranges that an operator fixes
+            stay as they are.
+        percentile: share of the values, in percent, below the upper end, and above the lower one.
+        weights: the ranges of weights per channel. "minmax" takes the extremes, which changes
+            nothing; "mse" takes the ranges with the smallest mean squared error and clips weights
+            to them, which pays with 4 bits and fewer. `learn_rounding` does that as well.
+        reset: whether to forget earlier observations, from training or from an earlier call.
+            Otherwise ranges are averaged with them, weighted by the number of examples.
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized, there is no such method, the data is not what
-            the model takes or none, or a tensor holds NaN or infinity.
+        ValueError: if the model is not quantized, there is no such method, the data is empty or
+            does not fit the model, or a tensor holds NaN or infinity.
 
     Example:
         >>> qat = keras_qat.quantize_model(model)
@@ -89,7 +89,7 @@ def calibrate(
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     kept = kept_batch(states_of(model))
     batch_size = kept or batch_size
-    found = Observed(model, counts=method != "minmax")
+    observed = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
 
@@ -98,18 +98,18 @@ def calibrate(
 
     limits: dict[int, tuple[Any, Range]] = {}
     if method == "percentile" and not hasattr(dataset, "__next__"):
-        limits = _input_limits(found.watch.graph, read(), range_of)
+        limits = _input_limits(observed.watch.graph, read(), range_of)
     first: list[np.ndarray] = []
     total = batch_count(model, dataset, batch_size, steps)
     for batch in shown(read(), "Calibration", verbose, total):
-        for place, (_, ends) in limits.items():
-            batch[place] = np.clip(batch[place], *ends)
-        found.add(batch)
-        first = first or [each[: kept or 1] for each in batch]
-    ranges = found.ranges(range_of) | dict(limits.values())
+        for index, (_, ends) in limits.items():
+            batch[index] = np.clip(batch[index], *ends)
+        observed.add(batch)
+        first = first or [x[: kept or 1] for x in batch]
+    ranges = observed.ranges(range_of) | dict(limits.values())
     _observe_weights(model, first, reset)
     for observer, ends in ranges.items():
-        _set(observer, ends, found.examples / EXAMPLES_PER_BATCH, reset)
+        _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset)
     if weights == "mse":
         clip_weights(model)
 
@@ -117,46 +117,51 @@ def calibrate(
 def _input_limits(
     graph: Graph, read: Iterator[list[np.ndarray]], range_of: Callable[..., Range]
 ) -> dict[int, tuple[Any, Range]]:
-    """The ranges of inputs that have a quantizer for themselves: place -> observer, range."""
+    """Returns observer and range of each input that shares its quantizer with no other tensor.
+
+    The keys are the indices of the inputs.
+    """
     readers = graph.consumers()
-    found = {}
-    for place, value in enumerate(values_in(graph.inputs)):
+    quantizers = {}
+    for index, value in enumerate(values_in(graph.inputs)):
         layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
-        own = [each for each in layers if each.slots == 1]
+        own = [layer for layer in layers if layer.slots == 1]
         if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
-            found[place] = own[0].quantizer
-    counts: dict[int, Any] = dict.fromkeys(found, 0)
-    ends: dict[int, list[np.ndarray]] = {place: [] for place in found}
+            quantizers[index] = own[0].quantizer
+    counts: dict[int, Any] = dict.fromkeys(quantizers, 0)
+    extremes: dict[int, list[np.ndarray]] = {index: [] for index in quantizers}
     for batch in read:
-        for place in found:
-            x = tf.constant(batch[place], tf.float32)
-            counts[place] = counts[place] + folded(counts_of(x).numpy())
-            ends[place].append(extremes_of(x).numpy())
+        for index in quantizers:
+            x = tf.constant(batch[index], tf.float32)
+            counts[index] = counts[index] + folded(counts_of(x).numpy())
+            extremes[index].append(extremes_of(x).numpy())
     limits = {}
-    for place, quantizer in found.items():
-        low, high = np.min(ends[place], 0)[0], np.max(ends[place], 0)[1]
-        limits[place] = range_of(Histogram.of(counts[place], low, high), quantizer.spec)
-    return {place: (found[place].observers[0], limits[place]) for place in found}
+    for index, quantizer in quantizers.items():
+        low, high = np.min(extremes[index], 0)[0], np.max(extremes[index], 0)[1]
+        histogram = Histogram.of(counts[index], low, high)
+        limits[index] = quantizer.observers[0], range_of(histogram, quantizer.spec)
+    return limits
 
 
-def _set(observer: Any, ends: tuple[float, float], count: float, reset: bool) -> None:
+def _set(observer: Any, ends: Range, count: float, reset: bool) -> None:
     """Sets the range of an observer, or averages it with the one it has."""
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
+    low, high = ends
     if before:
-        there = observer.extremes()
+        old_low, old_high = observer.extremes()
         share = count / (before + count)
-        ends = tuple(old + (new - old) * share for old, new in zip(there, ends, strict=True))
-    observer.set(*ends, before + count)
+        low, high = old_low + (low - old_low) * share, old_high + (high - old_high) * share
+    observer.set(low, high, before + count)
 
 
 def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None:
-    """Lets the weights' observers see them; folded ones exist in training alone."""
+    """Updates the observers of weights by one call in training, where folded weights exist."""
     layers = list(scheduled_layers(model))
     observers = [
-        each.observer
+        quantizer.observer
         for layer in layers
-        for each in getattr(layer, "weight_quantizers", {}).values()
-        if getattr(each.observer, "minimum", None) is not None
+        for quantizer in getattr(layer, "weight_quantizers", {}).values()
+        if getattr(quantizer.observer, "minimum", None) is not None
     ]
     if not observers:
         return
@@ -174,10 +179,10 @@ def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None
             observer.set(0.0, 0.0, 0.0)
     schedule(model, quantize_from=NEVER, freeze_from=0)
     graph, strategy = graph_lib.read(model), model.distribute_strategy
-    dtypes = [each.dtype for each in model.inputs]
+    dtypes = [x.dtype for x in model.inputs]
 
     def train(*inputs: Any) -> None:
-        strategy.run(lambda *given: graph_lib.evaluate(graph, list(given), _train), inputs)
+        strategy.run(lambda *xs: graph_lib.evaluate(graph, list(xs), _train), inputs)
 
     try:
         traced(train)(*map(tf.constant, example, dtypes))
@@ -187,7 +192,7 @@ def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer as at inference, but for what observes."""
+    """Calls a quantize-aware layer as in training, any other as at inference."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
     with computing_in_float32(call.layer), swapped(call.layer, mixed=False):

@@ -1,7 +1,7 @@
-"""Ways to take a range from a histogram: numpy, no model.
+"""Calibration methods: functions that choose the range of a quantizer from a histogram.
 
-Each takes a histogram and a specification and returns the ends of the range. What lies beyond
-them is cut off, so that the steps inside are smaller.
+A method takes a histogram and a specification and returns the ends of the range. Values beyond
+the ends are clipped, which leaves a finer scale for the rest.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ Method = Literal["minmax", "percentile", "mse", "entropy"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""The extremes are left only for an error that is this much smaller: numbers that lie on the
-steps already, as pixels do, have less error than their histogram tells."""
+"""A narrower range has to reduce the error to this share, as histograms overestimate the error of
+the extremes for values that already lie on the grid, such as pixels."""
 _MERGED = 16
-"""How many bins are one where errors are summed: each is still a 32nd as wide as its numbers."""
+"""How many bins are merged to sum errors; a merged bin is 1/32 as wide as its numbers."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
-"""Ends that are tried, of the extremes: down to 1/4096."""
+"""Factors of the extremes that are tried as ends, down to 1/4096."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
-"""What is tried around the best of these."""
+"""Factors that are tried around the best of `_FACTORS`."""
 _PER_LEVEL = 8
-"""Bins of a level whose distributions are compared by their entropy."""
+"""Bins per quantization level in the distributions whose divergence is computed."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
-    """All that was seen, and zero."""
+    """Returns the smallest range that holds all values and zero."""
     return min(0.0, float(histogram.low[0])), max(0.0, float(histogram.high[-1]))
 
 
 def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) -> Range:
-    """All but a share of the numbers at either end."""
+    """Returns the range that holds all values but a share at either end."""
     share = percent / 100
     low = min(0.0, histogram.quantile(1 - share))
     return low, max(0.0, histogram.quantile(share))
 
 
 def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
-    """The range with the smallest mean squared error of quantization."""
+    """Returns the range with the smallest mean squared quantization error."""
     histogram, full = histogram.merged(_MERGED), extremes(histogram, spec)
     if spec.symmetric:
         size = max(-full[0], full[1])
@@ -63,7 +63,7 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
         best = _narrowed(histogram, spec, full, (0, 1))
     else:
         best = full
-        for _ in range(3):  # An end at a time, as far as the other one lets it.
+        for _ in range(3):  # Optimizes one end at a time, given the other.
             before = best
             for side in (0, 1):
                 if full[side] != 0.0:
@@ -84,24 +84,24 @@ def _narrowed(
     sides: tuple[int, ...],
     extreme: float | None = None,
 ) -> Range:
-    """The best range whose ends on some sides are nearer to zero."""
+    """Returns the best range whose ends on the given sides are moved towards zero."""
 
-    def tried(start: Range, factors: np.ndarray) -> Range:
-        found = [
+    def best_of(start: Range, factors: np.ndarray) -> Range:
+        ranges = [
             (start[0] * (f if 0 in sides else 1), start[1] * (f if 1 in sides else 1))
             for f in factors
         ]
-        return min(found, key=lambda each: squared_error(histogram, spec, each))
+        return min(ranges, key=lambda ends: squared_error(histogram, spec, ends))
 
     start = list(ends)
     if extreme is not None:
         start[sides[0]] = extreme
-    coarse = tried((start[0], start[1]), _FACTORS)
-    return tried(coarse, _CLOSER)
+    coarse = best_of((start[0], start[1]), _FACTORS)
+    return best_of(coarse, _CLOSER)
 
 
 def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range) -> float:
-    """The sum of squared errors of quantization, numbers being evenly spread within a bin."""
+    """Sums the squared quantization errors, assuming an even spread of values within a bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)
@@ -118,23 +118,22 @@ def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range) -> float:
     total = np.sum((density * (inside + (above + below) / 3))[~points])
     if points.any():
         x = a[points]
-        kept = np.clip(x, low, high)
-        off = np.round(kept / scale) * scale - x
-        total += np.sum(histogram.counts[points] * off**2)
+        error = np.round(np.clip(x, low, high) / scale) * scale - x
+        total += np.sum(histogram.counts[points] * error**2)
     return float(total)
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """The integral from 0 to x of the squared distance to the nearest whole number."""
+    """Integrates the squared distance to the nearest whole number from 0 to x."""
     whole = np.round(x)
     return whole / 12 + (x - whole) ** 3 / 3
 
 
 def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
-    """The range that keeps most of the distribution: the smallest Kullback-Leibler divergence.
+    """Returns the range with the smallest Kullback-Leibler divergence after quantization.
 
-    Zeros do not count, as every range has them. With more than 8 bits there is hardly anything
-    to lose: the extremes.
+    Zeros do not count, as every range holds them. With more than 8 bits the range is that of the
+    extremes, as there is hardly anything to gain.
 
     Source: TensorRT's calibration (Migacz 2017), for ranges with an end on each side.
     """
@@ -146,28 +145,27 @@ def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
         size = max(-full[0], full[1])
         full = -size, size
     factors = 2.0 ** (-np.arange(0, 96) / 8)
-    tried = [(full[0] * f, full[1] * f) for f in factors]
-    return min(tried, key=lambda each: _divergence(rest, spec.bits, each))
+    ranges = [(full[0] * f, full[1] * f) for f in factors]
+    return min(ranges, key=lambda ends: _divergence(rest, spec.bits, ends))
 
 
 def _divergence(histogram: Histogram, bits: int, ends: Range) -> float:
-    """That of the numbers, cut off at the ends, from what is left of them in so many levels."""
+    """Computes the divergence between the clipped histogram and its quantized version."""
     levels = 2**bits - 1
     edges = np.linspace(*ends, levels * _PER_LEVEL + 1)
     sums = histogram.below(edges)
     inside = np.diff(sums)
     if inside.sum() <= 0:
         return float(np.inf)
-    wanted = inside.copy()
-    wanted[0] += sums[0]
-    wanted[-1] += histogram.size - sums[-1]
-    there = (wanted > 0).reshape(levels, _PER_LEVEL)
-    counts = np.maximum(there.sum(1), 1)
-    means = inside.reshape(levels, _PER_LEVEL).sum(1) / counts
-    left = (there * means[:, None]).reshape(-1)
-    wanted, left = wanted / wanted.sum(), left / left.sum()
-    some = wanted > 0
-    return float(np.sum(wanted[some] * np.log(wanted[some] / np.maximum(left[some], 1e-12))))
+    clipped = inside.copy()
+    clipped[0] += sums[0]
+    clipped[-1] += histogram.size - sums[-1]
+    is_used = (clipped > 0).reshape(levels, _PER_LEVEL)
+    means = inside.reshape(levels, _PER_LEVEL).sum(1) / np.maximum(is_used.sum(1), 1)
+    quantized = (is_used * means[:, None]).reshape(-1)
+    clipped, quantized = clipped / clipped.sum(), quantized / quantized.sum()
+    p, q = clipped[clipped > 0], quantized[clipped > 0]
+    return float(np.sum(p * np.log(p / np.maximum(q, 1e-12))))
 
 
 METHODS: dict[Method, Callable[..., Range]] = {
@@ -176,4 +174,4 @@ METHODS: dict[Method, Callable[..., Range]] = {
     "mse": least_squares,
     "entropy": entropy,
 }
-"""Name, as `calibrate` takes it -> the function."""
+"""Name that `calibrate` takes -> calibration method."""

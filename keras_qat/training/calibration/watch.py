@@ -1,4 +1,4 @@
-"""What the quantizers of a model see when it computes in float: extremes, histograms."""
+"""Observation of the tensors in front of quantizers while a model computes in float."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Observed", "infer"]
 
 
 class _Watch:
-    """A function that computes a model in float and tells what its quantizers see: traced once.
+    """A traced function that computes a model in float and returns statistics of its tensors.
 
     Args:
         model: the model.
-        counts: whether histograms are wanted, and not the extremes alone.
-        fixed: whether quantizers whose ranges are fixed are watched too.
+        counts: whether to count for histograms, besides taking the extremes.
+        fixed: whether to watch quantizers with fixed ranges too.
     """
 
     def __init__(self, model: Any, counts: bool, fixed: bool) -> None:
@@ -37,8 +37,8 @@ class _Watch:
         self.layers = list(scheduled_layers(model))
         self.graph = graph_lib.read(model)
         self.tensors: list[tuple[Any, int]] = []
-        """A quantizer and a slot of it, as often as it is called."""
-        signature = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in model.inputs]
+        """The quantizer and slot of each watched tensor, in the order of computation."""
+        signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
 
         def watch(*inputs: Any) -> Any:
             seen = self._seen(inputs)
@@ -57,27 +57,27 @@ class _Watch:
 
         with contextlib.ExitStack() as stack:
             for layer in self.layers:
-                for each in layer.quantizers:
-                    if self.fixed or isinstance(each.spec, specs.QuantSpec):
-                        stack.enter_context(_watched(each, functools.partial(note, each)))
+                for quantizer in layer.quantizers:
+                    if self.fixed or isinstance(quantizer.spec, specs.QuantSpec):
+                        watcher = functools.partial(note, quantizer)
+                        stack.enter_context(_watched(quantizer, watcher))
             phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
             stack.enter_context(assuming(phase, self.layers))
             graph_lib.evaluate(self.graph, list(inputs), infer)
         return seen
 
     def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The extremes of each tensor, and the counts of each if they are wanted."""
-        dtypes = [each.dtype for each in self.watch.input_signature]
+        """Returns the extremes of each tensor, and its counts if they are wanted."""
         arrays = [
-            np.asarray(each, dtype.as_numpy_dtype)
-            for each, dtype in zip(batch, dtypes, strict=True)
+            np.asarray(x, spec.dtype.as_numpy_dtype)
+            for x, spec in zip(batch, self.watch.input_signature, strict=True)
         ]
         extremes, counts = self.watch(*map(tf.constant, arrays))
-        return np.asarray(extremes).reshape(-1, 2), [folded(each.numpy()) for each in counts]
+        return np.asarray(extremes).reshape(-1, 2), [folded(bins.numpy()) for bins in counts]
 
 
 class Observed:
-    """What the quantizers of a model see, over all batches."""
+    """Statistics of the tensors in front of a model's quantizers, over all batches."""
 
     def __init__(self, model: Any, counts: bool, fixed: bool = False) -> None:
         watches = getattr(model, "_watches", None)
@@ -101,57 +101,63 @@ class Observed:
             return
         lowest, highest = (end(self.extremes, extremes) for end in (np.minimum, np.maximum))
         self.extremes = np.stack([lowest[:, 0], highest[:, 1]], 1)
-        for sums, each in zip(self.counts, counts, strict=True):
-            sums += each
+        for sums, new in zip(self.counts, counts, strict=True):
+            sums += new
 
-    def _check_finite(self, found: np.ndarray) -> None:
-        there = {each: layer.name for layer in self.watch.layers for each in layer.quantizers}
+    def _check_finite(self, extremes: np.ndarray) -> None:
+        layer_of = {
+            quantizer: layer.name for layer in self.watch.layers for quantizer in layer.quantizers
+        }
         broken = [
-            there[quantizer]
-            for (quantizer, _), ends in zip(self.watch.tensors, found, strict=True)
+            layer_of[quantizer]
+            for (quantizer, _), ends in zip(self.watch.tensors, extremes, strict=True)
             if not np.isfinite(ends).all()
         ]
         if broken:
             raise ValueError(
-                f"The data gives {len(broken)} quantizers a range with NaN or infinity, first "
-                f"{broken[0]}/output. It holds none itself: look for them in the weights, and for "
-                f"numbers in the data that are too large."
+                f"The data gives {len(broken)} quantizer{'s' * (len(broken) > 1)} a range with NaN "
+                f"or infinity, first {broken[0]}/output. It holds none itself: look for them in "
+                f"the weights, and for numbers in the data that are too large."
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Any, Range]:
-        """The range of each observer: by the method of all that its quantizer has seen."""
-        places: dict[Any, list[int]] = {}
-        for place, (quantizer, slot) in enumerate(self.watch.tensors):
+        """Returns the range of each observer, which `method` takes from its quantizer's tensors.
+
+        Without counts it is the range of the extremes.
+        """
+        tensors: dict[Any, list[int]] = {}
+        for index, (quantizer, slot) in enumerate(self.watch.tensors):
             key = (quantizer, None if self.counts else slot)
-            places.setdefault(key, []).append(place)
-        found: dict[Any, Range] = {}
-        for (quantizer, slot), each in places.items():
-            ends = (
-                method(self._histogram(each), quantizer.spec) if self.counts else self._ends(each)
-            )
+            tensors.setdefault(key, []).append(index)
+        ranges: dict[Any, Range] = {}
+        for (quantizer, slot), indices in tensors.items():
+            if self.counts:
+                low, high = method(self._histogram(indices), quantizer.spec)
+            else:
+                low, high = self._ends(indices)
             observers = quantizer.observers if slot is None else [quantizer.observers[slot]]
-            found |= dict.fromkeys(observers, (float(ends[0]), float(ends[1])))
-        return found
+            ranges |= dict.fromkeys(observers, (float(low), float(high)))
+        return ranges
 
     def histograms(self) -> dict[Any, Histogram]:
-        """Quantizer -> the histogram of all that it has seen. Needs `counts`."""
-        places: dict[Any, list[int]] = {}
-        for place, (quantizer, _) in enumerate(self.watch.tensors):
-            places.setdefault(quantizer, []).append(place)
-        return {quantizer: self._histogram(each) for quantizer, each in places.items()}
+        """Returns the histogram of each quantizer's tensors. Needs `counts`."""
+        tensors: dict[Any, list[int]] = {}
+        for index, (quantizer, _) in enumerate(self.watch.tensors):
+            tensors.setdefault(quantizer, []).append(index)
+        return {quantizer: self._histogram(indices) for quantizer, indices in tensors.items()}
 
-    def _histogram(self, places: list[int]) -> Histogram:
-        counts = np.sum([self.counts[place] for place in places], 0)
-        return Histogram.of(counts, *self._ends(places))
+    def _histogram(self, indices: list[int]) -> Histogram:
+        counts = np.sum([self.counts[index] for index in indices], 0)
+        return Histogram.of(counts, *self._ends(indices))
 
-    def _ends(self, places: list[int]) -> Range:
+    def _ends(self, indices: list[int]) -> Range:
         assert self.extremes is not None
-        return self.extremes[places, 0].min(), self.extremes[places, 1].max()
+        return self.extremes[indices, 0].min(), self.extremes[indices, 1].max()
 
 
 @contextlib.contextmanager
 def _watched(quantizer: Any, note: Callable[[int, Any], None]) -> Iterator[None]:
-    """Runs a block in which a quantizer shows what it sees."""
+    """Runs a block in which a quantizer passes its tensors to `note`."""
     quantizer.watched = note
     try:
         yield
