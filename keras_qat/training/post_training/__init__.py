@@ -1,4 +1,4 @@
-"""What makes a model accurate without labels or training: weights changed, layer by layer."""
+"""Post-training methods: they change weights layer by layer, without labels or training."""
 
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize

@@ -1,4 +1,4 @@
-"""Bias correction: what rounding shifts on average is taken back by the biases."""
+"""Bias correction: biases compensate for the mean error of quantization."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def bias_correction(
 ) -> None:
     """Corrects biases for the mean error of quantization, without labels.
 
-    Rounded weights shift the mean of a layer's outputs. What they differ from the float model's, on
-    average over the data, is subtracted: from the layer's bias, or from the offset of the
-    BatchNormalization behind it. From the first layer to the last, each sees those before it as
-    they are quantized and corrected. Layers with neither, and those called several times, stay.
+    Rounded weights shift the mean of a layer's outputs. The mean difference from the float model is
+    subtracted from the layer's bias, or from the offset of the BatchNormalization behind it. Layers
+    are corrected from first to last, with the layers in front quantized and corrected already.
+    Layers without bias and BatchNormalization, and layers that are called several times, stay.
 
     Args:
         model: a calibrated quantization-aware model; its weights change.
@@ -47,7 +47,7 @@ def bias_correction(
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or the data is not what it takes.
+        ValueError: if the model is not quantized or calibrated, or the data does not fit it.
 
     Example:
         >>> keras_qat.calibrate(qat, x_train[:256])
@@ -64,7 +64,7 @@ def bias_correction(
 
 
 def means_in_float(part: Part, in_float: list[Tensors]) -> dict[Any, np.ndarray]:
-    """What each wrapper of a part that has quantized weights gives in float, on average."""
+    """Returns the mean float output of each wrapper of a part that has quantized weights."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
         for call, batches in walk(part, in_float, IN_FLOAT)
@@ -72,41 +72,41 @@ def means_in_float(part: Part, in_float: list[Tensors]) -> dict[Any, np.ndarray]
     }
 
 
-def correct(part: Part, quantized: list[Tensors], wanted: dict[Any, np.ndarray]) -> None:
-    """Makes each of these wrappers give its mean in float, those before it being corrected."""
+def correct(part: Part, quantized: list[Tensors], means: dict[Any, np.ndarray]) -> None:
+    """Shifts the outputs of wrappers, from first to last, so that they have the given means."""
     for call, batches in walk(part, quantized, QUANTIZED):
-        if call.layer in wanted:
-            shift_output(call.layer, wanted[call.layer] - _mean(call, batches, QUANTIZED))
+        if call.layer in means:
+            shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))
 
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
-    """The mean of all examples, in front of the activation."""
-    inputs = [each[call.inputs[0]] for each in batches]
-    return mean_of([before_activation(call.layer, each, phase) for each in inputs])
+    """Returns the mean output of a wrapper in front of its activation, over all examples."""
+    inputs = [tensors[call.inputs[0]] for tensors in batches]
+    return mean_of([before_activation(call.layer, x, phase) for x in inputs])
 
 
 def mean_of(batches: list[Any]) -> np.ndarray:
-    """The mean of all examples."""
-    sums = [tf.reduce_sum(tf.cast(each, tf.float64), 0).numpy() for each in batches]
-    return np.sum(sums, 0) / sum(int(each.shape[0]) for each in batches)
+    """Returns the mean of all examples."""
+    sums = [tf.reduce_sum(tf.cast(x, tf.float64), 0).numpy() for x in batches]
+    return np.sum(sums, 0) / sum(int(x.shape[0]) for x in batches)
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
-    """Adds the mean of `shift`, which is shaped as an output, to what each channel gives."""
+    """Adds `shift`, which has the shape of an output, to the channels on average."""
     norm, bias = wrapper.batch_norm, getattr(wrapper.layer, "bias", None)
     if norm is None:
         if bias is not None:
-            bias.assign_add(_as(bias, shift))
+            bias.assign_add(_reduced(shift, bias))
     elif norm.center:
-        norm.beta.assign_add(_as(norm.beta, shift))
+        norm.beta.assign_add(_reduced(shift, norm.beta))
     else:
         factor = normalization(None, norm)[0].numpy()
-        shift = _as(norm.moving_mean, shift)
+        shift = _reduced(shift, norm.moving_mean)
         norm.moving_mean.assign_sub(shift / np.where(factor == 0, np.inf, factor))
 
 
-def _as(variable: Any, shift: np.ndarray) -> np.ndarray:
-    """The mean in the shape of a variable that is broadcast against it."""
+def _reduced(shift: np.ndarray, variable: Any) -> np.ndarray:
+    """Averages a shift over the axes that a variable lacks or has with size 1."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
     axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)

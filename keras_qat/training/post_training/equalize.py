@@ -1,4 +1,4 @@
-"""Cross-layer equalization: ranges of channels become alike, and the next layer makes up for it."""
+"""Cross-layer equalization: moving factors between layers so that channel ranges become alike."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ _KERNELS = {
     _layers.DepthwiseConv2D: (-2, -1),
     _layers.Dense: (-1,),
 }
-"""Layers that can be equalized -> axes of the output channels. Their inputs' are along -2."""
+"""Layers that can be equalized -> axes of the output channels. Input channels are along -2."""
 _BETWEEN = (
     *(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.Dropout, _layers.SpatialDropout2D),
     *(_layers.MaxPooling1D, _layers.MaxPooling2D, _layers.GlobalMaxPooling2D),
     *(_layers.AveragePooling1D, _layers.AveragePooling2D),
     *(_layers.GlobalAveragePooling1D, _layers.GlobalAveragePooling2D),
 )
-"""Layers through which a factor of a channel passes."""
+"""Layers that pass a factor of a channel on."""
 _ROUNDS = 20
 
 
 def equalize(model: Any, *, verbose: int = 0) -> Any:
-    """Makes the channels of a float model's layers alike in range, without changing its outputs.
+    """Equalizes the ranges of channels between layers of a float model; its outputs stay the same.
 
-    A ReLU lets factors pass: an output channel of one layer is divided by a factor, and what the
-    next one reads of that channel is multiplied by it. Channels whose weights are far larger than
-    others' then no longer take the range of the tensor for themselves, which costs the others their
-    levels. It pays for depthwise-separable networks, and most with one range for all weights of a
-    layer. Factors are powers of two, so that a float model's outputs stay the same to the last bit.
+    Each output channel of a layer is divided by a factor, and the weights that read this channel in
+    the next layer are multiplied by it; a ReLU between them passes the factor on. A few channels
+    with far larger weights than the others then no longer set the range of the whole tensor. This
+    pays for depthwise-separable networks, and most with one range for all weights of a layer.
+    Factors are powers of two, so that the outputs stay the same to the last bit.
 
-    Equalized are convolutions, depthwise ones and dense layers, with BatchNormalization or without,
-    that come one after the other, with a ReLU, pooling, padding or nothing between them. A ReLU6
-    ends at 6 whatever the factor, so that pairs with one stay as they are, as do layers with
-    several readers, which residual networks have.
+    Equalized are pairs of successive convolutions, depthwise convolutions and dense layers, with
+    BatchNormalization or without, and with a ReLU, pooling, padding or nothing between. A ReLU6
+    ends at 6 whatever the factor, so pairs around one stay as they are. So do layers whose output
+    is read several times, as in residual networks.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
-        verbose: 1 prints what was equalized, and which layers were not and why.
+        verbose: 1 prints which layers were equalized, and why the others were not.
 
     Returns:
-        A float model with other weights.
+        A float model with equalized weights.
 
     Raises:
         ValueError: if the model cannot be read, or is quantized.
 
     Warns:
-        UserWarning: if there is nothing that can be equalized.
+        UserWarning: if nothing can be equalized.
 
     Example:
         >>> qat = keras_qat.quantize_model(keras_qat.equalize(model))
@@ -79,17 +79,21 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
     copy = keras.models.clone_model(model, clone_function=graph_lib.clone)
     copy.set_weights(model.get_weights())
     graph = lower(graph_lib.read(copy), activations=False)
-    found = list(_pairs(graph))
-    pairs = [(one, other) for one, other, reason in found if other is not None and not reason]
-    for one, _, reason in found if verbose else []:
-        print(f"{one.kernel.name}: {reason or 'equalized'}")
+    candidates = list(_pairs(graph))
+    pairs = [
+        (group, following)
+        for group, following, reason in candidates
+        if following is not None and not reason
+    ]
+    for group, _, reason in candidates if verbose else []:
+        print(f"{group.kernel.name}: {reason or 'equalized'}")
     if not pairs:
-        reasons = [reason for *_, reason in found if reason]
+        reasons = [reason for *_, reason in candidates if reason]
         why = f": {max(reasons, key=reasons.count)}" if reasons else ""
         warnings.warn(f"No layers of '{model.name}' can be equalized{why}.", stacklevel=2)
     layers = {group: _Layer(group, graph) for pair in pairs for group in pair}
     for _ in range(_ROUNDS):
-        changes = [_equalize(layers[one], layers[other]) for one, other in pairs]
+        changes = [_equalize(layers[group], layers[following]) for group, following in pairs]
         if not any(changes):
             break
     for layer in layers.values():
@@ -98,16 +102,16 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
-    """Layers one after the other, and why they cannot be equalized, if so."""
-    found = groups(graph, affine=False)
-    by_kernel = {group.kernel: group for group in found}
+    """Yields successive layers, and why they cannot be equalized (an empty reason if they can)."""
+    all_groups = groups(graph, affine=False)
+    by_kernel = {group.kernel: group for group in all_groups}
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
 
     def reader_of(call: Call) -> Call | None:
         value = call.output
         return readers[value][0] if len(readers[value]) == 1 and value not in outputs else None
 
-    for group in found:
+    for group in all_groups:
         if type(group.kernel.layer) not in _KERNELS:
             continue
         following = reader_of(group.calls[-1])
@@ -118,9 +122,9 @@ def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
 
 
 def _why_not(group: Group, other: Group | None, following: Call | None) -> str:
-    """The reason why two layers cannot be equalized; "" if they can."""
+    """Returns the reason why two layers cannot be equalized; "" if they can."""
     if following is None:
-        return "its output is read several times, or is one of the model's"
+        return "its output is read several times, or is an output of the model"
     if other is None:
         return f"{type(following.layer).__name__} follows"
     if type(other.kernel.layer) not in _KERNELS:
@@ -133,8 +137,8 @@ def _why_not(group: Group, other: Group | None, following: Call | None) -> str:
     if group.batch_norm is not None and not group.batch_norm.layer.scale:
         return "its BatchNormalization has no factor (scale=False)"
     layer = other.kernel.layer
-    last = getattr(layer, "data_format", "channels_last") == "channels_last"
-    if getattr(layer, "groups", 1) != 1 or not last:
+    is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
+    if getattr(layer, "groups", 1) != 1 or not is_last:
         return "the next convolution has groups, or its channels come first"
     return ""
 
@@ -147,7 +151,7 @@ class _Weight(NamedTuple):
 
 
 class _Layer:
-    """The weights of a group as numbers, and what they become."""
+    """The weights of a group as arrays, which equalization changes in place."""
 
     def __init__(self, group: Group, graph: Graph) -> None:
         self.axes = _KERNELS[type(group.kernel.layer)]
@@ -191,27 +195,27 @@ class _Layer:
             self.factor = self.factor / factor
 
     def multiply_inputs(self, factor: np.ndarray) -> None:
-        """Multiplies what is read of each channel by its factor."""
+        """Multiplies the weights that read each input channel by its factor."""
         np.multiply(self.kernel.value, self._shaped(factor, (-2,)), out=self.kernel.value)
 
     def write(self) -> None:
         """Gives the variables their new values."""
-        for weight in {id(each): each for each in [self.kernel, *self.scaled]}.values():
+        for weight in {id(weight): weight for weight in [self.kernel, *self.scaled]}.values():
             weight.variable.assign(weight.value)
 
 
 def _weights(call: Call, graph: Graph) -> list[_Weight]:
-    """Of a layer, or of that which lowering took a part from."""
+    """Returns the weights of a layer; of a part that lowering made, those of its source layer."""
     variables = graph.weights.get(call.layer, call.layer.weights)
-    return [_Weight(each, each.numpy().copy()) for each in variables]
+    return [_Weight(variable, variable.numpy().copy()) for variable in variables]
 
 
-def _equalize(one: _Layer, other: _Layer) -> bool:
-    """Makes the ranges of a pair's channels alike; whether anything changed."""
-    out, into = one.ranges_out(), other.ranges_in()
-    known = (out > 0) & (into > 0)
-    ratio = np.where(known, out, 1.0) / np.where(known, into, 1.0)
+def _equalize(layer: _Layer, following: _Layer) -> bool:
+    """Makes the channel ranges of two successive layers alike, and returns whether any changed."""
+    out, into = layer.ranges_out(), following.ranges_in()
+    is_used = (out > 0) & (into > 0)
+    ratio = np.where(is_used, out, 1.0) / np.where(is_used, into, 1.0)
     factor = np.exp2(np.round(np.log2(ratio) / 2)).astype(np.float32)
-    one.divide_outputs(factor)
-    other.multiply_inputs(factor)
+    layer.divide_outputs(factor)
+    following.multiply_inputs(factor)
     return bool(np.any(factor != 1))

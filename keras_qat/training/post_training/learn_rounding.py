@@ -1,4 +1,4 @@
-"""Learned rounding (AdaRound): each weight goes up or down, whichever serves the layer's output."""
+"""Learned rounding (AdaRound): rounds each weight up or down for the sake of the layer's output."""
 
 from __future__ import annotations
 
@@ -32,33 +32,34 @@ def learn_rounding(
 ) -> None:
     """Learns which way to round each weight, from a few hundred examples without labels.
 
-    Rounding to the nearest is best for a weight by itself, not for the sum that it is part of. From
-    the first layer to the last, the rounding is learned with which a layer's output comes nearest
-    to that of the float model, its input being what the layers before it give by then. Weights move
-    onto the levels that were found: `predict`, files and `simulate` follow, and training may go on.
-    Biases are corrected as by `bias_correction`. Pays with fewer than 8 bits, most with 4 or less.
+    Rounding to the nearest is best for a single weight, but not for a sum of many. From the first
+    layer to the last, `learn_rounding` looks for the rounding that brings a layer's output closest
+    to the float model's, given the outputs of the layers in front with their new weights. Weights
+    move to the chosen levels, so `predict`, `simulate` and files follow, and training may continue.
+    Biases are corrected as by `bias_correction`. Pays with fewer than 8 bits, most with 4 or fewer.
 
-    Block by block the layers between two tensors that everything passes through are learned
-    together, with quantized activations between them, so that one makes up for another: those of a
-    residual block, and each layer of a chain by itself. Pays with 2 bits, in depthwise networks.
+    With blocks, the layers of a residual block are learned together, with quantized activations
+    between them, so that one layer can compensate for another; a layer of a chain is a block by
+    itself. Pays with 2 bits, in depthwise networks.
 
-    A layer or block keeps its rounding to the nearest where that is better on the data. Layers that
-    are called several times do, too.
+    A layer or block keeps rounding to the nearest where that has the smaller error on the data. So
+    do layers that are called several times.
 
     Args:
         model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
             preserves stay.
         data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
-        iterations: steps for each layer or block, of 32 examples, or fewer where tensors are large.
-        learning_rate: of Adam.
-        weights: ranges of the weights: those of the least squared error, or their extremes.
-        reconstruct: whose output is to come near to that in float: "layer" or "block".
-        seed: of the order of the examples.
+        iterations: training steps for each layer or block, each with 32 examples, or fewer if
+            tensors are large.
+        learning_rate: the learning rate of Adam.
+        weights: ranges of weights: "mse" for the least squared error, "minmax" for the extremes.
+        reconstruct: "layer" or "block": the part whose float output is to be reproduced.
+        seed: the seed for the order of the examples.
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or by `recipes.contrib`, the data
-            is not what it takes, or an option is none of those.
+        ValueError: if the model is not quantized or calibrated, or its recipe is
+            `recipes.contrib`, the data does not fit the model, or an option is unknown.
 
     Example:
         >>> qat = keras_qat.quantize_model(model, "int4_weights")
@@ -74,25 +75,25 @@ def learn_rounding(
     recipe = recipe_of(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
-            f"Recipe '{recipe.name}' has weights in the range that training gave them; rounding is "
-            f"learned of those in a range of their own, as of recipes.int4_weights()."
+            f"Recipe '{recipe.name}' keeps the ranges of weights from training, and rounding can "
+            f"only be learned in a range that follows the weights, as in recipes.int4_weights()."
         )
     numbers = np.random.default_rng(seed)
 
     def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
-        wanted = means_in_float(part, in_float)
+        means = means_in_float(part, in_float)
         levels = {
             wrapper: Levels(wrapper, weights)
-            for wrapper in wanted
+            for wrapper in means
             if len(wrapper.weight_quantizers) == 1
         }
         if levels:
-            found = Reconstruction(part, levels, in_float, quantized)
-            found.learn(iterations, learning_rate, int(numbers.integers(2**31)))
-        # Within a block the layers make up for each other: what it gives is to be right.
+            reconstruction = Reconstruction(part, levels, in_float, quantized)
+            reconstruction.learn(iterations, learning_rate, int(numbers.integers(2**31)))
+        # Layers within a block compensate for each other, so only its outputs are corrected.
         between = {value for call in part.alone for value in call.inputs}
         within = {call.layer for call in part.alone if call.output in between}
-        correct(part, quantized, {each: wanted[each] for each in wanted.keys() - within})
+        correct(part, quantized, {layer: means[layer] for layer in means.keys() - within})
 
     options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
     blocks = reconstruct == "block"

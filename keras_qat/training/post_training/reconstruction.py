@@ -1,4 +1,4 @@
-"""Reconstruction: layers are rounded so that what a part of a model gives is as in float."""
+"""Reconstruction: rounding layers so that a part of a model reproduces its float outputs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from keras_qat.training.post_training.sweep import (
 __all__ = ["Reconstruction"]
 
 _BATCH = 32
-"""Examples of a step, at most."""
+"""Examples per training step, at most."""
 _NUMBERS = 2**20
-"""Of a tensor that a step computes: of large images fewer examples tell as much."""
+"""Numbers in a tensor of one training step, at most: fewer large images are as good as many."""
 _STRETCH = 1.2
-"""A sigmoid that reaches 0 and 1: stretched, then clipped."""
+"""Factor that stretches the sigmoid, which is then clipped, so that it reaches 0 and 1."""
 _SHARP = 20.0, 2.0
-"""The power of the regularization, at the start and at the end: it grows sharper meanwhile."""
+"""The power in the regularization, at the start and at the end."""
 _WARM = 0.2
-"""Share of the steps without regularization."""
+"""Share of the steps before regularization begins."""
 _WEIGHT = 1.0
-"""Of the regularization, where rounding to the nearest has the error 1."""
+"""Weight of the regularization, relative to the error of rounding to the nearest."""
 
 
 class Reconstruction:
-    """A part of a model, and the rounding of its layers, which is learned together.
+    """A part of a model whose layers learn their rounding together.
 
     Args:
         part: the calls.
-        levels: those of the weights of each wrapper whose rounding is learned.
+        levels: the levels of each wrapper whose rounding is learned.
         in_float, quantized: the tensors of each batch, as a `Visit` gets them.
     """
 
@@ -55,23 +55,22 @@ class Reconstruction:
         quantized: list[Tensors],
     ) -> None:
         self.part, self.levels = part, levels
-        self.wanted = [value for value in part.gives if value.is_float]
-        x, y = _joined(quantized, part.reads), _joined(in_float, self.wanted)
-        self.count = min(int(each.shape[0]) for each in (*x, *y))
-        """Of examples. Each has several rows where steps of a sequence are rows."""
-        self.x, self.y = ([self._by_example(each) for each in all_] for all_ in (x, y))
-        self.power = [max(float(tf.reduce_mean(each**2)), 1e-30) for each in self.y]
-        self.share, self.free = (
-            np.concatenate([getattr(each, name).ravel() for each in levels.values()])
-            for name in ("share", "free")
-        )
+        self.outputs = [value for value in part.gives if value.is_float]
+        inputs, targets = _joined(quantized, part.reads), _joined(in_float, self.outputs)
+        self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
+        """Number of examples. An example has several rows where steps of a sequence are rows."""
+        self.inputs = [self._by_example(x) for x in inputs]
+        self.targets = [self._by_example(y) for y in targets]
+        self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
+        self.share = np.concatenate([weights.share.ravel() for weights in levels.values()])
+        self.free = np.concatenate([weights.free.ravel() for weights in levels.values()])
 
     def learn(self, iterations: int, learning_rate: float, seed: int) -> None:
-        """Finds the roundings and moves the weights there; to the nearest where that is better.
+        """Learns the rounding and moves the weights to it, or to the nearest levels if better.
 
         Args:
-            iterations, learning_rate: steps of Adam, and its rate.
-            seed: of the examples.
+            iterations, learning_rate: the number of steps of Adam, and its learning rate.
+            seed: the seed for the choice of examples.
         """
         best = np.round(self.share)
         least = self._error(best)
@@ -89,31 +88,31 @@ class Reconstruction:
         return tf.reshape(x, [self.count, -1, *x.shape[1:]])
 
     def _by_layer(self, up: Any) -> list[Any]:
-        """What belongs to the weights of each layer, of a number for each weight of them all."""
-        shapes = [each.share.shape for each in self.levels.values()]
+        """Splits a vector with an entry for each weight into one array per layer."""
+        shapes = [levels.share.shape for levels in self.levels.values()]
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
-        return [tf.reshape(each, shape) for each, shape in zip(parts, shapes, strict=True)]
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _outputs(self, up: Any, x: list[Any]) -> list[Any]:
-        """What the part gives, its activations quantized but for the outputs themselves.
+    def _computed(self, up: Any, inputs: list[Any]) -> list[Any]:
+        """Computes the part's float outputs, with quantized activations inside.
 
         Args:
-            up: how far each weight is above the level below, in steps.
-            x: what the part reads.
+            up: how far each weight is above the level below, in units of the scale.
+            inputs: the tensors that the part reads.
         """
-        tensors: Tensors = dict(zip(self.part.reads, map(_rows, x), strict=True))
+        tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
         outputs: Tensors = {}
         with contextlib.ExitStack() as stack:
-            for levels, each in zip(self.levels.values(), self._by_layer(up), strict=True):
-                stack.enter_context(swapped(levels.layer, **levels.weights_at(each)))
+            for levels, part in zip(self.levels.values(), self._by_layer(up), strict=True):
+                stack.enter_context(swapped(levels.layer, **levels.weights_at(part)))
             for call in self.part.calls:
                 exact = computed(call, tensors, IN_FLOAT)
                 outputs |= exact
                 tensors |= self._quantized(call, tensors, exact)
-        return [outputs[value] for value in self.wanted]
+        return [outputs[value] for value in self.outputs]
 
     def _quantized(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """What a call gives to those behind it, `exact` being that with its output in float."""
+        """Returns the outputs of a call for the calls behind; `exact` holds its float outputs."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -125,32 +124,32 @@ class Reconstruction:
         return {value: quantize(x, QUANTIZED, ceiling=layer.ceiling) for value, x in exact.items()}
 
     def _largest(self) -> int:
-        """Numbers in the largest tensor of an example."""
-        one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.x, strict=True)}]
+        """Returns the size of the largest tensor of one example."""
+        one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.inputs, strict=True)}]
         sizes = []
         for call, (tensors,) in walk(self.part, one, IN_FLOAT):
             sizes += [int(np.prod(x.shape)) for x in computed(call, tensors, IN_FLOAT).values()]
         return max(sizes)
 
-    def _distance(self, found: list[Any], wanted: list[Any]) -> Any:
-        """Squared distance from float, in the mean square of each output: of all examples."""
-        parts = zip(found, wanted, self.power, strict=True)
+    def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
+        """Sums the squared errors of outputs, relative to the mean squares of their targets."""
         sums = [
-            tf.reduce_sum((tf.reshape(one, tf.shape(other)) - other) ** 2) / power
-            for one, other, power in parts
+            tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
+            for output, target, power in zip(outputs, targets, self.power, strict=True)
         ]
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """That of an example on average, as quantized."""
+        """Returns the mean distance of an example from its targets."""
         sums = []
         for i in range(0, self.count, _BATCH):
-            x, y = ([each[i : i + _BATCH] for each in all_] for all_ in (self.x, self.y))
-            sums.append(self._distance(self._outputs(up, x), y))
+            inputs = [x[i : i + _BATCH] for x in self.inputs]
+            targets = [y[i : i + _BATCH] for y in self.targets]
+            sums.append(self._distance(self._computed(up, inputs), targets))
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """The error of some examples, and a growing one for weights that are between two levels."""
+        """Makes the loss: the error of some examples, and a penalty for weights between levels."""
         count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
         size = max(float(self.free.sum()), 1.0)
@@ -158,9 +157,11 @@ class Reconstruction:
         def loss(logits: Any, step: Any) -> Any:
             up = _soft(logits)
             seeds = tf.stack([seed, step])
-            places = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
-            x, y = ([tf.gather(each, places) for each in all_] for all_ in (self.x, self.y))
-            error = self._distance(self._outputs(up * self.free, x), y) / (batch * unit)
+            chosen = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
+            inputs = [tf.gather(x, chosen) for x in self.inputs]
+            targets = [tf.gather(y, chosen) for y in self.targets]
+            outputs = self._computed(up * self.free, inputs)
+            error = self._distance(outputs, targets) / (batch * unit)
             done = tf.cast(step, tf.float32) / iterations
             rest = tf.maximum(done - _WARM, 0.0) / (1 - _WARM)
             sharp = last + (first - last) * 0.5 * (1 + tf.cos(np.pi * rest))
@@ -171,34 +172,35 @@ class Reconstruction:
 
 
 def _joined(batches: list[Tensors], values: list[Value]) -> list[Any]:
-    """Tensors of all examples."""
-    return [tf.concat([each[value] for each in batches], 0) for value in values]
+    """Concatenates the batches of each value."""
+    return [tf.concat([tensors[value] for tensors in batches], 0) for value in values]
 
 
 def _rows(x: Any) -> Any:
-    """The inverse of `_by_example`."""
+    """Undoes `_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
 def _soft(logits: Any) -> Any:
-    """How far up each weight is, 0 to 1."""
+    """Returns how far each weight is rounded up, from 0 to 1."""
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
 
 def _minimized(
     loss: Callable[[Any, Any], Any], start: np.ndarray, iterations: int, rate: float
 ) -> Any:
-    """Where Adam takes `start`, in one graph."""
-    one, other = 0.9, 0.999
+    """Minimizes a loss with Adam, in one graph, and returns the result."""
+    beta_1, beta_2 = 0.9, 0.999
 
     def step(i: Any, x: Any, mean: Any, square: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(x)
             value = loss(x, i)
         slope = tape.gradient(value, x)
-        mean, square = mean + (1 - one) * (slope - mean), square + (1 - other) * (slope**2 - square)
+        mean += (1 - beta_1) * (slope - mean)
+        square += (1 - beta_2) * (slope**2 - square)
         count = tf.cast(i + 1, tf.float32)
-        change = (mean / (1 - one**count)) / (tf.sqrt(square / (1 - other**count)) + 1e-8)
+        change = (mean / (1 - beta_1**count)) / (tf.sqrt(square / (1 - beta_2**count)) + 1e-8)
         return i + 1, x - rate * change, mean, square
 
     def run(x: Any) -> Any:

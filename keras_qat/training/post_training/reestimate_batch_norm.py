@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization taken anew, from data and quantized weights."""
+"""Re-estimation of BatchNormalization's statistics from data, with quantized weights."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def reestimate_batch_norm(
     *,
     verbose: int = 0,
 ) -> None:
-    """Takes BatchNormalization's moving statistics anew: the average of some batches.
+    """Re-estimates the moving statistics of BatchNormalization as the average of some batches.
 
-    Moving averages follow training with a delay, and weights of few bits jump. So the statistics
-    that inference uses may be some that no weights had. It costs a look at some 50 batches, without
-    labels, before `evaluate` and the export, and helps depthwise networks most. Nothing else
-    changes. BatchNormalization that is frozen, in the float model or by `freeze_bn_delay`, is taken
-    anew only where it computes with the batch's statistics in training.
+    Moving averages lag behind training, and low-bit weights jump. So the statistics for inference
+    may not fit the final weights. About 50 batches without labels, read before `evaluate` and the
+    export, are enough; depthwise networks gain most. Nothing else changes. BatchNormalization that
+    is frozen, in the float model or by `freeze_bn_delay`, is only re-estimated where it computes
+    with the batch's statistics in training.
 
     Args:
         model: a calibrated or trained quantization-aware model.
@@ -48,7 +48,7 @@ def reestimate_batch_norm(
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or the data is not what it takes.
+        ValueError: if the model is not quantized or calibrated, or the data does not fit it.
 
     Example:
         >>> keras_qat.reestimate_batch_norm(qat, x_train, steps=50, batch_size=64)
@@ -57,8 +57,11 @@ def reestimate_batch_norm(
     """
     check_calibrated(model)
     layers = list(scheduled_layers(model))
-    found = graph_lib.layers_in(model)
-    norms = [each for each in found if isinstance(each, keras.layers.BatchNormalization)]
+    norms = [
+        layer
+        for layer in graph_lib.layers_in(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
     statistics = [weight for norm in norms for weight in (norm.moving_mean, norm.moving_variance)]
     before = model.get_weights()
     graph = graph_lib.read(model)
@@ -68,18 +71,18 @@ def reestimate_batch_norm(
             graph_lib.evaluate(graph, list(inputs), _observe)
 
     watch = traced(observe)
-    dtypes = [each.dtype for each in model.inputs]
+    dtypes = [x.dtype for x in model.inputs]
     sums, count = [0.0] * len(statistics), 0
-    total = batch_count(model, data, batch_size, steps)
+    batch_total = batch_count(model, data, batch_size, steps)
     try:
         with contextlib.ExitStack() as stack:
-            for norm in norms:  # What is "moving" is then that of the last batch.
+            for norm in norms:  # The moving statistics are then the last batch's.
                 stack.enter_context(swapped(norm, momentum=0.0))
             read = batches(model, data, batch_size, steps, finite=True)
-            for batch in shown(read, "BatchNormalization", verbose, total):
+            for batch in shown(read, "BatchNormalization", verbose, batch_total):
                 watch(*map(tf.constant, batch, dtypes))
                 sums = [
-                    each + weight.numpy() for each, weight in zip(sums, statistics, strict=True)
+                    total + weight.numpy() for total, weight in zip(sums, statistics, strict=True)
                 ]
                 count += 1
     except BaseException:
@@ -87,12 +90,12 @@ def reestimate_batch_norm(
         raise
     finally:
         model.set_weights(before)
-        for weight, each in zip(statistics, sums, strict=True) if count else ():
-            weight.assign(np.asarray(each) / count)
+        for weight, total in zip(statistics, sums, strict=True) if count else ():
+            weight.assign(np.asarray(total) / count)
 
 
 def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer as at inference, with the statistics of the batch."""
+    """Calls a layer as at inference, but BatchNormalization with the batch's statistics."""
     layer = call.layer
     learns = isinstance(layer, (QuantizeWrapper, keras.layers.BatchNormalization))
     if not learns or kwargs.get("training") is False:

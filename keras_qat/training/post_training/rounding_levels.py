@@ -15,11 +15,11 @@ __all__ = ["Levels"]
 
 
 class Levels:
-    """Of a wrapper's weights: the level below each, and what share of a step it lies above.
+    """The weights of a wrapper as the level below each and the fraction of a step above that.
 
     Args:
-        wrapper: with one quantized weight.
-        ranges: "mse" or "minmax", as for `learn_rounding`.
+        wrapper: a wrapper with one quantized weight.
+        ranges: "mse" or "minmax", as `weights` of `learn_rounding`.
     """
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
@@ -29,7 +29,7 @@ class Levels:
         self.value = self.weights.numpy()
         axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
         folded, self.factor = self.value, np.float32(1)
-        if wrapper.fold == "per_tensor":  # The range is that of the kernel with its factors.
+        if wrapper.fold == "per_tensor":  # The range is the folded kernel's.
             folded = per_tensor_fold.folded(wrapper).numpy()
             self.factor = per_tensor_fold.factors(wrapper).numpy()
         if ranges == "mse":
@@ -40,7 +40,7 @@ class Levels:
         scale = limits / np.float32(self.levels)
         self.scale = scale / np.where(self.factor == 0, np.float32(1), self.factor)
         steps = np.clip(folded / scale, -self.levels, self.levels)
-        # The largest weight of a channel, which its range is made of, stays at the end.
+        # The largest weight of a channel sets the range, so it stays at the end.
         stays = np.abs(steps) >= self.levels * (1 - 1e-6)
         if self.quantizer.spec.preserve == "zeros":
             stays |= self.value == 0
@@ -49,11 +49,11 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: Any) -> dict[str, Any]:
-        """The weight by its attribute's name, so far above the level below, in steps."""
+        """Returns the weight, by its attribute's name, `up` steps above the levels below."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Moves the weights there."""
-        found = self.weights_at(up)[self.name]
-        self.weights.assign(np.where(self.factor == 0, self.value, found))
+        """Moves the weights `up` steps above the levels below."""
+        moved = self.weights_at(up)[self.name]
+        self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

@@ -1,7 +1,7 @@
-"""One pass through a quantization-aware model, part by part: all examples at once.
+"""One pass through a quantization-aware model, part by part, with all examples at once.
 
-Each part is computed as in float and as quantized. In between its weights may be changed, so that
-the parts behind it see what has become of it.
+Each part is computed in float and quantized. Before the quantized pass its weights may be changed,
+and the parts behind see the result.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Tensors = dict[Value, Any]
 
 
 class Part(NamedTuple):
-    """Calls one after the other.
+    """A sequence of calls.
 
     Args:
         calls: the calls, in order.
-        reads: the values that they read and do not give.
-        gives: the values of theirs that other calls read, or the model gives.
-        alone: those of the calls that are the only ones of their layer, a `QuantizeWrapper`.
+        reads: the values that the calls read but do not compute.
+        gives: the computed values that other calls read, or that are outputs of the model.
+        alone: the calls of a `QuantizeWrapper` that is called only once.
     """
 
     calls: list[Call]
@@ -59,24 +59,25 @@ class Part(NamedTuple):
 
 
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
-"""Gets a part and the tensors of each batch: those in float, with what the part gives, and those
-that it reads as quantized so far."""
+"""Function of a part, its float tensors for each batch with the outputs, and its quantized inputs
+for each batch."""
 
 
 def check_calibrated(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     layers = scheduled_layers(model)
-    blind = [each for layer in layers for each in layer.quantizers if not each.is_calibrated()]
+    blind = [x for layer in layers for x in layer.quantizers if not x.is_calibrated()]
     if blind:
+        counted = "1 quantizer" if len(blind) == 1 else f"{len(blind)} quantizers"
         raise ValueError(
-            f"{len(blind)} quantizers of '{model.name}' have seen no data yet: call "
-            f"keras_qat.calibrate(model, data) first."
+            f"{counted} of '{model.name}' {'has' if len(blind) == 1 else 'have'} seen no data yet: "
+            f"call keras_qat.calibrate(model, data) first."
         )
 
 
 def before_activation(wrapper: QuantizeWrapper, x: Any, phase: Phase) -> Any:
-    """What a wrapper computes in front of its activation, BatchNormalization included."""
+    """Computes the output of a wrapper in front of its activation, BatchNormalization included."""
     return fold_modes.FOLDS[wrapper.fold](wrapper, x, phase)
 
 
@@ -95,11 +96,11 @@ def sweep(
 
     Args:
         model: a calibrated quantization-aware model.
-        data, steps, batch_size: as in `calibrate`. All of it is held in memory, part by part.
-        visit: what is done with a part before it is computed as quantized.
-        what: what that is, in a word or two, for progress.
-        blocks: whether a part is what lies between two tensors that everything passes through, as a
-            residual block does, with the ReLU behind; otherwise each call is one.
+        data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
+        visit: function that is called on each part before its quantized pass.
+        what: a word or two about `visit`, for progress.
+        blocks: whether a part is a block between two tensors that all data passes through, such as
+            a residual block with the ReLU behind it. Otherwise each call is a part.
         verbose: 1 shows progress.
 
     Raises:
@@ -109,7 +110,7 @@ def sweep(
     graph = graph_lib.read(model)
     inputs = values_in(graph.inputs)
     read = [
-        [tf.constant(each, tensor.dtype) for each, tensor in zip(batch, model.inputs, strict=True)]
+        [tf.constant(x, tensor.dtype) for x, tensor in zip(batch, model.inputs, strict=True)]
         for batch in batches(model, data, batch_size, steps, finite=True)
     ]
     in_float = [dict(zip(inputs, batch, strict=True)) for batch in read]
@@ -127,10 +128,10 @@ def sweep(
 
 
 def _parts(graph: Graph, blocks: bool) -> list[Part]:
-    """A model's calls, one by one or block by block."""
+    """Splits a model's calls into parts, one by one or block by block."""
     counts, outputs = graph.call_counts(), set(values_in(graph.outputs))
     left = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
-    waiting = {value for value in values_in(graph.inputs) if left[value]}  # For calls behind.
+    waiting = {value for value in values_in(graph.inputs) if left[value]}  # Read by later calls.
     parts: list[Part] = []
     calls: list[Call] = []
     for call, behind in zip(graph.calls, [*graph.calls[1:], None], strict=True):
@@ -139,15 +140,15 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
         waiting = {value for value in (*waiting, *values_in(call.outputs)) if left[value]}
         if blocks and (len(waiting) > 1 or _is_relu(behind)):
             continue
-        made = dict.fromkeys(value for each in calls for value in values_in(each.outputs))
-        read = dict.fromkeys(value for each in calls for value in each.inputs)
-        wrappers = [each for each in calls if isinstance(each.layer, QuantizeWrapper)]
+        made = dict.fromkeys(value for member in calls for value in values_in(member.outputs))
+        read = dict.fromkeys(value for member in calls for value in member.inputs)
+        wrappers = [member for member in calls if isinstance(member.layer, QuantizeWrapper)]
         parts.append(
             Part(
                 calls,
                 reads=[value for value in read if value not in made],
                 gives=[value for value in made if value in waiting or value in outputs],
-                alone=[each for each in wrappers if counts[each.layer] == 1],
+                alone=[member for member in wrappers if counts[member.layer] == 1],
             )
         )
         calls = []
@@ -161,15 +162,15 @@ def _is_relu(call: Call | None) -> bool:
     return not layer.weights and relu_maximum(layer) is not None
 
 
-def walk(part: Part, given: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """The calls of a part, each with the tensors of each batch just before it is computed.
+def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
+    """Yields the calls of a part, each with the tensors of all batches just before it.
 
     Args:
         part: the calls.
-        given: what the part reads, for each batch.
-        phase: in which it is computed.
+        inputs: the tensors that the part reads, for each batch.
+        phase: the phase in which the calls are computed.
     """
-    batches = [{value: tensors[value] for value in part.reads} for tensors in given]
+    batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
     for call in part.calls[:-1]:
         yield call, batches
@@ -181,18 +182,18 @@ def walk(part: Part, given: list[Tensors], phase: Phase) -> Iterator[tuple[Call,
     yield part.calls[-1], batches
 
 
-def _add(part: Part, given: list[Tensors], phase: Phase) -> None:
-    """Adds what a part gives to the tensors of each batch."""
-    *_, (call, batches) = walk(part, given, phase)
-    for tensors, found in zip(given, batches, strict=True):
-        found |= computed(call, found, phase)
-        tensors |= {value: found[value] for value in part.gives}
+def _add(part: Part, batches: list[Tensors], phase: Phase) -> None:
+    """Adds the outputs of a part to the tensors of each batch."""
+    *_, (call, walked) = walk(part, batches, phase)
+    for tensors, inner in zip(batches, walked, strict=True):
+        inner |= computed(call, inner, phase)
+        tensors |= {value: inner[value] for value in part.gives}
 
 
 def computed(call: Call, tensors: Tensors, phase: Phase) -> Tensors:
-    """What a call gives, of the tensors that it reads."""
+    """Computes the outputs of a call from the tensors that it reads."""
     layers = [call.layer] if isinstance(call.layer, ScheduledLayer) else []
     with assuming(phase, layers):
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
-        found = infer(call, args, kwargs)
-    return dict(zip(values_in(call.outputs), tf.nest.flatten(found), strict=True))
+        outputs = infer(call, args, kwargs)
+    return dict(zip(values_in(call.outputs), tf.nest.flatten(outputs), strict=True))
