@@ -1,9 +1,9 @@
-"""Training on several replicas (`tf.distribute`): all observe the same.
+"""Training on several replicas (`tf.distribute`), which all keep the same observations.
 
-Each replica sees its part of the batch. What they take from it - ranges, the moving statistics of
-BatchNormalization - becomes the mean of all within the training step. So every replica holds the
-numbers that are exported, and one can be read without asking the others: on a cluster that would
-be a collective, for which the others would have to do the same at the same time.
+Each replica sees its part of the batch. Ranges and the moving statistics of BatchNormalization are
+averaged over the replicas within the training step. So every replica holds the values that are
+exported, and reading them needs no collective, which on a cluster all replicas would have to join
+at the same time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["agree", "mean_over_replicas", "moments_of_all", "observed_alike", "s
 
 
 def mean_over_replicas(*tensors: Any) -> Any:
-    """What each replica of a `tf.distribute` strategy has seen becomes the mean of all."""
-    context = _several()
+    """Averages tensors over the replicas of a `tf.distribute` strategy."""
+    context = _replica_context()
     if context is None:
         return tensors
     return context.all_reduce(tf.distribute.ReduceOp.MEAN, tensors)
 
 
 def moments_of_all(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]:
-    """Mean, variance and number of the values of all replicas from those of each."""
-    context = _several()
+    """Computes mean, variance and number of the values of all replicas from those of each."""
+    context = _replica_context()
     if context is None:
         return mean, variance, count
     sums = mean * count, (variance + mean**2) * count, count
@@ -38,21 +38,21 @@ def moments_of_all(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
 
 
 def agree(weights: Iterable[Any]) -> None:
-    """Gives what layers of Keras observed the mean of all replicas; at the end of a step.
+    """Averages the moving averages of Keras' layers over the replicas, at the end of a step.
 
-    A moving average is linear: that of the means is the mean of the averages.
+    Moving averages are linear, so the average of the replicas' is that of the whole batch.
     """
-    if _several() is None:
+    if _replica_context() is None:
         return
-    observed = [each for each in weights if _is_observed(each)]
+    observed = [weight for weight in weights if _is_observed(weight)]
     if observed:
-        means = mean_over_replicas(*(each.read_value() for each in observed))
+        means = mean_over_replicas(*(weight.read_value() for weight in observed))
         for variable, mean in zip(observed, means, strict=True):
             variable.assign(mean)
 
 
 def observed_alike() -> AbstractContextManager[None]:
-    """A scope for making layers whose observations will `agree`: any replica's are read for all."""
+    """Returns a scope for making layers whose moving averages will `agree`: one replica is read."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -65,19 +65,20 @@ def observed_alike() -> AbstractContextManager[None]:
 
 
 def strategy_scope(model: Any) -> AbstractContextManager[Any]:
-    """The scope of the strategy that a model was made in, if none is entered."""
+    """Returns the scope of the strategy that a model was made in, if none is entered."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return model.distribute_strategy.scope()
 
 
-def _several() -> Any:
-    """The context of a replica that is one of several, else None."""
+def _replica_context() -> Any:
+    """Returns the context of a replica that is one of several, else None."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context
 
 
 def _is_observed(weight: Any) -> bool:
+    """Whether a weight is a moving average that was made within `observed_alike`."""
     return (
         weight.synchronization == tf.VariableSynchronization.ON_READ
         and weight.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA

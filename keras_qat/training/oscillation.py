@@ -1,4 +1,4 @@
-"""Weights of few bits that jump between two levels, step by step, and how they come to rest."""
+"""Oscillations: low-bit weights that jump between two levels, and how they are frozen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Oscillations"]
 
 
 class Oscillations:
-    """How often the weights of a kernel turn back to the level that they came from.
+    """Statistics of how often the weights of a kernel jump back to their previous level.
 
     Args:
         weights: the variable.
         quantizer: its `WeightQuantizer`.
-        momentum: of the averages.
+        momentum: the momentum of the moving averages.
     """
 
     def __init__(self, weights: Any, quantizer: Any, momentum: float) -> None:
@@ -26,7 +26,7 @@ class Oscillations:
         zeros = tf.zeros_like(codes)
         self.codes, self.direction, self.mean = map(tf.Variable, (codes, zeros, codes))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """The latter is 1 where a weight rests: at its mean."""
+        """`frozen` is 1 where a weight stays at its mean level."""
 
     def _codes(self) -> Any:
         weights, quantizer = tf.convert_to_tensor(self.weights), self.quantizer
@@ -36,7 +36,7 @@ class Oscillations:
         )
 
     def update(self, threshold: Any) -> None:
-        """Looks at the weights behind a step, and sets those to rest that turn too often."""
+        """Updates the statistics after a training step, and freezes weights that oscillate."""
         codes, rate = self._codes(), self.momentum
         change = tf.sign(codes - self.codes)
         turned = tf.cast(change * self.direction < 0, tf.float32)

@@ -1,9 +1,9 @@
-"""Graphs for the phase that a model is in.
+"""A graph of its own for each phase of training that a model goes through.
 
-In a graph that serves all phases every layer branches, on whether it quantizes yet and whether its
+In a graph for all phases every layer would branch, on whether it quantizes yet and whether its
 BatchNormalization is frozen. Such a graph takes several times longer to trace and to optimize than
-the float model's. `fit`, `evaluate` and `predict` know beforehand which way all layers will go, so
-each phase gets a graph of its own, without the branches. Custom training loops branch.
+the float model's. `fit`, `evaluate` and `predict` know the phase beforehand, so each phase gets a
+graph without branches. Custom training loops branch.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training.layers.scheduled_layer import Phase, assuming, thresholds_in
+from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import scheduled_layers
 
 __all__ = ["PhaseFinder", "PhasedModel", "check_started", "phase_finder"]
 
 
 MOST_RANGES = 3
-"""For so many different frozen ranges the training step is traced anew."""
+"""How many different sets of frozen ranges get a training step of their own."""
 
 
 class PhasedModel:
-    """A Keras model that traces its functions once for each phase that it meets."""
+    """A Keras model that traces its functions once for each phase that occurs."""
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As Keras documents it: called by `fit` and `train_on_batch`."""
+        """Makes the function of `fit` and `train_on_batch`, as Keras documents it."""
         return self._phased("train", super().make_train_function, force)  # type: ignore[misc]
 
     def make_test_function(self, force: bool = False) -> Any:
-        """As Keras documents it: called by `evaluate` and `test_on_batch`."""
+        """Makes the function of `evaluate` and `test_on_batch`, as Keras documents it."""
         return self._phased("test", super().make_test_function, force)  # type: ignore[misc]
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """As Keras documents it: called by `predict` and `predict_on_batch`."""
+        """Makes the function of `predict` and `predict_on_batch`, as Keras documents it."""
         return self._phased("predict", super().make_predict_function, force)  # type: ignore[misc]
 
     _settled_at: int | None = None
-    """The training steps that were done when inference last took the weights as they are."""
+    """The number of training steps when inference last read the weights."""
 
     def settle(self, phase: Phase | None) -> None:
-        """Called in front of inference whenever the weights may have changed."""
+        """Prepares inference whenever the weights may have changed."""
 
     @property
     def inference_version(self) -> int:
-        """Changes where functions that were traced for inference have to be made anew."""
+        """A number that changes when functions traced for inference have to be traced anew."""
         return 0
 
     def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
-        """A function that runs, and makes where it is missing, Keras' function for the phase."""
+        """Makes a function that runs Keras' function for the phase, which it makes on first use."""
         attribute = f"{name}_function"
         if name == "train":
             check_started(self)
-        object.__setattr__(self, "_settled_at", None)  # One of Keras' verbs begins.
+        object.__setattr__(self, "_settled_at", None)  # `fit`, `evaluate` or `predict` begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
         look, layers = phase_finder(self), list(scheduled_layers(self))
@@ -84,32 +85,30 @@ class PhasedModel:
 
 def check_started(model: Any) -> None:
     """Raises a `ValueError` if ranges that training learns have none to start from."""
-    learned = [
-        each for layer in scheduled_layers(model) for each in layer.quantizers if each.learns
-    ]
-    blind = [each for each in learned if not each.is_calibrated()]
+    learned = [x for layer in scheduled_layers(model) for x in layer.quantizers if x.learns]
+    blind = [quantizer for quantizer in learned if not quantizer.is_calibrated()]
     if blind:
         raise ValueError(
-            f"{len(blind)} ranges of '{model.name}' are learned, and have none to start from. Call "
-            f"keras_qat.calibrate(model, data, method='mse') before training."
+            f"'{model.name}' has {counted(blind, 'learned range', 'learned ranges')} with no data "
+            f"to start from. Call keras_qat.calibrate(model, data, method='mse') before training."
         )
 
 
 def phase_finder(model: Any) -> PhaseFinder:
-    """The one of a model: there is one for each, as it is traced."""
+    """Returns the `PhaseFinder` of a model, which has only one, as its functions are traced."""
     if getattr(model, "_phase_finder", None) is None:  # Past Keras, which would track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
 
 
 class PhaseFinder:
-    """Says which phase all layers of a model will be in during the next execution.
+    """Tells which phase all layers of a model will be in during the next execution.
 
-    It looks at the layers' weights each time, so it does not matter how they were set.
+    It reads the layers' weights each time, so it does not matter how they were set.
     """
 
     steps: int = -1
-    """The training steps of all layers together, as last seen."""
+    """The sum of all layers' training steps at the last call."""
 
     def __init__(self, model: Any) -> None:
         layers = list(scheduled_layers(model))
@@ -125,15 +124,15 @@ class PhaseFinder:
 
         @backend.traced_in_time
         def all_calibrated() -> Any:
-            calibrated = [each.is_calibrated() for layer in layers for each in layer.quantizers]
+            calibrated = [x.is_calibrated() for layer in layers for x in layer.quantizers]
             return tf.reduce_all(tf.stack([True, *calibrated]))
 
         @backend.traced_in_time
         def ranges() -> Any:
-            quantizers = [each for layer in layers for each in layer.quantizers if not each.learns]
-            observers = [observer for each in quantizers for observer in each.observers]
-            found = [each for observer in observers for each in getattr(observer, "variables", ())]
-            return tf.stack([0.0, *found])
+            quantizers = [x for layer in layers for x in layer.quantizers if not x.learns]
+            observers = [observer for x in quantizers for observer in x.observers]
+            variables = [v for observer in observers for v in getattr(observer, "variables", ())]
+            return tf.stack([0.0, *variables])
 
         self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges
         self._is_calibrated = False
@@ -141,15 +140,15 @@ class PhaseFinder:
         self.known: list[bytes] = []
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """The phase; None if layers differ, or if a phase ends within the execution.
+        """Returns the phase; None if layers differ, or if a phase ends within the execution.
 
         Args:
-            training: whether a training step follows.
-            changed: whether ranges may have changed since the last call other than by training.
+            training: whether the execution trains.
+            changed: whether anything but training may have changed ranges since the last call.
         """
-        if not self._has_layers:  # The recipe has found nothing to quantize.
+        if not self._has_layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
-        done, *thresholds = (each.numpy() for each in self._counters())
+        done, *thresholds = (counts.numpy() for counts in self._counters())
         steps, self.steps = self.steps, int(done.sum())
         next_step = done + training
         steps_per_execution = backend.steps_per_execution(self._model)
@@ -167,11 +166,11 @@ class PhaseFinder:
             return Phase(training, quantizing, frozen, *self._fixed_ranges())
         if not training and (changed or steps != self.steps):
             self._is_calibrated = bool(self._all_calibrated())
-        # A training step that observes does so before it quantizes.
+        # A training step observes ranges before it quantizes, so it always has them.
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
 
     def _fixed_ranges(self) -> tuple[bool, bool, int]:
-        """What a `Phase` says of ranges that training leaves as they are, but others may change."""
+        """Returns `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
         ranges = self._ranges().numpy().tobytes()
         if ranges != self._last:
             self._last, self._is_calibrated = ranges, bool(self._all_calibrated())

@@ -1,4 +1,4 @@
-"""What each quantizer of a model does to its tensor: what is cut off, how large the error is."""
+"""Statistics of quantizers: the share of values that they clip, and the error that they make."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ QUANTIZING = Phase(training=False, quantizing=True, frozen=True, calibrated=True
 
 @dataclasses.dataclass(frozen=True)
 class QuantizerStatistics:
-    """One quantizer and the numbers that it quantizes.
+    """A quantizer and statistics of the values that it quantizes.
 
     Args:
         quantizer: its name, tensors and range.
-        histogram: of the numbers in front of it, computed in float.
-        is_weight: whether they are a weight.
-        below, above: share of the numbers that lie beyond either end of the range.
-        sqnr: signal to quantization noise of this tensor alone, in dB. None without a range, and
-            where the noise or the signal is zero.
+        histogram: the values in front of it, computed in float.
+        is_weight: whether it quantizes a weight.
+        below, above: share of the values beyond the lower and the upper end of the range.
+        sqnr: signal to quantization noise ratio of this tensor alone, in dB; None without a range,
+            or if the noise or the signal is zero.
     """
 
     quantizer: Quantizer
@@ -46,7 +46,7 @@ class QuantizerStatistics:
 
     @property
     def saturation(self) -> float:
-        """Share of the numbers that are cut off."""
+        """The share of the values that are clipped."""
         return self.below + self.above
 
 
@@ -57,27 +57,27 @@ def statistics(
     batch_size: int | None = None,
     verbose: int = 0,
 ) -> list[QuantizerStatistics]:
-    """The statistics of all quantizers that the model's data reach, in the order of the layers.
+    """Computes the statistics of all quantizers that the data reach, in the order of the layers.
 
-    Args and errors: as for `calibrate`. Nothing of the model changes.
+    Arguments and errors are those of `calibrate`. The model does not change.
     """
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
-    seen = Observed(model, counts=True, fixed=True)
+    observed = Observed(model, counts=True, fixed=True)
     total = batch_count(model, data, batch_size, steps)
     read = batches(model, data, batch_size, steps, finite=True)
     for batch in shown(read, "Statistics of quantizers", verbose, total):
-        seen.add(batch)
-    histograms = seen.histograms()
-    found: list[QuantizerStatistics] = []
+        observed.add(batch)
+    histograms = observed.histograms()
+    entries: list[QuantizerStatistics] = []
     for layer in scheduled_layers(model):
         weights, activations = layer_quantizers(layer)
-        found += map(_of_weight, weights, *_weights(layer))
-        found += [
-            _of_activation(each, histograms[quantizer])
-            for each, quantizer in zip(activations, layer.quantizers, strict=True)
+        entries += map(_of_weight, weights, *_weights(layer))
+        entries += [
+            _of_activation(listed, histograms[quantizer])
+            for listed, quantizer in zip(activations, layer.quantizers, strict=True)
             if quantizer in histograms
         ]
-    return found
+    return entries
 
 
 def _of_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStatistics:
@@ -88,20 +88,17 @@ def _of_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStati
     if not isinstance(spec, QuantSpec):
         spec = QuantSpec(spec.bits, symmetric=spec.bits == 16)
     sqnr = _decibels(histogram.energy, squared_error(histogram, spec, ends))
-    highest = bool(histogram.high[-1] > ends[1])  # Or the highest number counts as above itself.
-    above = 1 - float(not_above) if highest else 0.0
+    is_clipped = bool(histogram.high[-1] > ends[1])  # Else the maximum would count as above.
+    above = 1 - float(not_above) if is_clipped else 0.0
     return QuantizerStatistics(quantizer, histogram, False, float(below), above, sqnr)
 
 
 def _weights(layer: Any) -> tuple[Iterable[np.ndarray], Iterable[np.ndarray]]:
-    """The weights of a layer that are quantized, before and after."""
-    found = [
-        (quantized_weight(layer, name), quantizer)
-        for name, quantizer in getattr(layer, "weight_quantizers", {}).items()
-    ]
-    before = [tf.convert_to_tensor(weight) for weight, _ in found]
-    after = [quantizer(x, QUANTIZING) for x, (_, quantizer) in zip(before, found, strict=True)]
-    return [each.numpy() for each in before], [each.numpy() for each in after]
+    """Returns the quantized weights of a layer, before and after quantization."""
+    quantizers = getattr(layer, "weight_quantizers", {})
+    before = [tf.convert_to_tensor(quantized_weight(layer, name)) for name in quantizers]
+    after = [q(weight, QUANTIZING) for weight, q in zip(before, quantizers.values(), strict=True)]
+    return [weight.numpy() for weight in before], [weight.numpy() for weight in after]
 
 
 def _of_weight(quantizer: Quantizer, before: np.ndarray, after: np.ndarray) -> QuantizerStatistics:

@@ -1,4 +1,4 @@
-"""The quantizers of a model, listed: what each quantizes, how, and its range."""
+"""Listings of a model's quantizers, with their tensors, specifications and ranges."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = [
 ]
 
 PREFIX = "quant_"
-"""Goes in front of the name of every layer but the inputs."""
+"""Prefix of the names of all layers but the inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
-    """A quantizer of a model and what it is set to.
+    """A quantizer of a model, with its range.
 
     Args:
-        name: unique in the model: the layer's name and `output` or the weight's.
-        quantizes: the tensors of the float model it quantizes.
-        spec: how.
-        minimum: lower end of its range; an array for one range per channel.
-        maximum: upper end.
+        name: unique in the model: the layer's name, then `output` or the weight's name.
+        quantizes: the tensors of the float model that it quantizes.
+        spec: its specification.
+        minimum: the lower end of its range; an array for one range per channel.
+        maximum: the upper end.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Quantizer:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it has a range: without one it passes values through."""
-        starts_with_one = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
-        known = starts_with_one or np.any(self.maximum > self.minimum)
-        return bool(np.all(np.isfinite([self.minimum, self.maximum])) and known)
+        """Whether it has a range; without one it passes values through."""
+        is_initial = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
+        has_range = is_initial or np.any(self.maximum > self.minimum)
+        return bool(np.all(np.isfinite([self.minimum, self.maximum])) and has_range)
 
 
 def quantizers(model: Any) -> list[Quantizer]:
@@ -64,50 +64,50 @@ def quantizers(model: Any) -> list[Quantizer]:
     """
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     return [
-        each
+        quantizer
         for layer in scheduled_layers(model)
-        for part in layer_quantizers(layer)
-        for each in part
+        for listed in layer_quantizers(layer)
+        for quantizer in listed
     ]
 
 
 def activation_quantizers(model: Any) -> list[Quantizer]:
-    """Those of `quantizers` that quantize activations: they are quick to list."""
-    return [each for layer in scheduled_layers(model) for each in _activation_quantizers(layer)]
+    """Lists the quantizers of activations, which takes less time than `quantizers`."""
+    return [x for layer in scheduled_layers(model) for x in _activation_quantizers(layer)]
 
 
 def layer_quantizers(layer: Any) -> tuple[list[Quantizer], list[Quantizer]]:
-    """Those of a layer: of its weights, and of activations."""
+    """Lists the quantizers of a layer: those of its weights, and those of activations."""
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
 
 def quantized_weight(layer: Any, name: str) -> Any:
-    """The weight of a layer that a quantizer of this name quantizes."""
+    """Returns the weight of a layer that the quantizer of this name quantizes."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return weight_at(layer.layer, name)
     return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
 
 
 def _weight_quantizers(layer: Any) -> list[Quantizer]:
-    found = []
+    listed = []
     for name, quantizer in getattr(layer, "weight_quantizers", {}).items():
         limits = quantizer.current_range(quantized_weight(layer, name))
         label = f"{layer.name.removeprefix(PREFIX)}/{name}"
-        found.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
-    return found
+        listed.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
+    return listed
 
 
 def _activation_quantizers(layer: Any) -> list[Quantizer]:
-    """Those inside of a layer first, then that of its output."""
+    """Lists the quantizers inside a layer, then that of its output."""
     tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
     inner = getattr(layer, "inner", {})
     names = [*inner, *["output"] * (len(layer.quantizers) - len(inner))]
     return [
         Quantizer(
             f"{layer.name}/{name}",
-            tuple(f"{each}/{name}" for each in tensors) if name in inner else tensors,
-            each.spec,
-            *each.current_range(),
+            tuple(f"{tensor}/{name}" for tensor in tensors) if name in inner else tensors,
+            quantizer.spec,
+            *quantizer.current_range(),
         )
-        for name, each in zip(names, layer.quantizers, strict=True)
+        for name, quantizer in zip(names, layer.quantizers, strict=True)
     ]

@@ -1,7 +1,8 @@
-"""Whether a model can be exported, and what to do if not."""
+"""The check whether a model can be exported, with advice where it cannot."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,57 +11,64 @@ from keras_qat.config import specs
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_process, check_quantized
 
-__all__ = ["check_exportable", "some"]
+__all__ = ["check_exportable", "counted", "some"]
+
+
+DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
 
 def check_exportable(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
     check_quantized(
         model,
-        ". Call keras_qat.quantize_model(model), train or calibrate what it returns, pass that.",
+        ". Call keras_qat.quantize_model(model), train or calibrate the result, and pass that.",
     )
     check_process(model)
-    found = [
-        each for each in activation_quantizers(model) if isinstance(each.spec, specs.QuantSpec)
-    ]
-    unusable = [each for each in found if not np.all(np.isfinite([each.minimum, each.maximum]))]
-    broken = [each.name for each in unusable]
-    given = [each for each in model.input_names if any(each in q.quantizes for q in unusable)]
-    if given:
+    listed = [q for q in activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
+    unusable = [q for q in listed if not np.all(np.isfinite([q.minimum, q.maximum]))]
+    broken = [q.name for q in unusable]
+    inputs = [name for name in model.input_names if any(name in q.quantizes for q in unusable)]
+    if inputs:
         raise ValueError(
-            f"The data for {some(list(map(repr, given)))} held NaN or infinity in training, and so "
-            f"do the ranges of {len(broken)} quantizers. Take such examples out, and train anew "
-            f"from a checkpoint from before."
+            f"The data for {some(list(map(repr, inputs)))} held NaN or infinity in training, which "
+            f"spoiled {counted(broken, 'range', 'ranges')}. Remove such examples, and continue "
+            f"from an earlier checkpoint."
         )
     if broken:
         raise ValueError(
-            f"{len(broken)} quantizers have a range with NaN or infinity: {some(broken)}. The "
-            f"training diverged; go back to a checkpoint from before and lower the learning rate."
+            f"{counted(broken, 'quantizer has', 'quantizers have')} a range with NaN or infinity: "
+            f"{some(broken)}. {DIVERGED}"
         )
     broken = [weight.name for weight in model.weights if not _is_finite(weight)]
     if broken:
         raise ValueError(
-            f"{len(broken)} weights hold NaN or infinity: {some(broken)}. The training diverged; "
-            f"go back to a checkpoint from before and lower the learning rate."
+            f"{counted(broken, 'weight holds', 'weights hold')} NaN or infinity: {some(broken)}. "
+            f"{DIVERGED}"
         )
-    blind = [each.name for each in found if not each.calibrated]
+    blind = [q.name for q in listed if not q.calibrated]
     if blind:
         raise ValueError(
-            f"{len(blind)} quantizers have seen no data yet: {some(blind)}. Train the model "
-            f"(fit, or calls with training=True) so that ranges are observed, or take them from "
-            f"examples with keras_qat.calibrate(model, data); then export."
+            f"{counted(blind, 'quantizer has', 'quantizers have')} seen no data yet: "
+            f"{some(blind)}. Train the model (fit, or calls with training=True) so that ranges are "
+            f"observed, or take them from examples with keras_qat.calibrate(model, data); then "
+            f"export."
         )
 
 
 def _is_finite(weight: Any) -> bool:
-    """Whether a weight holds numbers. Its sum does, unless there are very large ones in it."""
+    """Whether a weight is finite. If its sum is, it is, and that is quick to compute."""
     if not weight.dtype.is_floating:
         return True
-    values = np.asarray(weight.value())  # Not copied.
+    values = np.asarray(weight.value())  # Makes no copy.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
 
 
+def counted(things: Sequence[Any], one: str, several: str) -> str:
+    """Says how many things there are: "1 quantizer has", "3 quantizers have"."""
+    return f"{len(things)} {one if len(things) == 1 else several}"
+
+
 def some(names: list[str]) -> str:
-    """The first of some names, for a message."""
+    """Joins the first five names for a message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

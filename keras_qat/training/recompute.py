@@ -1,8 +1,9 @@
-"""What a quantizer keeps for the gradient, and what it computes again instead, in known graphs.
+"""Recomputation of cheap tensors in the backward pass, to save the memory of storing them.
 
-A quantizer's gradient reads what stands in front of it. Of a product that would be one tensor more
-than float keeps, of a swish four more: its input quantized, the sigmoid before and after, the
-product. They follow from two that are kept in any case, by operations that take little time.
+The gradient of a quantizer reads the tensor in front. Behind a product this would keep one tensor
+more than float training does, behind a swish four more: the quantized input, the sigmoid before
+and after quantization, and the product. They follow from two tensors that are kept in any case, by
+operations that take little time.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import tensorflow as tf
 __all__ = ["Source", "source_of"]
 
 Back = Callable[[Any], list[Any]]
-"""From the gradient of a tensor to those of what it was computed from."""
+"""Function from the gradient of a tensor to the gradients of its inputs."""
 
 
 class Source(NamedTuple):
-    """What a tensor was computed from.
+    """The inputs of a tensor that is recomputed rather than stored.
 
     Args:
-        inputs: the tensors that its gradient goes to.
-        again: computes the tensor again, and says how its gradient goes on.
+        inputs: the tensors that the gradient goes to.
+        again: recomputes the tensor, and returns the function of its gradient too.
     """
 
     inputs: list[Any]
@@ -32,7 +33,7 @@ class Source(NamedTuple):
 
 
 def source_of(x: Any) -> Source | None:
-    """Where a tensor of a graph comes from, if it need not be kept: from a product."""
+    """Returns how to recompute a tensor of a graph; None unless it is a product."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
@@ -44,20 +45,20 @@ def source_of(x: Any) -> Source | None:
 
 
 def _is_sigmoid_of(y: Any, gate: Any) -> bool:
-    """Whether an operation quantizes the sigmoid of `y`, to a range that is known."""
+    """Whether an operation quantizes the sigmoid of `y` to a constant range."""
     sigmoid = gate.inputs[0].op
-    is_known = all(tf.get_static_value(each) is not None for each in gate.inputs[1:])
+    is_known = all(tf.get_static_value(end) is not None for end in gate.inputs[1:])
     return is_known and sigmoid.type == "Sigmoid" and sigmoid.inputs[0] is y
 
 
 def _swish(y: Any, gate: Any) -> tuple[Any, Back]:
-    """`y` times its sigmoid, quantized as the operation `gate` does."""
+    """Computes `y` times its sigmoid, which is quantized as in the operation `gate`."""
     quantize = _quantizer_behind(y)
-    if quantize is not None and quantize.inputs[0].op.type != "Mul":  # What it reads is kept.
+    if quantize is not None and quantize.inputs[0].op.type != "Mul":  # Its input is kept.
         y = _quantized(quantize, quantize.inputs[0])
     sigmoid = tf.sigmoid(y)
     quantized = _quantized(gate, sigmoid)
-    low, high = (float(tf.get_static_value(each)) for each in gate.inputs[1:])
+    low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])
 
     def back(up: Any) -> list[Any]:
         inside = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
@@ -69,15 +70,15 @@ def _swish(y: Any, gate: Any) -> tuple[Any, Back]:
 
 
 def _quantizer_behind(y: Any) -> Any:
-    """The operation that quantized a tensor; None if none did."""
-    if y.op.type != "IdentityN" or y.value_index:  # As custom gradients make them.
+    """Returns the operation that quantized a tensor, or None."""
+    if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in one.
         return None
-    found = y.op.inputs[0].op
-    return found if found.type == "FakeQuantWithMinMaxVars" else None
+    op = y.op.inputs[0].op
+    return op if op.type == "FakeQuantWithMinMaxVars" else None
 
 
 def _quantized(op: Any, x: Any) -> Any:
-    """What an operation that quantizes makes of `x`."""
+    """Quantizes `x` as an existing operation does."""
     bits, narrow_range = op.get_attr("num_bits"), op.get_attr("narrow_range")
     minimum, maximum = op.inputs[1:]
     return tf.raw_ops.FakeQuantWithMinMaxVars(
@@ -86,10 +87,11 @@ def _quantized(op: Any, x: Any) -> Any:
 
 
 def _of_product(up: Any, a: Any, b: Any) -> list[Any]:
+    """Returns the gradients of both factors of a product, which may have been broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]
     axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(a), s1=tf.shape(b))
     return [
-        tf.reshape(tf.reduce_sum(up * other, axis), tf.shape(one))
-        for one, other, axis in zip((a, b), (b, a), axes, strict=True)
+        tf.reshape(tf.reduce_sum(up * other, axis), tf.shape(factor))
+        for factor, other, axis in zip((a, b), (b, a), axes, strict=True)
     ]

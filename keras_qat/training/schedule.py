@@ -1,4 +1,4 @@
-"""When a model quantizes and when its BatchNormalization is frozen: the switches."""
+"""Switches of a whole model: quantization, frozen BatchNormalization and frozen ranges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
-    """The quantize-aware layers of a model, also of models inside it."""
+    """Yields the quantize-aware layers of a model, and of models inside it."""
     return (layer for layer in graph.layers_in(model) if isinstance(layer, ScheduledLayer))
 
 
@@ -36,42 +36,42 @@ def is_quantized(model: Any) -> bool:
 
 
 def check_quantized(model: Any, instead: str) -> None:
-    """Raises a `ValueError` if a model is not quantization-aware; `instead` says what to do."""
+    """Raises a `ValueError`, with the advice `instead`, if a model is not quantization-aware."""
     if not is_quantized(model):
         check_readable(model)
         raise ValueError(f"'{model.name}' is not quantization-aware{instead}")
 
 
 def check_process(model: Any) -> None:
-    """Raises a `RuntimeError` in a fork of the process that a model was made in.
+    """Raises a `RuntimeError` in a fork of the process that made a model.
 
-    TensorFlow has threads, which do not come along: it would wait for them without end.
+    TensorFlow's threads do not exist in a fork, so it would wait for them forever.
     """
     made_in = {layer.made_in for layer in scheduled_layers(model)}
     if made_in and os.getpid() not in made_in:
         raise RuntimeError(
             f"'{model.name}' was made in another process (pid {min(made_in)}), of which this one "
-            f"is a fork. TensorFlow's threads did not come along, so that it would never answer. "
+            f"is a fork. TensorFlow's threads do not exist here, so that it would never answer. "
             f"Load the model from its file in a process of its own "
             f"(multiprocessing.get_context('spawn')), or do this where the model was made."
         )
 
 
 def recipe_of(model: Any) -> Any:
-    """The recipe that a model was quantized with; that of the model its layers come from.
+    """Returns the recipe that a model, or the model of its layers, was quantized with.
 
     None for a model of parts that no quantized model of this process holds any more.
     """
-    models = [model, *(each for each in getattr(model, "layers", ()) if hasattr(each, "recipe"))]
-    found = [each.recipe for each in models if getattr(each, "recipe", None) is not None]
-    found += [layer.recipe for layer in scheduled_layers(model) if layer.recipe is not None]
-    return found[0] if found else None
+    for part in [model, *getattr(model, "layers", ()), *scheduled_layers(model)]:
+        if getattr(part, "recipe", None) is not None:
+            return part.recipe
+    return None
 
 
 def set_quantization(model: Any, enabled: bool = True) -> None:
-    """Switches fake quantization on or off, at once. Ranges are observed in both cases.
+    """Switches fake quantization on or off at once. Ranges are observed in both cases.
 
-    What `callbacks.QuantDelay` does at its step, for custom training loops.
+    For custom training loops; `callbacks.QuantDelay` does the same at a given step.
 
     Args:
         model: a quantization-aware model.
@@ -85,10 +85,10 @@ def set_quantization(model: Any, enabled: bool = True) -> None:
 
 
 def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
-    """Makes BatchNormalization use its moving statistics in training too, or the batch's again.
+    """Makes BatchNormalization use its moving statistics in training, or the batch's again.
 
-    Frozen statistics do not change; scale and offset (gamma, beta) go on training. What
-    `callbacks.FreezeBatchNorm` does at its step, for custom training loops.
+    Frozen statistics do not change; gamma and beta continue to train. For custom training loops;
+    `callbacks.FreezeBatchNorm` does the same at a given step.
 
     Args:
         model: a quantization-aware model.
@@ -102,9 +102,9 @@ def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
 
 
 def freeze_ranges(model: Any, frozen: bool = True) -> None:
-    """Keeps the ranges of activations as they are in training, or observes them again.
+    """Freezes the ranges of activations in training, or observes them again.
 
-    What `callbacks.FreezeRanges` does at its step, for custom training loops.
+    For custom training loops; `callbacks.FreezeRanges` does the same at a given step.
 
     Args:
         model: a quantization-aware model.
@@ -118,11 +118,11 @@ def freeze_ranges(model: Any, frozen: bool = True) -> None:
 
 
 def schedule(model: Any, **thresholds: int) -> None:
-    """Sets the training step, counted from 1, at which every layer of a model changes over.
+    """Sets the training steps, counted from 1, at which all layers of a model change over.
 
     Args:
         model: a quantization-aware model.
-        thresholds: `quantize_from`, `freeze_from`, `freeze_ranges_from`, in steps of the model.
+        thresholds: `quantize_from`, `freeze_from` or `freeze_ranges_from`, in steps of the model.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -130,7 +130,7 @@ def schedule(model: Any, **thresholds: int) -> None:
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     calls = graph.read(model).call_counts()
     for layer in scheduled_layers(model):
-        # A layer that is called k times per step counts k, so the n-th step begins at this count.
+        # A layer that is called k times per step counts k, so step n begins at this count.
         per_step = calls.get(layer, 1)
         counts = {}
         for name, step in thresholds.items():

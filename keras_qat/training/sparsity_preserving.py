@@ -1,7 +1,7 @@
-"""What training keeps of weights: zeros, and clusters of equal values.
+"""Structure of weights that training preserves: zeros, and clusters of equal values.
 
-Both look at the weights as they are: one that is zero has no gradient, and equal ones have equal
-gradients. So nothing is stored, and optimizers leave them zero, and equal.
+A weight that is zero gets no gradient, and equal weights get equal gradients. So optimizers keep
+them zero, or equal, and no mask need be stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["PRESERVED"]
 
 
 def _with_gradient(weights: Any, change: Callable[[Any], Any]) -> Any:
-    """The weights, with a gradient that is changed."""
+    """Returns the weights, with a gradient that `change` computes from their own."""
 
     @tf.custom_gradient
     def same(weights: Any) -> Any:
@@ -25,20 +25,20 @@ def _with_gradient(weights: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def keep_zeros(weights: Any) -> Any:
-    """The weights; those that are zero have no gradient."""
+    """Returns the weights; zeros get no gradient."""
     return _with_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 
 def keep_clusters(weights: Any) -> Any:
-    """The weights; equal ones have the mean of their gradients."""
+    """Returns the weights; equal weights get the mean of their gradients."""
 
     def mean(up: Any) -> Any:
-        values, places = tf.unique(tf.reshape(weights, [-1]))
-        means = tf.math.unsorted_segment_mean(tf.reshape(up, [-1]), places, tf.size(values))
-        return tf.reshape(tf.gather(means, places), tf.shape(up))
+        values, clusters = tf.unique(tf.reshape(weights, [-1]))
+        means = tf.math.unsorted_segment_mean(tf.reshape(up, [-1]), clusters, tf.size(values))
+        return tf.reshape(tf.gather(means, clusters), tf.shape(up))
 
     return _with_gradient(weights, mean)
 
 
 PRESERVED: dict[str, Callable[[Any], Any]] = {"zeros": keep_zeros, "clusters": keep_clusters}
-"""Name, as in `QuantSpec.preserve` -> the function."""
+"""Name in `QuantSpec.preserve` -> the function."""

@@ -18,6 +18,7 @@ from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.training.calibration.histogram import Histogram, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import Range
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import scheduled_layers
 
 __all__ = ["Observed", "infer"]
@@ -115,9 +116,9 @@ class Observed:
         ]
         if broken:
             raise ValueError(
-                f"The data gives {len(broken)} quantizer{'s' * (len(broken) > 1)} a range with NaN "
-                f"or infinity, first {broken[0]}/output. It holds none itself: look for them in "
-                f"the weights, and for numbers in the data that are too large."
+                f"The data gives {counted(broken, 'quantizer', 'quantizers')} a range with NaN or "
+                f"infinity, first {broken[0]}/output. It holds none itself: look for them in the "
+                f"weights, and for numbers in the data that are too large."
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Any, Range]:

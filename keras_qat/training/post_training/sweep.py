@@ -21,6 +21,7 @@ from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 
 __all__ = [
@@ -69,10 +70,9 @@ def check_calibrated(model: Any) -> None:
     layers = scheduled_layers(model)
     blind = [x for layer in layers for x in layer.quantizers if not x.is_calibrated()]
     if blind:
-        counted = "1 quantizer" if len(blind) == 1 else f"{len(blind)} quantizers"
         raise ValueError(
-            f"{counted} of '{model.name}' {'has' if len(blind) == 1 else 'have'} seen no data yet: "
-            f"call keras_qat.calibrate(model, data) first."
+            f"{counted(blind, 'quantizer has', 'quantizers have')} seen no data yet in "
+            f"'{model.name}': call keras_qat.calibrate(model, data) first."
         )
 
 

@@ -1,1 +1,1 @@
-"""Ranges: what is observed of a tensor, and the range that a method or training makes of it."""
+"""Ranges of quantizers: observed from tensors, learned by training, or fitted to weights."""

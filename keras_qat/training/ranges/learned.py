@@ -1,8 +1,8 @@
-"""Ranges that training learns: arithmetic with a gradient for the ends of the range.
+"""Fake quantization with learned ranges: the ends of a range have a gradient.
 
-Learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153): what lies beyond an end pulls at it,
-and what lies inside by the error of its rounding. Learned clipping (PACT, Choi et al. 2018,
-arXiv:1805.06085) has the first part alone.
+With learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end contribute
+to its gradient, and values inside contribute by their rounding errors. With learned clipping (PACT,
+Choi et al. 2018, arXiv:1805.06085) only the former do.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["fake_quantize_learned", "fake_quantize_weights_learned"]
 
 
 def _gain(levels: int, count: Any) -> Any:
-    """What the gradient of an end is multiplied by.
+    """Returns the factor of an end's gradient.
 
-    LSQ multiplies that of a step by 1 / sqrt(count * levels), so that steps and weights change at
-    the same rate. An end is so many steps.
+    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels), so that scales and weights
+    change at the same rate. An end is `levels` scales away from zero.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 
@@ -29,19 +29,19 @@ def _gain(levels: int, count: Any) -> Any:
 def fake_quantize_learned(
     applies: Any, x: Any, minimum: Any, maximum: Any, bits: int, *, rounding: bool, fixed: Any
 ) -> Any:
-    """`fake_quantize` if `applies`, with a gradient for the ends of the range as well.
+    """Applies `fake_quantize` if `applies`, with a gradient for the ends of the range too.
 
     Args:
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits: as in `fake_quantize`.
-        rounding: whether the errors of rounding count for the ends, as in LSQ.
+        rounding: whether rounding errors contribute to the gradients of the ends, as in LSQ.
         fixed: whether the ends have no gradient: a bool, or a scalar tensor.
     """
     levels = 2**bits - 1
 
     @tf.custom_gradient
-    def quantized(given: Any, minimum: Any, maximum: Any) -> Any:
-        x = tf.cast(given, tf.float32)
+    def quantized(x: Any, minimum: Any, maximum: Any) -> Any:
+        dtype, x = x.dtype, tf.cast(x, tf.float32)
         y = cond(
             applies,
             lambda: fake_quant.fake_quantize(x, minimum, maximum, bits),
@@ -51,7 +51,7 @@ def fake_quantize_learned(
         def gradient(upstream: Any) -> Any:
             up = tf.cast(upstream, tf.float32)
             low, high = fake_quant.nudged_range(minimum, maximum, bits)
-            above, below = (tf.logical_and(applies, each) for each in (x > high, x < low))
+            above, below = (tf.logical_and(applies, beyond) for beyond in (x > high, x < low))
             inside = up * tf.cast(~(above | below), tf.float32)
             share = tf.zeros([])
             if rounding:
@@ -64,22 +64,22 @@ def fake_quantize_learned(
                 tf.reduce_sum(up * tf.cast(below, tf.float32)) - share,
                 tf.reduce_sum(up * tf.cast(above, tf.float32)) + share,
             )
-            return tf.cast(inside, given.dtype), ends[0] * gain, ends[1] * gain
+            return tf.cast(inside, dtype), ends[0] * gain, ends[1] * gain
 
-        return tf.cast(y, given.dtype), gradient
+        return tf.cast(y, dtype), gradient
 
     return quantized(x, minimum, maximum)
 
 
 def fake_quantize_weights_learned(quantizing: Any, weights: Any, limits: Any, bits: int) -> Any:
-    """Weights rounded to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
+    """Rounds weights to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
 
-    What lies beyond is clipped. The gradients are those of LSQ.
+    Weights beyond the limits are clipped. The gradients are those of LSQ.
 
     Args:
         quantizing: a bool, or a scalar tensor.
         weights: the weights.
-        limits: of each output channel, shaped to broadcast.
+        limits: the limit of each output channel, shaped to broadcast.
         bits: 2 to 8.
     """
     levels = 2 ** (bits - 1) - 1

@@ -1,7 +1,7 @@
-"""Observers: what the range of a quantizer is made of, and the variables that hold it.
+"""Observers, which hold the range of a quantizer and update it from the tensors in training.
 
-An observer is one range: `update` takes in a training batch, `range` says what it is now. The
-variables belong to the layer that hosts the quantizer, so Keras saves them like any weight.
+`update` takes in a training batch, `range` returns the current range. The variables belong to the
+layer that hosts the quantizer, so Keras saves them like any weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CurrentValue", "LastValue", "Learned", "MovingAverage", "ShadowedMov
 
 
 def if_seen(seen: Any, new: Any, old: Any) -> Any:
-    """What a variable is set to: `old` where a batch is passed over. No branch: GPUs would wait."""
+    """Returns `new` if a batch counts, else `old`. Not by a branch, for which GPUs would wait."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -44,48 +44,48 @@ class LastValue:
             initializer=tf.constant_initializer(value),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,  # All have the same.
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,  # All replicas agree.
         )
 
     @property
     def variables(self) -> list[Any]:
-        """All that is stored."""
+        """The variables that hold the range and its counters."""
         return [self.minimum, self.maximum]
 
     @property
     def counter(self) -> Any:
-        """The variable that counts the batches seen; None if nothing does."""
+        """The variable that counts the observed batches, or None."""
         return None
 
     @property
     def ignores_minimum(self) -> bool:
-        """Whether the range is known to begin at zero, so that no minimum is looked for."""
+        """Whether the range always begins at zero, so that only the maximum is observed."""
         return self.spec.lower_bound == 0.0 and not self.spec.symmetric
 
     def batch_range(self, x: Any, ceiling: float | None) -> tuple[Any, Any]:
-        """Range of one batch, zero included and cut off at `ceiling`: the mean over replicas."""
+        """Returns the range of a batch, with zero and up to `ceiling`, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
         else:
             low, high = tf.zeros([]), tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
             high = high if ceiling is None else tf.minimum(high, ceiling)
-        if self.is_mixed:  # Of NaN alone `low` and `high` may be zero. Graphs reduce `x` only once.
+        if self.is_mixed:  # `low` and `high` of NaNs may be zero. Graphs reduce `x` only once.
             ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
-            low, high = (tf.where(is_known, each, np.nan) for each in (low, high))
+            low, high = (tf.where(is_known, end, np.nan) for end in (low, high))
         if spec.off_ties:
             high += self.margin(low, high)
         return mean_over_replicas(low, high)
 
     def margin(self, low: Any, high: Any) -> Any:
-        """What a range is wider by than the extremes that it is of: see `QuantSpec.off_ties`."""
+        """Returns by how much the range exceeds the extremes: see `QuantSpec.off_ties`."""
         if not self.spec.off_ties:
             return 0.0
         return tf.where(low < 0.0, (high - low) / (2.0**self.spec.bits - 2), 0.0)
 
     def extremes(self) -> tuple[float, float]:
-        """What the range is of: without the margin."""
+        """Returns the range without its margin."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         steps = 2.0**self.spec.bits - 1
         is_wider = self.spec.off_ties and low < 0
@@ -97,12 +97,11 @@ class LastValue:
         return getattr(self.host, "mixed", False)
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
-        """Takes in a batch and returns the new range.
+        """Observes a batch and returns the new range.
 
         Args:
             x: the batch.
-            ceiling: what the tensor is clipped at behind the quantizer, if that is known to begin
-                at zero: `x` is what goes into a ReLU.
+            ceiling: the maximum of the ReLU that `x` goes into, where the quantizer computes it.
             taken: whether the batch counts: a bool, or a scalar tensor.
         """
         low, high = self.batch_range(x, ceiling)
@@ -113,7 +112,7 @@ class LastValue:
         )
 
     def set(self, low: float, high: float, batches: float) -> None:
-        """Sets the range to one that holds two numbers and zero, as if so many batches gave it."""
+        """Sets the range to hold two numbers and zero, as if observed in so many batches."""
         ends = fake_quant.range_of(
             tf.constant([low, high]), self.spec.bits, self.spec.symmetric, self.spec.narrow_range
         )
@@ -121,25 +120,24 @@ class LastValue:
         self.maximum.assign(ends[1] + self.margin(*ends))
 
     def is_seen(self, low: Any, high: Any, taken: Any) -> Any:
-        """Whether a batch with such extremes is taken in: True, or a tensor in half precision.
+        """Whether a batch with the given extremes counts: True, or in half precision a tensor.
 
-        There infinity and NaN are part of training: `LossScaleOptimizer` passes over the step.
+        There infinity and NaN are part of training: `LossScaleOptimizer` skips such steps.
         """
         if not self.is_mixed:
             return taken
         return tf.logical_and(tf.math.is_finite(high - low), taken)
 
     def range(self, x: Any) -> tuple[Any, Any]:
-        """The range as it stands."""
+        """Returns the current range."""
         return tf.convert_to_tensor(self.minimum), tf.convert_to_tensor(self.maximum)
 
 
 class MovingAverage(LastValue):
-    """Average of the batches' extremes so far, in which older ones count less.
+    """Exponential moving average of the batches' extremes, without bias at the start.
 
-    The n-th batch gets the weight (1 - decay) / (1 - decay^n): the first is taken as it is, and
-    afterwards the average is that of `assign_moving_average` with its bias from the start taken
-    off. In this form nothing but the average and n is stored.
+    The n-th batch gets the weight (1 - decay) / (1 - decay^n), which is 1 for the first. The result
+    is the zero-debiased average of `assign_moving_average`, but only the average and n are stored.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
@@ -167,7 +165,7 @@ class MovingAverage(LastValue):
         weight = (one - decay) / (one - tf.pow(decay, count))
 
         def moved(variable: Any, end: Any) -> Any:
-            # What it is set to is at hand: reading it again would be one more operation each time.
+            # Returns the value at hand: reading the variable again would be one more operation.
             old = tf.convert_to_tensor(variable)
             new = old + if_seen(seen, (end - old) * weight, 0.0)
             variable.assign(new, read_value=False)
@@ -177,7 +175,7 @@ class MovingAverage(LastValue):
         return tf.convert_to_tensor(minimum), moved(self.maximum, high)
 
     def range(self, x: Any) -> tuple[Any, Any]:
-        """The range as it stands: up to 1 for a tensor that was always 0, as behind a dead ReLU."""
+        """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
         minimum, maximum = super().range(x)
         is_dead = tf.logical_and(self.batches > 0.0, tf.equal(minimum, maximum))
         if self.spec.symmetric:
@@ -186,11 +184,11 @@ class MovingAverage(LastValue):
 
 
 class ShadowedMovingAverage(LastValue):
-    """TensorFlow 1's moving average of the batches' extremes, corrected for its start at zero.
+    """TensorFlow 1's zero-debiased moving average of the batches' extremes.
 
-    The average of the first n batches is divided by 1 - decay^n. The same as `MovingAverage` but
-    for rounding; in the form of TensorFlow 1 (`assign_moving_average` with its default
-    `zero_debias`), with its shadow variables, so that `recipes.contrib` can go on from them.
+    The average of the first n batches is divided by 1 - decay^n. Up to rounding it equals
+    `MovingAverage`, but it is computed as TensorFlow 1 does (`assign_moving_average` with its
+    default `zero_debias`) and has its shadow variables, from which `recipes.contrib` can continue.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
@@ -238,25 +236,25 @@ class ShadowedMovingAverage(LastValue):
 
 
 class CurrentValue:
-    """The extremes of the tensor at hand: nothing is stored, so it is never out of date."""
+    """The extremes of the current tensor; nothing is stored."""
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec = spec
 
     def range(self, x: Any) -> tuple[Any, Any]:
-        """Range of `x`, zero included."""
+        """Returns the range of `x`, zero included."""
         spec, x = self.spec, tf.stop_gradient(x)
         return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
-        """The same: nothing is taken in."""
+        """Returns the range of `x`; nothing is stored."""
         return self.range(x)
 
 
 class Learned(LastValue):
-    """A range that trains with the weights: data sets where it starts, by `calibrate`.
+    """A range that trains with the weights, starting from the range that `calibrate` sets.
 
-    The sign of an end says nothing, so that no step of training makes a range empty.
+    Only the magnitude of a variable counts, so that no training step can make the range empty.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
@@ -273,17 +271,17 @@ class Learned(LastValue):
         return -tf.abs(self.minimum.read_value()), high
 
     def set(self, low: float, high: float, batches: float) -> None:
-        if low == high == 0:  # Of zeros alone any range is right, but none at all says: no data.
+        if low == high == 0:  # Any range holds zeros alone, and an empty one would mean: no data.
             high = 1.0
         super().set(low, high, batches)
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
-        """The same: a batch changes it by its gradient."""
+        """Returns the current range, which a batch changes only by its gradient."""
         return self.range(x)
 
 
 def make(spec: QuantSpec, host: Any, name: str) -> Any:
-    """The observer that `spec` names, with its variables added to the layer `host`."""
+    """Makes the observer that `spec` names, and adds its variables to the layer `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 
 
@@ -295,4 +293,4 @@ OBSERVERS: dict[str, Any] = {
     "learned": Learned,
     "learned_clipping": Learned,
 }
-"""Name, as in `QuantSpec.observer` -> class."""
+"""Name in `QuantSpec.observer` -> class of the observer."""

@@ -1,4 +1,4 @@
-"""Ranges of weights by the least squared error: numpy, no model."""
+"""Ranges of weights by the least squared error."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from keras_qat.training.schedule import scheduled_layers
 __all__ = ["clip_weights", "least_squares_limits", "per_channel", "rounded", "start_limits"]
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
-"""Limits that are tried, of the largest magnitude."""
+"""Factors of the largest magnitude that are tried as limits."""
 
 
 def least_squares_limits(
     weights: np.ndarray, channel_axes: tuple[int, ...], bits: int
 ) -> np.ndarray:
-    """The limit of each output channel with the smallest mean squared error of quantization.
+    """Returns the limit of each output channel with the smallest mean squared quantization error.
 
-    Shaped to broadcast against the weights. A channel of zeros has the limit 1.
+    The result broadcasts against the weights. A channel of zeros has the limit 1.
 
     Args:
         weights: the weights.
@@ -41,16 +41,16 @@ def least_squares_limits(
 
 
 def rounded(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndarray:
-    """Weights clipped to limits and rounded to the nearest of the 2^bits - 1 levels."""
+    """Clips weights to limits and rounds them to the nearest of the 2^bits - 1 levels."""
     scale = limits / (2 ** (bits - 1) - 1)
     return np.round(np.clip(weights, -limits, limits) / scale) * scale
 
 
 def clip_weights(model: Any) -> None:
-    """Clips the weights of a quantization-aware model where that makes their rounding better.
+    """Clips the weights of a quantization-aware model where that reduces their rounding error.
 
-    The range of a channel is that of its weights, so that this sets it, for training as well.
-    Ranges of a whole tensor, as of `recipes.contrib`, stay.
+    The range of a channel follows its weights, so clipping sets it, for training as well. Ranges
+    of whole tensors, as with `recipes.contrib`, stay.
     """
     for weights, quantizer in per_channel(model):
         value = weights.numpy()
@@ -60,7 +60,7 @@ def clip_weights(model: Any) -> None:
 
 
 def start_limits(model: Any) -> None:
-    """Learned limits of weights begin with the least squared error."""
+    """Sets learned limits of weights to start at the least squared error."""
     for weights, quantizer in per_channel(model):
         if quantizer.learned is not None:
             axes, bits = quantizer.channel_axes, quantizer.spec.bits
@@ -68,7 +68,7 @@ def start_limits(model: Any) -> None:
 
 
 def per_channel(model: Any) -> Iterator[tuple[Any, Any]]:
-    """The weights of a model's wrappers that have a range for each channel, with the quantizers."""
+    """Yields each weight in a wrapper that has a range for each channel, and its quantizer."""
     for layer in scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper):
             for name, quantizer in layer.weight_quantizers.items():

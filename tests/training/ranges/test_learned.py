@@ -161,7 +161,7 @@ def test_zeros_alone_have_a_range():
 
 def test_they_start_from_data():
     qat = keras_qat.quantize_model(residual_net(), recipes.low_bits())
-    with pytest.raises(ValueError, match=r"learned, and have none to start from\. Call"):
+    with pytest.raises(ValueError, match=r"learned ranges? with no data to start from\. Call"):
         train(qat, X)
     with pytest.raises(ValueError, match="seen no data yet"):
         keras_qat.export_tflite(qat)
