@@ -1,4 +1,4 @@
-"""Activation quantizers: the part that wrappers hold, and the layer that stands by itself."""
+"""Activation quantizers, which wrappers hold, and `Quantize`, which is a layer by itself."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ActivationQuantizer:
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
-        host: the layer that owns the variables; called while that layer is built.
+        host: the layer that owns the variables; the quantizer is made while `host` is built.
         name: prefix of the variables' names.
-        slots: how many tensors share the range. Each is observed by itself; the range holds them
-            all. Tensors that a concatenation joins share one.
+        slots: how many tensors share the range, such as the inputs of a concatenation. They are
+            observed separately, and the range holds them all.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class ActivationQuantizer:
     ) -> None:
         self.spec = spec
         self.watched: Callable[[int, Any], None] | None = None
-        """What gets the slot and the values of each tensor in front of it; for `calibrate`."""
+        """Function that is called with the slot and the values of each tensor, for `calibrate`."""
         self.observers: list[Any] = []
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
-            self.observers = [observers.make(spec, host, each) for each in names]
+            self.observers = [observers.make(spec, host, prefix) for prefix in names]
 
     def __call__(
         self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> Any:
-        """Fake-quantizes `x`, which is observed in `slot` if this is training.
+        """Fake-quantizes `x`, and observes it in `slot` if this is training.
 
-        Without a slot, `x` is an average of values that this quantizer has been applied to. With
-        a `ceiling`, what is quantized is a ReLU of `x` that ends there.
+        Without a slot, `x` is an average of values that this quantizer was applied to. With a
+        `ceiling`, a ReLU of `x` with that maximum is quantized.
         """
         minimum, maximum = self._numbers(phase) or self._observed(x, phase, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
@@ -83,7 +83,7 @@ class ActivationQuantizer:
         )
 
     def _numbers(self, phase: Phase) -> tuple[float, float] | None:
-        """The range, if it is known while the graph is traced: then no operation computes it."""
+        """Returns the range as numbers if it is constant in the graph, else None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -92,7 +92,7 @@ class ActivationQuantizer:
         return (minimum, maximum) if minimum < maximum else None
 
     def take_in(self, x: Any, phase: Phase) -> None:
-        """Observes `x` if this is training, and quantizes nothing."""
+        """Observes `x` if this is training, without quantizing it."""
         self._observed(x, phase, 0, None)
         if self.watched is not None:
             self.watched(0, x)
@@ -104,13 +104,13 @@ class ActivationQuantizer:
 
     @property
     def learns(self) -> bool:
-        """Whether its range trains."""
+        """Whether training learns its range."""
         learned = ("learned", "learned_clipping")
         return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
 
     @property
     def clips_at_zero(self) -> bool:
-        """Whether the range begins at zero, so that the quantizer computes a ReLU as well."""
+        """Whether the range always begins at zero, so that the quantizer also computes a ReLU."""
         spec = self.spec
         if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
             return False
@@ -127,7 +127,7 @@ class ActivationQuantizer:
         ceiling: float | None = None,
         taken: Any = True,
     ) -> tuple[Any, Any]:
-        """The range, with `x` taken in if `training` and `taken`, which makes no branch."""
+        """Returns the range, after observing `x` if `training`, and if `taken` (without a branch)."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
@@ -142,56 +142,56 @@ class ActivationQuantizer:
         return tf.reduce_min(tf.stack(minima)), tf.reduce_max(tf.stack(maxima))
 
     def applies(self, phase: Phase, minimum: Any, maximum: Any) -> Any:
-        """Whether this call quantizes: not before its delay, nor before it has seen data."""
+        """Whether a call quantizes: not before the delay, and not before any data was observed."""
         if phase.calibrated:
             return phase.quantizing
         return tf.logical_and(phase.quantizing, self.has_range(minimum, maximum))
 
     def has_range(self, minimum: Any, maximum: Any) -> Any:
-        """Whether this is a range to quantize to, and not that of a quantizer without data."""
+        """Whether the ends are a usable range, and not those of a quantizer without data."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum
 
     @property
     def has_only_begun(self) -> bool:
-        """Whether its range is still the one that the recipe begins with."""
+        """Whether its range is still the initial one of the recipe."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
             return False
         counters = [observer.counter for observer in self.observers]
-        return all(each is not None and each.numpy() == 0 for each in counters)
+        return all(counter is not None and counter.numpy() == 0 for counter in counters)
 
     def is_calibrated(self) -> Any:
         """Whether it has a range."""
         return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:
-        """The range as numbers: (0, 0) before any data."""
-        with tf.init_scope():  # The numbers, also while a function is being traced.
+        """Returns the range as numbers: (0, 0) before any data."""
+        with tf.init_scope():  # Gives numbers even while a function is being traced.
             minimum, maximum = self.observe(None, training=False)
             return float(minimum), float(maximum)
 
 
 def _before_relu(x: Any) -> tuple[Any, float | None]:
-    """What the ReLU in front was computed from, and where it ends; `x` and None without one.
+    """Returns the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
 
-    A quantizer that clips at zero computes it as well, so that training need not keep its output.
+    A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
     """
-    kind = "" if tf.executing_eagerly() else x.op.type
-    ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(kind)
+    op_type = "" if tf.executing_eagerly() else x.op.type
+    ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
     return (x, None) if ceiling is None else (x.op.inputs[0], ceiling)
 
 
 @backend.register
 class Quantize(ScheduledLayer):
-    """Fake-quantizes activations: at merges, at the model's inputs, wherever no wrapper does.
+    """Fake-quantizes activations where no wrapper does, such as merges and the model's inputs.
 
     One layer may be called on several tensors that share a range, each in its own `slot`.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
-        slots: how many tensors are observed for the range.
-        tensors: names of those tensors in the float model, for reports.
+        slots: how many tensors share the range.
+        tensors: names of these tensors in the float model, for reports.
 
     Shapes: any; the output has the input's shape.
     """
@@ -221,7 +221,7 @@ class Quantize(ScheduledLayer):
     def compute(
         self, inputs: Any, training: Any, slot: int | None = 0, source: Any = None, kernel: str = ""
     ) -> Any:
-        # `source` and `kernel` are in models that the first version saved.
+        # Models of earlier versions pass `source` and `kernel`.
         phase = self.advance(training)
         x, ceiling = inputs, None
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:

@@ -1,4 +1,4 @@
-"""The wrapper that stands for a layer with a kernel, its BatchNormalization and its activation."""
+"""The wrapper of a layer with weights, the BatchNormalization and the activation behind it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class QuantizeWrapper(ScheduledLayer):
     """Computes a layer with fake-quantized weights and a fake-quantized output.
 
     Args:
-        layer: the layer; its own `call` is used, so it keeps every option it has.
-        weights: attribute of `layer` that holds a weight, or path to it, -> axes of its output
-            channels, counted from the end, e.g. `{"kernel": (-1,)}`.
-        weight_spec: how the weights are quantized, or None: not at all.
+        layer: the layer; its own `call` is used, so every option of the layer works.
+        weights: path of each weight in `layer` -> axes of its output channels, counted from the
+            end, e.g. `{"kernel": (-1,)}`.
+        weight_spec: specification of the weights; None leaves them in float.
         batch_norm: the BatchNormalization behind the layer, or None. Exports fold it.
-        batch_norm_frozen: whether it always uses its moving statistics.
-        fold: how `batch_norm` and weight quantization go together, a name in `fold_modes.FOLDS`.
-        activation: the activation layer behind that, or None.
-        output_spec: how the output is quantized, or None if another layer does it or nobody.
+        batch_norm_frozen: whether `batch_norm` always uses its moving statistics.
+        fold: how `batch_norm` and weight quantization are combined, a name in `fold_modes.FOLDS`.
+        activation: the activation layer behind `batch_norm`, or None.
+        output_spec: specification of the output; None if another layer or nothing quantizes it.
         tensor: name of the output in the float model, for reports.
-        inner_specs: how what is inside of the layer is quantized, by the name of its range.
-        state_bits: of an LSTM: how many bits the state that it reads again has, 8 or 16.
+        inner_specs: specifications of the tensors inside a recurrent layer, by name.
+        state_bits: bits of the hidden state of an LSTM between steps, 8 or 16.
 
     Shapes: those of `layer`.
     """
@@ -65,8 +65,9 @@ class QuantizeWrapper(ScheduledLayer):
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
         self.state_bits = state_bits
-        given = inner_specs or {}
-        self.inner_specs = {name: specs.from_config(spec) for name, spec in given.items()}
+        self.inner_specs = {
+            name: specs.from_config(spec) for name, spec in (inner_specs or {}).items()
+        }
 
     @property
     def quantizers(self) -> list[Any]:
@@ -75,8 +76,9 @@ class QuantizeWrapper(ScheduledLayer):
 
     @property
     def sublayers(self) -> list[Any]:
-        """The float layers inside, in the order in which they compute."""
-        return [each for each in (self.layer, self.batch_norm, self.activation) if each is not None]
+        """The float layers inside, in the order of computation."""
+        layers = (self.layer, self.batch_norm, self.activation)
+        return [layer for layer in layers if layer is not None]
 
     def build(self, input_shape: Any) -> None:
         shape = input_shape = _shapes(input_shape)
@@ -98,7 +100,7 @@ class QuantizeWrapper(ScheduledLayer):
         }
         self.output_quantizer = None
         self.ceiling = None
-        """Upper end of the ReLU that the output quantizer computes as well."""
+        """Maximum of the ReLU that the output quantizer computes as well."""
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:
@@ -107,12 +109,12 @@ class QuantizeWrapper(ScheduledLayer):
         super().build(input_shape)
 
     def reset_states(self) -> None:
-        """Of a recurrent layer that keeps its states: writes zeros into them."""
+        """Sets the states of a stateful recurrent layer to zero."""
         self.layer.reset_states()
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, inputs: Any, training: Any, call: int = 0) -> Any:
-        # `call` is in models that the first version saved.
+        # Models of earlier versions pass `call`.
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
@@ -150,9 +152,9 @@ class QuantizeWrapper(ScheduledLayer):
         }
 
     def _inner_config(self) -> dict[str, Any]:
-        """What few layers have, for those alone: files of others stay as they were."""
-        found = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
-        config: dict[str, Any] = {"inner_specs": found} if found else {}
+        """Returns options of recurrent layers, which the files of other layers do not have."""
+        inner = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
+        config: dict[str, Any] = {"inner_specs": inner} if inner else {}
         return config if self.state_bits == 8 else {**config, "state_bits": self.state_bits}
 
 
@@ -162,17 +164,17 @@ def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
     return CellQuantizer if wrapper.inner_specs else WeightQuantizer
 
 
-def _shapes(given: Any) -> Any:
-    """A shape or a list of some. Keras 2.15 reads lists of sizes from files."""
-    is_one = all(size is None or isinstance(size, int) for size in given)
-    return tf.TensorShape(given) if is_one else [tf.TensorShape(each) for each in given]
+def _shapes(shapes: Any) -> Any:
+    """Returns a shape or a list of shapes as such. Keras 2.15 reads lists of sizes from files."""
+    is_one = all(size is None or isinstance(size, int) for size in shapes)
+    return tf.TensorShape(shapes) if is_one else [tf.TensorShape(shape) for shape in shapes]
 
 
 def _layer(layer: Any) -> Any:
-    """A layer from its config; a layer or None as it is.
+    """Makes a layer from its config; returns a layer or None as it is.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if the argument is nothing of these.
     """
     if isinstance(layer, dict):
         with backend.applications_scope():

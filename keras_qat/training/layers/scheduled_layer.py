@@ -1,8 +1,8 @@
-"""When a layer quantizes and when its BatchNormalization is frozen.
+"""The base class of quantize-aware layers, which know when to quantize and when to freeze.
 
-Every quantize-aware layer counts its own training steps and compares them with two thresholds,
-all three being weights: the change happens inside the training graph, exact to the step however
-many steps Keras runs per execution, and a reloaded model goes on where it was.
+Each layer counts its own training steps and compares them with thresholds. Both are weights, so
+the change happens inside the training graph, at the exact step however many steps Keras runs per
+execution, and a reloaded model continues where it was.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ files with another number of weights before a layer is asked. `thresholds_in` ta
 
 
 class Phase(NamedTuple):
-    """What one call of a layer does. Each is a bool, or a scalar tensor known at run time."""
+    """The state of one call of a layer. A field is a bool, or a scalar tensor of the graph."""
 
     training: Any
     quantizing: Any
@@ -48,13 +48,13 @@ class Phase(NamedTuple):
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are as they are: training observes them no more."""
+    """Whether ranges are frozen: training no longer observes them."""
     known: int = 0
-    """Not 0 in a graph that is traced for the ranges as they stand: which ones they are."""
+    """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
 
 
 def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
-    """The thresholds that the weights of a layer, or of several, hold."""
+    """Returns the thresholds that the weights of a layer, or of several, hold."""
     rest = freeze_from % NEVER
     ranges = rest // _RANGES
     return {
@@ -66,9 +66,9 @@ def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
-    """Runs a block in which all calls of `layers` are known to be in `phase` (None: not known).
+    """Runs a block in which all calls of `layers` are in `phase`, or in any phase if None.
 
-    What is traced there has no branches for other phases.
+    Graphs that are traced inside have no branches for other phases.
     """
     for layer in layers:
         object.__setattr__(layer, "assumed", phase)  # Past Keras, which would track the tuple.
@@ -84,9 +84,9 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Runs a block in which layers are called on symbolic tensors just to find out shapes.
+    """Runs a block in which calls of layers on symbolic tensors only compute shapes.
 
-    Keras would trace every layer for that, which takes most of the time of building a model.
+    Keras would trace every layer, which takes most of the time of building a model.
     """
     token = _shapes_only.set(True)
     try:
@@ -96,46 +96,46 @@ def shapes_only() -> Iterator[None]:
 
 
 def shapes_are_enough() -> bool:
-    """Whether this is within `shapes_only`."""
+    """Whether the caller is within `shapes_only`."""
     return _shapes_only.get()
 
 
 class ScheduledLayer(backend.keras.layers.Layer):
     """A layer that knows the training step.
 
-    Weights: `step`, the training steps seen so far; `quantize_from` and `freeze_from`, the first
-    step (counted from 1) that quantizes, and that takes BatchNormalization's moving statistics.
-    The latter also holds the first step that does not observe ranges: see `_RANGES`.
+    Its weights are `step`, the number of training steps so far; `quantize_from`, the first step
+    (counted from 1) that quantizes; and `freeze_from`, the first step with BatchNormalization's
+    moving statistics. The latter also holds the first step with frozen ranges: see `_RANGES`.
 
-    It computes in float32; the layers inside it compute as their own policies say.
+    It computes in float32; the layers inside follow their own dtype policies.
 
     Args:
-        mixed: whether the model computes in half precision, where steps with infinity or NaN are
-            skipped: ranges take in nothing of those.
+        mixed: whether the model computes in half precision. Training then skips steps with
+            infinity or NaN, and ranges must not observe them.
     """
 
     recipe: Any = None
-    """The recipe of the model that it was made for, so that models of parts of it know theirs."""
+    """The recipe of the model that it was made for, for models that users make of its layers."""
     made_in: int = 0
-    """The process that made its weights."""
+    """The id of the process that made its weights."""
     assumed: Phase | None = None
-    """The phase that calls are known to be in: seen by all threads, as replicas have their own."""
+    """The phase of all calls, if known. No thread local: replicas run in threads of their own."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.mixed = mixed
 
     def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
-        kwargs.pop("mask", None)  # Keras passes it to whatever takes any argument.
+        kwargs.pop("mask", None)  # Keras passes it to calls with **kwargs.
         if _shapes_only.get():
-            with tf.init_scope():  # Keras finds out the shapes of custom layers in eager mode.
-                shapes = tf.nest.map_structure(lambda each: each.shape, inputs)
+            with tf.init_scope():  # Keras computes the shapes of custom layers in eager mode.
+                shapes = tf.nest.map_structure(lambda x: x.shape, inputs)
                 shape = self.compute_output_shape(shapes)
             return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
         return self.compute(inputs, training, **kwargs)
 
     def output_dtype(self, inputs: Any) -> Any:
-        """The type of what it gives."""
+        """Returns the type of the output."""
         return inputs.dtype
 
     def build(self, input_shape: Any) -> None:
@@ -146,17 +146,17 @@ class ScheduledLayer(backend.keras.layers.Layer):
         super().build(input_shape)
 
     def thresholds(self) -> dict[str, Any]:
-        """The first step of each change, as tensors."""
+        """Returns the first step of each change, as tensors."""
         return thresholds_in(self.quantize_from.read_value(), self.freeze_from.read_value())
 
     def set_thresholds(self, **thresholds: int) -> None:
-        """Sets some of them; the others stay."""
+        """Sets some thresholds; the others stay."""
         if "quantize_from" in thresholds:
             self.quantize_from.assign(thresholds["quantize_from"])
         if not thresholds.keys() <= {"quantize_from"}:
-            found = {**self.thresholds(), **thresholds}
+            both = {**self.thresholds(), **thresholds}
             ranges, norm = (
-                tf.cast(found[name], tf.int64) for name in ("freeze_ranges_from", "freeze_from")
+                tf.cast(both[name], tf.int64) for name in ("freeze_ranges_from", "freeze_from")
             )
             ranges = tf.where(ranges < NEVER, tf.clip_by_value(ranges, 1, _RANGES - 1), 0)
             norm = tf.where(norm < NEVER, tf.minimum(norm, _RANGES - 1), NEVER)
@@ -164,7 +164,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     @property
     def switches(self) -> list[Any]:
-        """The weights that say what a call does."""
+        """The weights that decide the phase of a call."""
         return [self.step, self.quantize_from, self.freeze_from]
 
     @property
@@ -186,7 +186,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
         )
 
     def advance(self, training: Any) -> Phase:
-        """Counts the step if it is a training step, and says what this call does."""
+        """Counts the step if this is training, and returns the phase of the call."""
         training = backend.resolve_training(training)
         step = cond(
             training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value

@@ -1,4 +1,4 @@
-"""Weight quantizers: the part of a wrapper that fake-quantizes one weight."""
+"""Weight quantizers, the parts of a wrapper that fake-quantize one weight each."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from keras_qat.training.sparsity_preserving import PRESERVED
 __all__ = ["CellQuantizer", "GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]
 
 LEAST_LIMIT = 1e-12
-"""Of a learned range, so that no step of training makes it empty."""
+"""Smallest learned limit, so that no training step makes a range empty."""
 
 
 class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: how. Per channel is symmetric with a narrow range and takes the current values; so
-            may one range for all be, which then is the same with a single channel.
-        host: the layer that owns the variables; called while that layer is built.
+        spec: the specification. Ranges per channel are symmetric, narrow, and follow the current
+            values or are learned. A range per tensor may be so too: it is that of one channel.
+        host: the layer that owns the variables; the quantizer is made while `host` is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
     """
@@ -46,7 +46,7 @@ class WeightQuantizer:
         is_learned = spec.per_channel and spec.observer == "learned"
         self.observer = observers.make(spec, host, name) if is_stored else None
         self.learned = self._learned(host, name) if is_learned and channel_axes else None
-        """The limits of the channels, where training learns them."""
+        """The limits of the channels, if training learns them."""
 
     def _learned(self, host: Any, name: str) -> Any:
         shape = getattr(host.layer, name).shape
@@ -59,23 +59,23 @@ class WeightQuantizer:
         )
 
     def limits(self, weights: Any) -> Any:
-        """The largest magnitude that each output channel can have, shaped to broadcast."""
+        """Returns the largest magnitude of each output channel, shaped to broadcast."""
         if self.learned is None:
             return fake_quant.channel_limits(weights, self.channel_axes)
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
 
     def set_limits(self, limits: Any) -> None:
-        """Sets limits that are learned; others are those of the weights."""
+        """Sets the limits if they are learned; others follow the weights."""
         if self.learned is not None:
             self.learned.assign(limits)
 
     def codes_from(self, weights: Any) -> Any:
-        """What is rounded: the weights, clipped where limits are learned."""
+        """Returns the weights to round, which are clipped if limits are learned."""
         limits = self.limits(weights)
         return weights if self.learned is None else tf.clip_by_value(weights, -limits, limits)
 
     def __call__(self, weights: Any, phase: Phase) -> Any:
-        """Fake-quantizes `weights`, which are observed if this is training."""
+        """Fake-quantizes `weights`, and observes them if this is training."""
         spec, observer = self.spec, self.observer
         weights = tf.convert_to_tensor(weights)
         if spec.preserve is not None:
@@ -106,7 +106,7 @@ class WeightQuantizer:
         )
 
     def current_range(self, weights: Any) -> tuple[Any, Any]:
-        """The range as numpy values: scalars, or one for each channel."""
+        """Returns the range as numpy values: scalars, or arrays with one entry per channel."""
         if self.observer is not None:
             minimum, maximum = self.observer.range(weights)
             return minimum.numpy(), maximum.numpy()
@@ -115,30 +115,30 @@ class WeightQuantizer:
 
 
 class CellQuantizer(WeightQuantizer):
-    """That of a recurrent layer's weights. Ranges are those of the weights: none is learned."""
+    """Quantizer of recurrent weights, whose ranges always follow the current values."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
 
 
 class GateQuantizer(CellQuantizer):
-    """That of an LSTM's weights, with one range for each gate: four blocks of columns."""
+    """Quantizer of an LSTM's weights, with one range for each gate: four blocks of columns."""
 
     def limits(self, weights: Any) -> Any:
         rows, columns = weights.shape
-        found = fake_quant.channel_limits(tf.reshape(weights, [rows, 4, -1]), (-2,))
-        return tf.reshape(tf.repeat(found, columns // 4, -1), [1, columns])
+        limits = fake_quant.channel_limits(tf.reshape(weights, [rows, 4, -1]), (-2,))
+        return tf.reshape(tf.repeat(limits, columns // 4, -1), [1, columns])
 
 
 def weight_at(layer: Any, path: str) -> Any:
-    """A weight inside of a layer, such as `"cell.kernel"`."""
+    """Returns the weight at a path inside a layer, such as `"cell.kernel"`."""
     owner, name = _owner(layer, path)
     return getattr(owner, name)
 
 
 @contextlib.contextmanager
 def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
-    """Runs a block in which a layer computes with other weights, by their paths."""
+    """Runs a block in which a layer computes with other weights, given by their paths."""
     with contextlib.ExitStack() as stack:
         for path, weight in weights.items():
             owner, name = _owner(layer, path)
@@ -148,6 +148,7 @@ def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
 
 
 def _owner(layer: Any, path: str) -> tuple[Any, str]:
+    """Returns the object that holds the weight at a path, and the name of the attribute."""
     *steps, name = path.split(".")
 
     def go(owner: Any, step: str) -> Any:

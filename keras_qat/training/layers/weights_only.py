@@ -1,4 +1,4 @@
-"""The wrapper of layers that compute in float, with weights of 8 bits."""
+"""The wrapper of layers that compute in float with 8-bit weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["QuantizeWeights"]
 
 @backend.register
 class QuantizeWeights(ScheduledLayer):
-    """Computes a layer with fake-quantized weights, and all else in float.
+    """Computes a layer in float with fake-quantized weights.
 
-    For layers without int8 kernels, such as recurrent ones: their file holds the weights in 8 bits
-    and computes with exactly the values that training had.
+    For layers without an int8 operator, such as many recurrent ones: the file holds their weights
+    in 8 bits and computes with exactly the same values as training.
 
     Args:
         layer: the layer; its own `call` is used, with any arguments, states and masks.
-        weights: path of each weight inside the layer, such as `"cell.kernel"` -> axes of its
-            output channels, counted from the end; none for one range.
-        weight_spec: how the weights are quantized.
+        weights: path of each weight in `layer`, such as `"cell.kernel"` -> axes of its output
+            channels, counted from the end; none for a range per tensor.
+        weight_spec: specification of the weights.
 
     Shapes: those of `layer`.
     """
@@ -74,11 +74,11 @@ class QuantizeWeights(ScheduledLayer):
             return False
 
     def weight(self, path: str) -> Any:
-        """A weight of the layer."""
+        """Returns the weight of the layer at a path."""
         return weight_at(self.layer, path)
 
     def weights_replaced(self, weights: dict[str, Any]) -> AbstractContextManager[None]:
-        """Runs a block in which the layer computes with other weights, by their paths."""
+        """Runs a block in which the layer computes with other weights, given by their paths."""
         return weights_replaced(self.layer, weights)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

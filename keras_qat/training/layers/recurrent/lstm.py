@@ -1,4 +1,4 @@
-"""Recurrent layers in training, with what they read again quantized at each step."""
+"""LSTM in training, with its states quantized at each step."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["lstm_quantized"]
 
 
 def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bits: int = 8) -> Any:
-    """An LSTM with other weights, whose states are fake-quantized from step to step.
+    """Computes an LSTM with given weights, and fake-quantizes its states from step to step.
 
     Args:
-        layer: the layer, without masks and states of a user's own.
+        layer: the layer, without masks and initial states.
         x: its input.
-        weights: by their paths.
-        phase: what the call does.
-        bits: of the hidden state: 16 if activations have so many, else 8.
+        weights: its weights, by their paths.
+        phase: the phase of the call.
+        bits: bits of the hidden state: 16 if activations have 16, else 8.
     """
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
-    low, high = (tf.constant(each) for each in limits)
+    low, high = map(tf.constant, limits)
     highest = float(CELL.highest * CELL.scale)
 
     def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
         _, (hidden, cell) = layer.cell(x, states, training=phase.training)
         hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
-        # Its steps are 16 times as fine as those of 8 bits: only where they end matters.
+        # The cell has 16 bits, so finely that only its limits matter.
         cell = tf.clip_by_value(cell, -highest, highest)
         return hidden, [hidden, cell]
 

@@ -1,7 +1,7 @@
-"""States that recurrent layers keep from one call to the next: those with `stateful=True`.
+"""States that recurrent layers with `stateful=True` keep from one call to the next.
 
-They are the variables that Keras' layers have. Kernels' states in integers are real numbers that
-float32 holds, so training, inference and `reset_states` share them.
+They are the variables of Keras' layers. Float32 holds every integer state of a TFLite kernel, so
+training, inference and `reset_states` share the variables.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ __all__ = ["Stream", "keep_states", "kept_batch", "states_of", "unchanged"]
 
 
 def states_of(model: Any) -> list[Any]:
-    """The variables with states that a model keeps."""
-    layers = [each for each in layers_in(model) if isinstance(each, keras.layers.RNN)]
-    return [state for each in layers if each.stateful for state in tf.nest.flatten(each.states)]
+    """Returns the variables that hold the states of a model."""
+    layers = [layer for layer in layers_in(model) if isinstance(layer, keras.layers.RNN)]
+    return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
 
 
 def kept_batch(states: Sequence[Any]) -> int | None:
-    """Returns how many sequences a model keeps these states of; None without states."""
+    """Returns how many sequences a model keeps its states of; None without states."""
     return int(states[0].shape[0]) if states else None
 
 
 def keep_states(layer: Any, states: Sequence[Any]) -> None:
-    """Writes what a layer's last step gave into its own variables."""
+    """Assigns the states after the last step to a layer's variables."""
     for variable, state in zip(layer.states, states, strict=True):
         variable.assign(tf.cast(state, variable.dtype))
 
 
 class Stream:
-    """States of its own, zeros to begin with, for one of several runs of a model's layers.
+    """A separate set of states for a model, which starts at zeros.
 
-    Inside of `with stream:` the model has these states, afterwards the ones it had before.
+    Within `with stream:` the model has the states of the stream, afterwards its own again.
 
     Args:
         states: the model's variables.
@@ -46,13 +46,13 @@ class Stream:
 
     def __init__(self, states: Sequence[Any]) -> None:
         self._variables = states
-        self._others = [tf.zeros_like(each) for each in self._variables]
+        self._others = [tf.zeros_like(state) for state in self._variables]
 
     def _swap(self) -> None:
-        now = [tf.identity(each) for each in self._variables]
+        current = [tf.identity(state) for state in self._variables]
         for variable, value in zip(self._variables, self._others, strict=True):
             variable.assign(value)
-        self._others = now
+        self._others = current
 
     def __enter__(self) -> None:
         self._swap()
@@ -63,8 +63,8 @@ class Stream:
 
 @contextlib.contextmanager
 def unchanged(states: list[Any]) -> Iterator[None]:
-    """Runs a block, also one that is traced, behind which states are what they were before."""
-    before = [tf.identity(each) for each in states]
+    """Runs a block, possibly a traced one, and restores states afterwards."""
+    before = [tf.identity(state) for state in states]
     try:
         yield
     finally:

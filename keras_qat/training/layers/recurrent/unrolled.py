@@ -1,4 +1,4 @@
-"""What files unroll, in training: Keras' loop over the steps, with all tensors fake-quantized."""
+"""Recurrent layers in training that files unroll, with all tensors of a step fake-quantized."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from keras_qat.training.layers.scheduled_layer import Phase
 __all__ = ["biases", "steps_quantized", "unrolled_quantized"]
 
 Round = Callable[[str, Any], Any]
-"""Fake-quantizes a tensor in the range of that name."""
+"""Function that fake-quantizes a tensor to the range of a name."""
 
 Linear = Callable[[Any, Any], Any]
-"""From inputs and a kernel to their product."""
+"""Function that multiplies inputs and a kernel."""
 
 
 class _InTraining:
-    """Steps in real numbers; what is rounded is noted by the name of its range.
+    """The arithmetic of a step in training, which collects tensors by the name of their range.
 
     Args:
-        product: of a hidden state with a part of the recurrent weights, by its name.
-        rounded: rounds what is inside of a step.
+        product: multiplies a hidden state by a named part of the recurrent weights.
+        rounded: fake-quantizes a tensor inside a step.
     """
 
     def __init__(self, product: Round, rounded: Round) -> None:
@@ -79,20 +79,20 @@ class _InTraining:
 
 
 def unrolled_quantized(wrapper: Weighted, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
-    """A layer in a wrapper with other weights; its inner quantizers see the tensors of all steps.
+    """Computes a wrapper's recurrent layer with given weights, and observes its inner tensors.
 
-    What is inside of a step is rounded to the ranges of before.
+    Tensors inside a step are rounded to the ranges from before the call.
     """
     inner = wrapper.inner
-    ranges = {name: each.observe(None, training=False) for name, each in inner.items()}
-    applies = {name: each.applies(phase, *ranges[name]) for name, each in inner.items()}
+    ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
+    applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
 
     def rounded(name: str, x: Any) -> Any:
         if name in inner:
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = fixed_params(name)
         if own.bits == 16 and name != "cell":
-            return x  # Finer than what it is made of, and nothing changes where its range ends.
+            return x  # It is finer than its operands, and its range never clips.
         low, high = (
             tf.constant(float((end - own.zero_point) * own.scale))
             for end in (own.lowest, own.highest)
@@ -111,18 +111,18 @@ def unrolled_quantized(wrapper: Weighted, x: Any, weights: dict[str, Any], phase
 def steps_quantized(
     layer: Any, x: Any, weights: dict[str, Any], phase: Phase, first: Round, rounded: Round
 ) -> tuple[Any, dict[str, list[Any]]]:
-    """What a layer gives, and the tensors inside of its steps, by the name of their range.
+    """Returns the output of a layer, and the tensors inside its steps by the name of their range.
 
     Args:
         layer: the layer, without masks.
-        x: its input, or a list of that and the state that it begins with.
-        weights: by their paths, instead of its own.
-        phase: what the call does.
-        first: rounds the products of all inputs.
-        rounded: rounds what is inside of a step.
+        x: its input, or a list of the input and the initial state.
+        weights: the weights to use, by their paths.
+        phase: the phase of the call.
+        first: fake-quantizes the products of all inputs.
+        rounded: fake-quantizes a tensor inside a step.
     """
-    cell, dtype, of = layer.cell, layer.compute_dtype, parts(layer)
-    x, *given_state = tf.nest.flatten(x)
+    cell, dtype, part_of = layer.cell, layer.compute_dtype, parts(layer)
+    x, *initial_state = tf.nest.flatten(x)
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
     step_once, inner = step_of(attributes), op.inner(attributes)
@@ -134,13 +134,13 @@ def steps_quantized(
     backend.forget_dropout(layer)
     masks, of_blocks = None, isinstance(layer, CONV_LSTMS)
     if 0 < cell.dropout < 1:
-        found = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
-        masks = [each[:, None] for each in found]
+        step_masks = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
+        masks = [mask[:, None] for mask in step_masks]
         x, masks = (x, masks) if of_blocks else (x * masks[0], None)
     linear, linear_again = _linear(layer)
-    given = {
+    inputs = {
         name: first(f"input_{name}", _product(linear, x, (kernel, bias), part, masks))
-        for name, part in of.items()
+        for name, part in part_of.items()
     }
 
     def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -151,20 +151,20 @@ def steps_quantized(
             hidden, masks = (hidden, masks) if of_blocks else (hidden * masks[0], None)
 
         def product(name: str, hidden: Any) -> Any:
-            return _product(linear_again, hidden, (recurrent, own_bias), of[name], masks)
+            return _product(linear_again, hidden, (recurrent, own_bias), part_of[name], masks)
 
-        m = _InTraining(product, rounded)
-        after = step_once(m, dict(zip(of, values, strict=True)), (hidden, *others))
-        seen = {name: each for name, each in m.seen.items() if name in inner}
+        arithmetic = _InTraining(product, rounded)
+        after = step_once(arithmetic, dict(zip(part_of, values, strict=True)), (hidden, *others))
+        seen = {name: tensors for name, tensors in arithmetic.seen.items() if name in inner}
         return {"sequence": after[0], "seen": seen}, list(after)
 
-    states = [rounded("hidden", tf.cast(each, dtype)) for each in given_state]
+    states = [rounded("hidden", tf.cast(state, dtype)) for state in initial_state]
     if not states:
-        zeros = tf.zeros_like(list(given.values())[-1][:, 0])
+        zeros = tf.zeros_like(list(inputs.values())[-1][:, 0])
         states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
     _, outputs, last = backend.keras.backend.rnn(
         step,
-        list(given.values()),
+        list(inputs.values()),
         states,
         go_backwards=layer.go_backwards,
         input_length=x.shape[1],
@@ -173,13 +173,13 @@ def steps_quantized(
     if layer.stateful:
         keep_states(layer, last)
     sequence, seen = outputs["sequence"], outputs["seen"]
-    if given_state and "hidden" in seen:  # Of what ReLUs give: a state below zero is zero.
+    if initial_state and "hidden" in seen:  # The range is a ReLU's, so it has no negative states.
         seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
     return sequence if layer.return_sequences else sequence[:, -1], seen
 
 
 def _linear(layer: Any) -> tuple[Linear, Linear]:
-    """What multiplies all inputs with a kernel, and what a hidden state."""
+    """Returns the functions that multiply a kernel by all inputs and by a hidden state."""
     if not isinstance(layer, CONV_LSTMS):
         return lambda x, kernel: tf.tensordot(x, kernel, 1), tf.matmul
     cell = layer.cell
@@ -193,16 +193,16 @@ def _linear(layer: Any) -> tuple[Linear, Linear]:
 
 
 def _product(linear: Linear, x: Any, weights: tuple[Any, Any], part: Part, masks: Any) -> Any:
-    """The product with a part of weights, and their bias, each block with a dropout mask."""
+    """Multiplies `x` by a part of the weights and adds its bias; each block has a dropout mask."""
     kernel, bias = weights
     if masks is None:
         y = linear(x, columns(kernel, part))
     else:
         size = part.blocks[0].stop - part.blocks[0].start
-        of_blocks = [
-            linear(x * masks[each.start // size], kernel[..., each]) for each in part.blocks
+        products = [
+            linear(x * masks[block.start // size], kernel[..., block]) for block in part.blocks
         ]
-        y = tf.concat(of_blocks, -1)
+        y = tf.concat(products, -1)
     y = y if bias is None else y + columns(bias, part)
     return y if part.slope == 1 else y * part.slope
 
@@ -212,9 +212,9 @@ def _value(x: Any) -> Value:
 
 
 def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
-    """A layer's, of inputs and of the hidden state; None for none.
+    """Returns a layer's biases of the inputs and of the hidden state, None where there is none.
 
-    That of inputs holds the offsets of its parts, as does one that is given.
+    The bias of the inputs holds the offsets of its parts; a given `bias` has to hold them already.
     """
     if bias is None:
         bias, offset = layer.cell.bias, offsets(layer)
