@@ -1,1 +1,1 @@
-"""The plan becomes a quantization-aware model, and that a float model again."""
+"""Makes a quantization-aware model from a plan, and a float model from that again."""

@@ -1,4 +1,4 @@
-"""Files of quantization-aware models: replaced by whole ones, and refused if they are of others."""
+"""Saving of model files in one piece, and refusal of weights from other models."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.serialization import read_at_once
 from keras_qat.io.atomic_files import whole
+from keras_qat.training.readiness import counted
 
 __all__ = ["WholeFiles"]
 
 FILES = (".keras", ".h5", ".hdf5")
-"""Endings of the names of what Keras writes as one file."""
+"""Suffixes of the formats that Keras writes as one file."""
 
 FLOAT_WEIGHTS = (
-    "Weights of a float model are loaded into that, before keras_qat.quantize_model copies them."
+    "Load the weights of a float model into the float model, and quantize that afterwards."
 )
-"""What to do with weights that do not fit."""
+"""Advice for weights that do not fit."""
 
 
 EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c"}
-"""Ending of a file that is no Keras model -> the verb that writes it."""
+"""Suffix of a file that is no Keras model -> the function that writes it."""
 
 
 class WholeFiles:
-    """A Keras model that replaces files by whole ones, and takes no weights of a float model."""
+    """A Keras model that replaces files in one piece, and refuses weights of a float model."""
 
     name: str
     weights: list[Any]
 
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
-        """As Keras documents it. A file is replaced by a whole one, also if the process is killed.
+        """Saves the model as Keras documents it, but never leaves half a file behind.
 
-        Keras writes to the file itself: what was there is lost as soon as it begins.
+        Keras itself writes into the old file, which is lost if the process is killed meanwhile.
 
         Raises:
-            ValueError: if the path ends as those of exported files, where Keras would make a
-                directory of that name.
+            ValueError: if the suffix is that of an exported file, for which Keras would make a
+                directory.
         """
         verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
         if verb is not None:
@@ -50,12 +51,12 @@ class WholeFiles:
             super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras documents it; a file is replaced by a whole one, as in `save`."""
+        """Saves the weights as Keras documents it, but in one piece, as `save` does."""
         with whole(filepath, FILES if overwrite else ()) as path:
             return super().save_weights(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Keras documents it, of weights that a quantization-aware model saved."""
+        """Loads weights that a quantization-aware model saved, as Keras documents it."""
         try:
             if _is_checkpoint_of_floats(filepath):
                 raise ValueError(f"The checkpoint {filepath} holds no quantizers.")
@@ -64,21 +65,21 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def load_own_variables(self, store: Any) -> None:
-        """As Keras documents it: called before its layers' when a `.keras` file is loaded."""
+        """Loads the model's own variables from a `.keras` file, before those of its layers."""
         super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
     def set_weights(self, weights: Any) -> None:
-        """As Keras documents it, of what `get_weights` of a quantization-aware model gave."""
+        """Sets weights that `get_weights` of a quantization-aware model returned."""
         if len(weights) != len(self.weights):
             raise ValueError(
-                f"{len(weights)} weights are given, and '{self.name}' has {len(self.weights)}, of "
-                f"which some are of quantizers. {FLOAT_WEIGHTS}"
+                f"{counted(weights, 'weight is', 'weights are')} given, and '{self.name}' has "
+                f"{len(self.weights)}, of which some are of quantizers. {FLOAT_WEIGHTS}"
             )
         super().set_weights(weights)  # type: ignore[misc]
 
 
 def _is_checkpoint_of_floats(path: Any) -> bool:
-    """Whether it is one without quantizers: Keras would load a part of it, and say nothing."""
+    """Whether a path is a checkpoint without quantizers, of which Keras would load a part."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]

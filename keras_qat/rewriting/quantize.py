@@ -1,4 +1,4 @@
-"""The verbs that users call on models."""
+"""The verb `quantize_model`."""
 
 from __future__ import annotations
 
@@ -35,65 +35,64 @@ def quantize_model(
     """Makes a quantization-aware copy of a float model.
 
     The copy has the float model's weights, layer names (with the prefix `quant_`), `trainable`
-    flags, input and output names, and its `tf.distribute` strategy; compile it anew. A quantizer
-    that has seen no data passes values through, so before training only the weights are quantized.
+    flags, input and output names, and `tf.distribute` strategy. It has to be compiled. A quantizer
+    without data passes values through, so before training only the weights are quantized.
 
     Args:
         model: a built Sequential or functional Keras 2 model, or a subclassed one whose `call`
-            takes symbolic tensors. It is not changed. A model that
-            was quantized with the same recipe gives an equal copy. Of one of Keras 3 it is what
-            `from_keras_3` makes of it, with a warning that says so.
-        recipe: a recipe or its name; by default the target's, without one "int8".
+            takes symbolic tensors. It is not changed. A model that is already quantized with the
+            same recipe is copied. A Keras 3 model is converted by `from_keras_3`, with a warning.
+        recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
-            `-`, a pattern with `*`, a class name, a list of those, or a function that takes a
-            layer. All layers by default.
+            `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
+            layers by default.
         strict: whether a layer that would stay in float is an error.
-        kernels: whose rounding `predict` and `evaluate` have: "xnnpack" (phones, desktops),
-            "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
-            model's attribute `kernels` changes it at any time; training does not depend on it, but
-            for an LSTM with activations of 16 bits, which "tflm" alone has in integers. By
-            default the target's, without one "xnnpack".
+        kernels: the kernel family whose rounding `predict` and `evaluate` have: "xnnpack" (phones,
+            desktops), "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable
+            kernels). The model's attribute `kernels` changes it at any time. Training does not
+            depend on it, except for an LSTM with 16-bit activations, which only "tflm" computes in
+            integers. The default is the target's, or "xnnpack" without a target.
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "esp_nn", a `keras_qat.targets.Target`, or None. It
-            says recipe and kernels, and `export_tflite` writes for it; `plan` names what it lacks.
-        inputs: for a subclassed model that was not called yet: what it is to be called on, such as
+            sets recipe and kernels, and `export_tflite` writes for it; `plan` tells what it lacks.
+        inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
 
     Returns:
         The quantization-aware model, not compiled.
 
     Raises:
-        ValueError: if the model cannot be read, trains in its own way, is quantized with another
-            recipe, has tensors without elements or numbers in float64, an entry of the scope
-            matches no layer, `strict` and a layer stays in float, there are no such kernels or no
-            such target, or these contradict each other.
+        ValueError: if the model cannot be read, has its own `train_step`, is quantized with
+            another recipe, or has empty or float64 tensors; if an entry of the scope matches no
+            layer; if `strict` and a layer stays in float; or if kernels or target are unknown, or
+            contradict each other or the recipe.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
         >>> [layer.name for layer in keras_qat.quantize_model(model).layers]
         ['input_1', 'input_1_quant', 'quant_logits']
     """
-    recipe, family, place_of_use = settings(recipe, kernels, target)
+    recipe, family, known_target = settings(recipe, kernels, target)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    found = place(graph, recipe, scope, family)
-    if strict and found.float_layers:
-        lines = [f"  {name}: {reason}" for name, reason in found.float_layers.items()]
+    plan = place(graph, recipe, scope, family)
+    if strict and plan.float_layers:
+        lines = [f"  {name}: {reason}" for name, reason in plan.float_layers.items()]
         raise ValueError(
             f"{len(lines)} layer{'s' * (len(lines) > 1)} of '{model.name}' would stay in float:\n"
             + "\n".join(lines)
             + "\nLeave strict=False to let them compute in float."
         )
     with float32_policy(), strategy_scope(model):
-        qat = rewrite(found, model)
+        qat = rewrite(plan, model)
     qat.kernels = family.name
-    qat.target = place_of_use
-    warn_of_closed(found.graph, found.float_layers)
+    qat.target = known_target
+    warn_of_closed(plan.graph, plan.float_layers)
     if not is_quantized(qat):
         warnings.warn(
             f"recipe {recipe.name} quantizes nothing of '{model.name}', so that it stays a float "
-            f"model. keras_qat.plan(model, recipe) says why of each layer.",
+            f"model. keras_qat.plan(model, recipe) gives the reason for each layer.",
             stacklevel=2,
         )
     return qat

@@ -10,11 +10,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets.target import Target, remembered
-from keras_qat.frontend.graph import (
-    config_of,
-    layers_in,
-    name_outputs,
-)
+from keras_qat.frontend.graph import config_of, layers_in, name_outputs
 from keras_qat.frontend.keras2.backend import (
     CustomObjects,
     KeepsTrainable,
@@ -28,11 +24,7 @@ from keras_qat.frontend.keras2.backend import (
     register,
     resolve_training,
 )
-from keras_qat.frontend.keras2.precision import (
-    ScalesLoss,
-    computing_in_float32,
-    float32_policy,
-)
+from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
 from keras_qat.integer_graph.keras_inference import Inference, is_exact
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.training.distribution import agree, observed_alike
@@ -51,36 +43,36 @@ __all__ = ["QuantizedModel"]
 
 @register
 class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model):
-    """A quantization-aware Keras model: what `quantize_model` returns, and `load_model` too.
+    """A quantization-aware Keras model, as `quantize_model` and `load_model` return it.
 
     It is compiled, trained, evaluated and saved as any functional model. Training simulates
-    quantization; `predict` and `evaluate` compute what the exported file gives, code for code.
+    quantization; `predict` and `evaluate` compute the same codes as the exported file.
 
-    Shapes: inputs and outputs have the names and shapes of the float model's, and are real numbers,
-    whatever types the file takes.
+    Shapes: inputs and outputs have the names and shapes of the float model's, and are real numbers
+    whatever the types in the file.
     """
 
     recipe: Recipe
-    """What it was quantized with."""
+    """The recipe that it was quantized with."""
     float_config: dict[str, Any] | None
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
     customs: CustomObjects = CustomObjects({}, False)
-    """Custom classes of that, which are known as long as nothing was saved."""
+    """Custom classes of the float model, known until the model is saved and loaded."""
 
     safe_mode: bool = False
-    """Whether no code of its configuration may run: it was loaded, not in safe_mode=False."""
+    """Whether code in its configuration may not run, as it was loaded without safe_mode=False."""
 
     _family: KernelFamily = XNNPACK
     target: Target | None = None
-    """Where its file is to run, as `quantize_model` was told; None if it was not."""
+    """The target that was given to `quantize_model`, or None."""
     _inference: Inference | None = None
 
     @property
     def kernels(self) -> str:
-        """Whose rounding inference has; may be set at any time.
+        """The kernel family whose rounding inference has; may be set at any time.
 
-        "xnnpack" (phones, desktops), "tflm" (TFLite Micro: microcontrollers), or "reference":
-        TFLite's portable kernels.
+        "xnnpack" (phones, desktops), "tflm" (TFLite Micro: microcontrollers) or "reference"
+        (TFLite's portable kernels).
         """
         return self._family.name
 
@@ -92,7 +84,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """What training simulates; at inference what the kernels of `kernels` compute."""
+        """Simulates quantization in training; computes as the kernels do at inference."""
         inference = self._exact_inference()
         if inference is None:
             return self.simulated(inputs, training, mask)
@@ -104,7 +96,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         return inference(inputs, resolve_training(training), given=training, mask=mask)
 
     def simulated(self, inputs: Any, given: Any, mask: Any) -> Any:
-        """What training computes, if `given` is the `training` of `call`."""
+        """Computes with fake quantization, as in training; `given` is the `training` of `call`."""
         is_inference = resolve_training(given) is False
         with computing_in_float32(self) if is_inference else contextlib.nullcontext():
             outputs = super().call(inputs, training=given, mask=mask)
@@ -113,7 +105,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         return outputs
 
     def _exact_inference(self) -> Inference | None:
-        """How it computes in integers; None for the original's models, which simulate."""
+        """Returns the inference in integers; None for recipe `contrib`, which simulates."""
         if self._inference is None and self.recipe.fold != "correction":
             # Past Keras, which would track the graph.
             object.__setattr__(self, "_inference", Inference(self, self._family))
@@ -129,40 +121,40 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         return 0 if self._inference is None else self._inference.settled.version
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets `recipe`, also for models that are made of this one's layers."""
+        """Sets `recipe`, on the layers too, for models that users make of them."""
         self.recipe = recipe
         for layer in scheduled_layers(self):
             layer.recipe = recipe
 
     def keep_float_model(self, model: Any) -> None:
-        """Sets `float_config` and `customs`, past Keras, which would track what is in them."""
+        """Sets `float_config` and `customs`, past Keras, which would track their contents."""
         config = None
-        with contextlib.suppress(TypeError):  # Activations that no configuration can hold.
+        with contextlib.suppress(TypeError):  # Some activations have no configuration.
             config = config_of(model)
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
 
     def _float_config_to_save(self) -> dict[str, Any] | None:
-        """`float_config`, None if Keras cannot save what is in it."""
+        """Returns `float_config`, or None if Keras cannot save its contents."""
         try:
-            with contextlib.suppress(ValueError):  # Keras asks in another way for SavedModels.
+            with contextlib.suppress(ValueError):  # Raised while Keras saves a SavedModel.
                 keras.saving.serialize_keras_object(self.float_config)
         except TypeError:
             return None
         return self.float_config
 
     def get_config(self) -> dict[str, Any]:
-        reasons = {each.name: why_left_in_float(each) for each in self.layers}
+        reasons = {layer.name: why_left_in_float(layer) for layer in self.layers}
         config = super().get_config()
-        for each in config["layers"]:
-            each["config"].update(missing_config(self.get_layer(each["name"])))
+        for entry in config["layers"]:
+            entry["config"].update(missing_config(self.get_layer(entry["name"])))
         return {
             **config,
             "recipe": self.recipe.to_config(),
             "float_config": self._float_config_to_save(),
             "output_names": list(self.output_names),
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
-            "asked_for": [each.name for each in self.layers if asked_for_integers(each)],
+            "asked_for": [layer.name for layer in self.layers if asked_for_integers(layer)],
             "kernels": self.kernels,
             **({} if self.target is None else {"target": self.target.name}),
         }
@@ -182,7 +174,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
         name_outputs(model, output_names)
-        if not isinstance(float_layers, dict):  # The first version's, without reasons.
+        if not isinstance(float_layers, dict):  # Earlier files have no reasons.
             float_layers = dict.fromkeys(float_layers, "left in float")
         for name, reason in float_layers.items():
             leave_in_float(model.get_layer(name), reason)

@@ -1,4 +1,4 @@
-"""The visitor that clones a model along its plan, with wrappers and quantizers in place."""
+"""The visitor that clones a float model along its plan, with wrappers and quantizers."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
 
 
 _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
-"""What TensorFlow does not take in the name of a scope."""
+"""Characters that TensorFlow does not allow in the name of a scope."""
 
 
 def _scope(name: str) -> str:
-    """A value's name as that of a scope, which has neither the mark of a call nor of an output."""
+    """Turns the name of a value, with its marks of calls and outputs, into that of a scope."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
 def _clone(layer: Any, **changes: Any) -> Any:
-    """A copy of a layer; of a Normalization one in float32, as it holds numbers of its own."""
+    """Clones a layer; a Normalization in float32, as its statistics are numbers of its own."""
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
     return clone(layer, **changes)
 
 
 def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
-    """Builds the quantization-aware model of a plan of a float model, with its weights."""
+    """Builds the quantization-aware model of a plan, with the weights of the float model."""
     visitor = _Visitor(plan)
     with observed_alike():
         graph = visitor.visit()
@@ -77,7 +77,7 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(tf.cast(old, new.dtype))
-        layer.finalize_state()  # Normalization computes with what it makes of its weights.
+        layer.finalize_state()  # Normalization precomputes from its weights.
     start_limits(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
@@ -93,10 +93,10 @@ class _Visitor:
         self.plan = plan
         self.group_of = {call: group for group in plan.groups for call in group.calls}
         self.range_of = {
-            value: each for each in plan.ranges for value in each.observed + each.rounded
+            value: shared for shared in plan.ranges for value in shared.observed + shared.rounded
         }
         self.mixed = any(is_half(value.dtype) for value in plan.graph.values())
-        self.weights_only = {call.layer: how for call, how in plan.weights_only.items()}
+        self.weights_only = {call.layer: weights for call, weights in plan.weights_only.items()}
         self.layers: dict[Any, Any] = {}
         self.quantizers: dict[Range, Quantize] = {}
         self.names: set[str] = set()
@@ -104,36 +104,37 @@ class _Visitor:
         """New layer -> the weights that it starts from."""
 
     def visit(self) -> Graph:
-        graph, instead = self.plan.graph, {}
+        """Returns the graph of the quantization-aware model."""
+        graph, replacements = self.plan.graph, {}
         for call in [*graph.calls, *graph.loss_only]:
             group = self.group_of.get(call)
             if group is None:
-                instead[call] = Replacement(self._clone(call), call)
+                replacements[call] = Replacement(self._clone(call), call)
             elif call is group.calls[-1]:
-                instead[call] = Replacement(self._wrap(group), group.kernel)
-        made = values_in([graph.inputs, [call.outputs for call in instead]])
+                replacements[call] = Replacement(self._wrap(group), group.kernel)
+        made = values_in([graph.inputs, [call.outputs for call in replacements]])
         behind = {value: self._behind(value) for value in made}
         ends = {
             value: self._conversion(value, "float32")
             for value in dict.fromkeys(values_in(graph.outputs))
             if is_half(value.dtype)
         }
-        return copy_graph(graph, instead, behind, ends)
+        return copy_graph(graph, replacements, behind, ends)
 
     def _behind(self, value: Value) -> list[InsertedCall]:
-        """What comes behind a value: its quantizer, for an input the way to half precision."""
-        found = [self._quantizer(value)]
+        """Returns the calls to insert behind a value: its quantizer, a cast to half precision."""
+        calls = [self._quantizer(value)]
         if value.producer is None and is_half(value.dtype):
-            found.append(self._conversion(value, policy_of(value.dtype)))
-        return [each for each in found if each is not None]
+            calls.append(self._conversion(value, policy_of(value.dtype)))
+        return [call for call in calls if call is not None]
 
     def _conversion(self, value: Value, policy: str) -> InsertedCall:
-        """Converts an input to half precision, or an output to float32, as predictions are."""
+        """Makes a cast of an input to half precision, or of an output to float32."""
         name = self._unique(f"{_scope(value.name)}_{policy}")
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
-        """A copy of a layer that is not wrapped: one for all of its calls."""
+        """Clones a layer that is not wrapped, once for all of its calls."""
         if call.layer not in self.layers:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
@@ -156,13 +157,13 @@ class _Visitor:
         return self.layers[call.layer]
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
-        """The wrapper of a group: one for all calls of its kernel layer."""
+        """Makes the wrapper of a group, once for all calls of its weighted layer."""
         layer = group.kernel.layer
         if layer not in self.layers:
             is_wide = self.plan.recipe.activations.bits == 16
             is_lstm = isinstance(layer, keras.layers.LSTM)
             norm = group.batch_norm
-            inner = [each and _clone(each.layer) for each in (group.kernel, norm)]
+            inner = [call and _clone(call.layer) for call in (group.kernel, norm)]
             self.layers[layer] = QuantizeWrapper(
                 inner[0],
                 group.weights,
@@ -187,39 +188,39 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _spec_inside(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """The specification of a wrapper's own output quantizer.
+        """Returns the specification of a wrapper's own output quantizer, or None.
 
-        None if the range is shared, by several tensors or by several calls of the layer: then a
-        layer of its own quantizes.
+        A range that several tensors or several calls of the layer share belongs to a `Quantize`
+        layer instead.
         """
-        found = self.range_of.get(value)
-        if found is None or len(found.observed + found.rounded) > 1:
+        own = self.range_of.get(value)
+        if own is None or len(own.observed + own.rounded) > 1:
             return None
         group = self.group_of.get(value.producer) if value.producer else None
         if group is None or group.shared:
             return None
-        return found.spec
+        return own.spec
 
     def _unique(self, name: str) -> str:
-        """A name that no other `Quantize` layer has."""
+        """Returns a name that no other inserted layer has."""
         while name in self.names:
             name += "_"
         self.names.add(name)
         return name
 
     def _quantizer(self, value: Value) -> InsertedCall | None:
-        """The `Quantize` layer behind a value with a range that no wrapper holds."""
-        found = self.range_of.get(value)
-        if found is None or self._spec_inside(value) is not None:
+        """Returns the call of the `Quantize` layer behind a value, if no wrapper quantizes it."""
+        shared = self.range_of.get(value)
+        if shared is None or self._spec_inside(value) is not None:
             return None
         name = self._unique(_scope(value.name) + "_quant")
-        if found not in self.quantizers:
-            self.quantizers[found] = Quantize(
-                found.spec,
-                slots=len(found.observed),
-                tensors=tuple(each.name for each in found.observed),
+        if shared not in self.quantizers:
+            self.quantizers[shared] = Quantize(
+                shared.spec,
+                slots=len(shared.observed),
+                tensors=tuple(tensor.name for tensor in shared.observed),
                 name=name,
                 mixed=self.mixed,
             )
-        slot = found.observed.index(value) if value in found.observed else None
-        return InsertedCall(self.quantizers[found], name, {"slot": slot})
+        slot = shared.observed.index(value) if value in shared.observed else None
+        return InsertedCall(self.quantizers[shared], name, {"slot": slot})

@@ -1,4 +1,4 @@
-"""From a quantization-aware model back to a plain float one, with the trained weights."""
+"""The verb `strip_quantization`: back to a plain float model, with the trained weights."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ __all__ = ["strip_quantization"]
 def strip_quantization(model: Any, folded: bool = False) -> Any:
     """Makes a plain float Keras model with the weights of a quantization-aware one.
 
-    It has the layers, names, nesting and inputs and outputs of the float model that
-    `quantize_model` was given, and the `trainable` flags of the quantization-aware one. It
-    computes what that one computes with quantization off, and Keras saves and loads it without
-    keras_qat.
+    The result has the layers, names, nesting, inputs and outputs of the float model that was
+    quantized, and the `trainable` flags of the quantization-aware model. It computes the same as
+    that model with quantization off, and Keras saves and loads it without keras_qat.
 
     Args:
         model: a quantization-aware model. It is not changed.
-        folded: whether each BatchNormalization behind a convolution or dense layer is multiplied
-            into its kernel and bias, as exports do. The result is then flat, and layers that do
-            several things (a convolution with an activation, a separable convolution) are split
-            into parts, as a BatchNormalization may belong to one of them, and activities are not
-            regularized any more.
+        folded: whether to fold each BatchNormalization behind a convolution or dense layer into
+            its kernel and bias, as exports do. The result is then flat, layers that do several
+            things (a convolution with an activation, a separable convolution) are split into
+            parts, as a BatchNormalization may belong to one of them, and activity regularizers
+            are lost.
 
     Returns:
         A functional Keras model, not compiled.
@@ -57,34 +56,34 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
         )
     if model.float_config is None:
         raise ValueError(
-            f"'{model.name}' knows no float model: Keras makes no configuration of what is in it, "
-            f"such as an activation that is a functools.partial."
+            f"'{model.name}' knows no float model: Keras has no configuration for something in "
+            f"it, such as an activation that is a functools.partial."
         )
     customs = custom_objects_in(graph_lib.layers_in(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
-        # Some layers of Keras take their entries out of the configuration they are made from.
+        # A copy, as some layers of Keras remove entries from the configuration.
         plain = keras.Model.from_config(deepcopy(model.float_config))
     _take_weights(plain, model)
     return _fold(plain) if folded else plain
 
 
 def _take_weights(plain: Any, model: QuantizedModel) -> None:
-    """Gives the float layers the weights and flags of those that quantization made of them."""
-    read = graph_lib.read(plain)
-    there = {layer.name: layer for layer in model.layers}
+    """Gives the float layers the weights and `trainable` flags of their quantized counterparts."""
+    float_graph = graph_lib.read(plain)
+    layer_of = {layer.name: layer for layer in model.layers}
 
     def is_there(call: Call) -> bool:
-        """Whether the model has a layer as a whole: earlier versions opened and split less."""
-        layer: Any = there.get(PREFIX + call.name)
+        """Whether the model has a layer unsplit, as earlier versions opened fewer layers."""
+        layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
 
-    graph = lowered(read, model.recipe, is_there)
+    graph = lowered(float_graph, model.recipe, is_there)
     norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
     for call in graph.calls + graph.loss_only:
-        trained: Any = there.get(PREFIX + call.name)
+        trained: Any = layer_of.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
         if isinstance(trained, QuantizeWrapper):
             pairs = [(call, trained.layer), (norms.get(call), trained.batch_norm)]
@@ -95,18 +94,18 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 continue
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
-            for ours, theirs in zip(
+            for new, old in zip(
                 graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
             ):
-                ours.assign(tf.cast(theirs, ours.dtype))
+                new.assign(tf.cast(old, new.dtype))
     for layer in graph_lib.layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
-        layer.finalize_state()  # Normalization computes with what it makes of its weights.
+        layer.finalize_state()  # Normalization precomputes from its weights.
 
 
 def _fold(model: Any) -> Any:
-    """A flat copy of a float model without the BatchNormalizations that fold into a kernel."""
+    """Makes a flat copy of a float model with its BatchNormalizations folded into kernels."""
     graph = lower(graph_lib.read(model), activations=False)
     folds = {group.kernel.layer: group for group in groups(graph, affine=False) if group.batch_norm}
     norms = {group.batch_norm.layer for group in folds.values() if group.batch_norm}
@@ -135,7 +134,7 @@ def _fold(model: Any) -> Any:
 
 
 def _multiply_in(layer: Any, group: Group) -> None:
-    """Merges the BatchNormalization of a group into its kernel layer, which has a bias."""
+    """Multiplies the BatchNormalization of a group into its weighted layer, which has a bias."""
     assert group.batch_norm is not None
     factor, bias = normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()

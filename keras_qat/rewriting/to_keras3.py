@@ -1,4 +1,4 @@
-"""Trained weights brought back into the Keras 3 model that they came from."""
+"""The verb `to_keras_3`: trained weights for the Keras 3 model that they came from."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["to_keras_3"]
 
 
 def to_keras_3(model: Any, keras_3_model: Any) -> Any:
-    """Gives a Keras 3 model the weights of a model that was made from it, or from an equal one.
+    """Gives a Keras 3 model the weights of a model that was made from it or from an equal one.
 
     Args:
-        model: what `from_keras_3` returned, or what `quantize_model` made of it or of the Keras 3
-            model: then its weights are those of `strip_quantization(model)`.
+        model: the model that `from_keras_3` returned, or one that `quantize_model` made of it or of
+            the Keras 3 model: then the weights are those of `strip_quantization(model)`.
         keras_3_model: the Keras 3 model. Its weights change, nothing else.
 
     Returns:

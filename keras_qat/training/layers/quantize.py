@@ -127,7 +127,7 @@ class ActivationQuantizer:
         ceiling: float | None = None,
         taken: Any = True,
     ) -> tuple[Any, Any]:
-        """Returns the range, after observing `x` if `training`, and if `taken` (without a branch)."""
+        """Returns the range, after observing `x` if `training` and (without a branch) `taken`."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
