@@ -18,8 +18,6 @@ from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.rewrite import rewrite
 from keras_qat.training.schedule import is_quantized
 
-__all__ = ["plan"]
-
 
 def plan(
     model: Any,

@@ -18,15 +18,13 @@ from keras_qat.analysis.sensitivity import (
 from keras_qat.config.recipes import NAMED, Recipe
 from keras_qat.config.recipes import get as get_recipe
 
-__all__ = ["FoundBits", "cheapest", "search_bits"]
-
 _UNITS = 8192
 """How finely bytes are counted: a budget in so many parts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundBits:
-    """What `search_bits` found. Prints as code to paste.
+    """The result of `search_bits`. Prints as code to paste.
 
     Args:
         bits: layer -> bits of its weights.
@@ -98,26 +96,26 @@ def search_bits(
         ValueError: as `sensitivity`, and if the fewest bits take more than the budget.
 
     Example:
-        >>> found = keras_qat.search_bits(model, x_train[:128], 0.6)
-        >>> print(found)
-        >>> qat = keras_qat.quantize_model(model, found.recipe)
+        >>> search = keras_qat.search_bits(model, x_train[:128], 0.6)
+        >>> print(search)
+        >>> qat = keras_qat.quantize_model(model, search.recipe)
     """
     recipe, choices = get_recipe(recipe), sorted(set(bits))
     if known is None:
         options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
         known = sensitivity(model, data, bits=choices, recipe=recipe, measure=measure, **options)  # type: ignore[arg-type]
-    total = sum(each.weights for each in known.layers)
+    total = sum(layer.weights for layer in known.layers)
     allowed = budget * total if budget <= 1 else budget
     chosen = cheapest(known.layers, allowed, choices)
-    for name, each in chosen.items():
-        if each != recipe.weights.bits:
-            recipe = recipe.override(name, weight_bits=each)
+    for name, layer_bits in chosen.items():
+        if layer_bits != recipe.weights.bits:
+            recipe = recipe.override(name, weight_bits=layer_bits)
     layers = known.layers
     return FoundBits(
         chosen,
         recipe,
-        int(np.ceil(sum(each.weights * chosen[each.name] for each in layers) / 8)),
-        float(sum(each.costs[chosen[each.name]] for each in layers)),
+        int(np.ceil(sum(layer.weights * chosen[layer.name] for layer in layers) / 8)),
+        float(sum(layer.costs[chosen[layer.name]] for layer in layers)),
         known,
     )
 
@@ -133,7 +131,7 @@ def cheapest(
         ValueError: if even the fewest bits take more.
     """
     layers = list(layers)
-    fewest = sum(each.weights for each in layers) * min(choices) / 8
+    fewest = sum(layer.weights for layer in layers) * min(choices) / 8
     if fewest > budget:
         raise ValueError(
             f"The budget is {budget:.0f} bytes, but the weights take {fewest:.0f} with "
@@ -145,16 +143,16 @@ def cheapest(
     taken = []
     for layer in layers:
         extra = [layer.weights * (bits - min(choices)) / 8 for bits in choices]
-        steps = [int(min(np.ceil(each / unit - 1e-9), _UNITS + 1)) for each in extra]
+        steps = [int(min(np.ceil(size / unit - 1e-9), _UNITS + 1)) for size in extra]
         tried = np.full((len(choices), _UNITS + 1), np.inf)
-        for place, (bits, step) in enumerate(zip(choices, steps, strict=True)):
+        for choice, (bits, step) in enumerate(zip(choices, steps, strict=True)):
             if step <= _UNITS:
-                tried[place, step:] = costs[: _UNITS + 1 - step] + layer.costs[bits]
+                tried[choice, step:] = costs[: _UNITS + 1 - step] + layer.costs[bits]
         taken.append((tried.argmin(0), steps))
         costs = tried.min(0)
-    left, found = _UNITS, []
+    left, backwards = _UNITS, []
     for places, steps in reversed(taken):
-        place = int(places[left])
-        found.append(choices[place])
-        left -= steps[place]
-    return {layer.name: bits for layer, bits in zip(layers, reversed(found), strict=True)}
+        choice = int(places[left])
+        backwards.append(choices[choice])
+        left -= steps[choice]
+    return {layer.name: bits for layer, bits in zip(layers, reversed(backwards), strict=True)}

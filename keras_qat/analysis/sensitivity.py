@@ -1,4 +1,4 @@
-"""Which layers suffer from fewer bits, and how many bits to give to each: without training."""
+"""The verb `sensitivity`: which layers suffer from fewer bits, measured without training."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["LayerSensitivity", "Measure", "Sensitivity", "noise", "sensitivity"]
-
 Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
-"""What quantizing costs: from the outputs in float and the outputs with a layer quantized, an array
-of all examples for each output, to a number that grows as they get worse."""
+"""Computes what quantizing costs, from the outputs in float and the outputs with a layer quantized:
+an array of all examples for each output. The number grows as the outputs get worse."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerSensitivity:
-    """What the bits of one layer's weights cost.
+    """The cost of fewer bits for one layer's weights.
 
     Args:
         name: the layer in the float model.
         weights: how many weights it has.
-        costs: bits -> what the measure says if only this layer has so few.
+        costs: bits -> what the measure gives if only this layer has so few.
     """
 
     name: str
@@ -51,7 +49,7 @@ class LayerSensitivity:
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-    """What `sensitivity` found. Prints as a table, the most sensitive layer first.
+    """The result of `sensitivity`. Prints as a table, the most sensitive layer first.
 
     Args:
         layers: in the order of computation.
@@ -60,13 +58,13 @@ class Sensitivity:
     layers: tuple[LayerSensitivity, ...]
 
     def ranked(self, bits: int | None = None) -> list[LayerSensitivity]:
-        """The layers, the one that suffers most from so many bits first; by default the fewest."""
-        found = [each for each in self.layers if each.costs]
-        by = bits or min((min(each.costs) for each in found), default=0)
-        return sorted(found, key=lambda each: -each.costs[by])
+        """Sorts the layers by cost at `bits` (default: the fewest), the most sensitive first."""
+        layers = [layer for layer in self.layers if layer.costs]
+        by = bits or min((min(layer.costs) for layer in layers), default=0)
+        return sorted(layers, key=lambda layer: -layer.costs[by])
 
     def to_dict(self) -> dict[str, Any]:
-        """What was found as JSON data."""
+        """Returns the result as JSON data."""
         return dataclasses.asdict(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -88,19 +86,19 @@ class Sensitivity:
     def __str__(self) -> str:
         ranked = self.ranked()
         bits = sorted(ranked[0].costs) if ranked else []
-        width = max([5, *(len(each.name) for each in ranked)])
+        width = max([5, *(len(layer.name) for layer in ranked)])
         lines = [f"{'layer':<{width}}  {'weights':>9}" + "".join(f"{b:>7} bits" for b in bits)]
-        for each in ranked:
-            cells = "".join(f"{each.costs[b]:>12.3g}" for b in bits)
-            lines.append(f"{each.name:<{width}}  {each.weights:>9}{cells}")
+        for layer in ranked:
+            cells = "".join(f"{layer.costs[b]:>12.3g}" for b in bits)
+            lines.append(f"{layer.name:<{width}}  {layer.weights:>9}{cells}")
         return "\n".join(lines)
 
 
-def noise(exact: list[np.ndarray], found: list[np.ndarray]) -> float:
-    """The power of the error over that of the outputs: the mean over outputs of 1/SQNR."""
+def noise(exact: list[np.ndarray], outputs: list[np.ndarray]) -> float:
+    """Returns the mean over outputs of 1/SQNR: the power of the error over the output's power."""
     ratios = [
         np.sum((y - x) ** 2, dtype=np.float64) / max(np.sum(x**2, dtype=np.float64), 1e-30)
-        for x, y in zip(exact, found, strict=True)
+        for x, y in zip(exact, outputs, strict=True)
     ]
     return float(np.mean(ratios))
 
@@ -140,8 +138,8 @@ def sensitivity(
         >>> print(keras_qat.sensitivity(model, x_train[:128]))
     """
     tried, recipe = sorted(set(bits), reverse=True), get_recipe(recipe)
-    for each in tried:
-        specs.check_bits(each)
+    for count in tried:
+        specs.check_bits(count)
     if not tried:
         raise ValueError("No bits are given: try (2, 4, 6, 8).")
     if not recipe.weights.per_channel:
@@ -152,24 +150,24 @@ def sensitivity(
     outputs = _in_float(qat)
 
     def all_outputs() -> list[np.ndarray]:
-        found = [outputs(*map(tf.constant, batch)) for batch in read]
-        return [np.concatenate(each) for each in zip(*found, strict=True)]
+        by_batch = [outputs(*map(tf.constant, batch)) for batch in read]
+        return [np.concatenate(output) for output in zip(*by_batch, strict=True)]
 
     exact, costs = all_outputs(), {name: dict[int, float]() for name in layers}
     sizes = dict.fromkeys(layers, 0)
     for name in shown(layers, "Sensitivity", verbose, len(layers), unit="layer"):
-        wrappers = [qat.get_layer(PREFIX + each) for each in layers[name]]
+        wrappers = [qat.get_layer(PREFIX + part) for part in layers[name]]
         kernels = [
             (weight_at(wrapper.layer, weight), quantizer.channel_axes)
             for wrapper in wrappers
             for weight, quantizer in wrapper.weight_quantizers.items()
         ]
         before = [kernel.numpy() for kernel, _ in kernels]
-        sizes[name] = sum(each.size for each in before)
-        for each in tried:
+        sizes[name] = sum(weight.size for weight in before)
+        for count in tried:
             for value, (kernel, axes) in zip(before, kernels, strict=True):
-                kernel.assign(rounded(value, least_squares_limits(value, axes, each), each))
-            costs[name][each] = measure(exact, all_outputs())
+                kernel.assign(rounded(value, least_squares_limits(value, axes, count), count))
+            costs[name][count] = measure(exact, all_outputs())
         for value, (kernel, _) in zip(before, kernels, strict=True):
             kernel.assign(value)
     return Sensitivity(
@@ -178,26 +176,26 @@ def sensitivity(
 
 
 def _layers_of(model: Any, recipe: Recipe) -> dict[str, list[str]]:
-    """The layers of a user's model with quantized weights -> those that they become."""
-    found: dict[str, list[str]] = {}
+    """Maps each layer with quantized weights to the layers that it becomes."""
+    parts: dict[str, list[str]] = {}
     planned, seen = plan(model, recipe), set()
     for group in planned.groups:
         layer = group.kernel.layer
         if planned.weights[group] is not None and group.weights and layer not in seen:
             seen.add(layer)
-            found.setdefault(group.kernel.origin, []).append(group.kernel.name)
-    return found
+            parts.setdefault(group.kernel.origin, []).append(group.kernel.name)
+    return parts
 
 
 def _in_float(qat: Any) -> Callable[..., list[Any]]:
-    """The outputs of a model with quantization off: traced once, weights being read each time."""
+    """Makes a function that computes the outputs with quantization off, and reads weights anew."""
     graph, layers = graph_lib.read(qat), list(scheduled_layers(qat))
     phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
-    signature = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in qat.inputs]
+    signature = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in qat.inputs]
 
     def outputs(*inputs: Any) -> list[Any]:
         with assuming(phase, layers):
-            found = graph_lib.evaluate(graph, list(inputs), infer)
-        return [tf.cast(each, tf.float32) for each in tf.nest.flatten(found)]
+            results = graph_lib.evaluate(graph, list(inputs), infer)
+        return [tf.cast(tensor, tf.float32) for tensor in tf.nest.flatten(results)]
 
     return traced(outputs, input_signature=signature)

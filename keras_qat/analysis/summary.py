@@ -16,8 +16,6 @@ from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.training.layers import QuantizeWeights
 from keras_qat.training.schedule import check_quantized
 
-__all__ = ["LayerSummary", "Summary", "summarized", "summary"]
-
 FLOAT = 4
 """Bytes of a number in float."""
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-__all__ = ["Cell", "Table", "page"]
-
 TEMPLATE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
 

@@ -16,8 +16,6 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.training.schedule import check_quantized
 
-__all__ = ["plot_model"]
-
 SHARED = ("#9ad0f5", "#b7e4a8", "#f7b7d2", "#cfc1f3", "#f6dd86", "#9fe3d6", "#f5b89a", "#c9d39b")
 """Colours of ranges that several tensors have."""
 OWN, UNSET = "#e4e9ef", "#ffffff"

@@ -10,8 +10,6 @@ from typing import Any
 
 from keras_qat.io.atomic_files import check_writable, written
 
-__all__ = ["Picture", "new_figure", "picture", "shortened"]
-
 INK, GREY = "#1f2933", "#52606d"
 """Colours of text."""
 

@@ -10,8 +10,6 @@ import numpy as np
 from keras_qat.analysis.drawing.picture import GREY, INK, Picture, new_figure, picture, shortened
 from keras_qat.training.quantizer_statistics import QuantizerStatistics, statistics
 
-__all__ = ["plot_quantizers"]
-
 BINS, COLUMNS = 75, 3
 WIDTH, HEIGHT, GAP = 3.8, 2.3, 0.5
 """In inches: the width of a histogram, the height of a panel, and what is between two panels."""

@@ -9,8 +9,6 @@ from keras_qat.analysis.drawing.html_page import Cell, Table, page
 if TYPE_CHECKING:
     from keras_qat.analysis.sensitivity import Sensitivity
 
-__all__ = ["sensitivity_page"]
-
 
 def sensitivity_page(result: Sensitivity) -> str:
     """Writes the ranking as a table with a column for each number of bits."""

@@ -7,8 +7,6 @@ import math
 from keras_qat.analysis.drawing.html_page import Cell, Table, page
 from keras_qat.analysis.verify.report import OutputReport, Report, TensorReport, kernel_names, share
 
-__all__ = ["nines", "report_page"]
-
 NINES = 6
 """Where the axis of identical codes ends: fewer than one in a million that differs."""
 

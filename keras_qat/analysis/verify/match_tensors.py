@@ -17,8 +17,6 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.readiness import some
 
-__all__ = ["Pair", "float_operations", "pair"]
-
 NEAR = 8
 """Scales that are not further apart than this, in units of the last place of float32, are equal: a
 file may come from a program that computes the same scale in another order."""
@@ -29,8 +27,8 @@ class Pair:
     """A tensor that both sides have.
 
     Args:
-        name: the layer of the user's float model that computes it (and the number of its call);
-            that with the weights, if others are merged into it.
+        name: the layer of the user's float model that computes it (and the number of its call); if
+            layers are merged, the one with the weights.
         layers: all layers between it and the tensors before it that both sides have.
         value: the tensor of the quantization-aware model.
         ours: that of the resolved graph.
@@ -77,50 +75,50 @@ def pair(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair], tuple[st
         ValueError: if the file does not name its layers, or has layers that the model has not.
     """
     _check_scopes(resolved, file)
-    by_name = {each.name: each for each in file.tensors}
+    by_name = {tensor.name: tensor for tensor in file.tensors}
     ends = {
         tensor: there[name]
         for ours, there in ((resolved.inputs, file.inputs), (resolved.outputs, file.outputs))
         for name, tensor in ours.items()
         if name in there
     }
-    found: dict[Value, tuple[ModelTensor, Tensor]] = {}
+    tensors: dict[Value, tuple[ModelTensor, Tensor]] = {}
     merged: list[Value] = []
     for tensor, value in resolved.values.items():
         there = by_name.get(f"{SCOPE}/{tensor.name}", ends.get(tensor))
         if there is not None and there.is_quantized:
-            found[value] = tensor, there
+            tensors[value] = tensor, there
         elif tensor.params is not None:
             merged.append(value)
     pairs = [
-        Pair(_layer_name(value), _layers_between(value, found), value, *both)
-        for value, both in found.items()
+        Pair(_layer_name(value), _layers_between(value, tensors), value, *both)
+        for value, both in tensors.items()
     ]
     return pairs, tuple(dict.fromkeys(map(_layer_name, merged)))
 
 
 def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
-    """What a file computes in float: name of each tensor's layer -> the operations there."""
+    """Finds what a file computes in float: name of each tensor's layer -> the operations there."""
     scopes = _scopes(resolved)
-    found: dict[str, list[str]] = {}
+    kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:
         made = [file.tensors[index] for index in operation.outputs]
-        floats = [each for each in made if each.dtype.kind == "f"]
+        floats = [tensor for tensor in made if tensor.dtype.kind == "f"]
         if floats and operation.kernel != "DEQUANTIZE":
             scope = in_scope(floats[0].name, scopes)
             name = scope.removeprefix(PREFIX) if scope else floats[0].name
-            found.setdefault(name, []).append(operation.kernel)
-    return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in found.items()}
+            kernels_of.setdefault(name, []).append(operation.kernel)
+    return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in kernels_of.items()}
 
 
 def _scopes(resolved: ResolvedGraph) -> set[str]:
     made = [tensor for node in resolved.nodes for tensor in node.outputs]
-    tensors = {each.name for each in [*resolved.inputs.values(), *made]}
+    tensors = {tensor.name for tensor in [*resolved.inputs.values(), *made]}
     return tensors | {node.name for node in resolved.nodes}
 
 
 def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
-    ends = {each.index for each in [*file.inputs.values(), *file.outputs.values()]}
+    ends = {tensor.index for tensor in [*file.inputs.values(), *file.outputs.values()]}
     made = [
         file.tensors[index].name
         for operation in file.operations
@@ -143,18 +141,18 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
         )
 
 
-def _layers_between(value: Value, found: Container[Value]) -> tuple[str, ...]:
-    """The user's layers that compute a value from others that are found."""
+def _layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
+    """Names the user's layers that compute a value from the known values before it."""
     names: list[str] = []
     wanted = [value]
     while wanted:
         current = wanted.pop(0)
-        if current.producer is None or (current is not value and current in found):
+        if current.producer is None or (current is not value and current in known):
             continue
         layer = current.producer.layer
         if isinstance(layer, QuantizeWrapper):
             path = layer.name.removeprefix(PREFIX).removesuffix(layer.layer.name)
-            names += [path + each.name for each in reversed(layer.sublayers)]
+            names += [path + sublayer.name for sublayer in reversed(layer.sublayers)]
         elif not isinstance(layer, Quantize):
             names.append(_layer_name(current))
         is_quantizer = isinstance(layer, Quantize)

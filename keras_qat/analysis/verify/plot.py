@@ -10,8 +10,6 @@ from keras_qat.analysis.drawing.picture import new_figure
 from keras_qat.analysis.verify.html import NINES, nines
 from keras_qat.analysis.verify.report import SAME, Report
 
-__all__ = ["draw"]
-
 
 def draw(report: Report) -> Any:
     """A figure with bars per layer: codes that are the same, codes at the ends, and noise."""
@@ -21,26 +19,28 @@ def draw(report: Report) -> Any:
     rows = np.arange(len(tensors))
     figure = new_figure(12, 1.9 + 0.28 * len(tensors), layout="constrained")
     same, ends, noise = figure.subplots(1, 3, sharey=True, width_ratios=[5, 2, 3])
-    run = [each.run.identical for each in tensors]
-    fed = [1.0 if each.fed is None else each.fed.identical for each in tensors]
+    run = [tensor.run.identical for tensor in tensors]
+    fed = [1.0 if tensor.fed is None else tensor.fed.identical for tensor in tensors]
     same.barh(
-        rows + 0.2, [NINES * nines(each) for each in run], 0.38, color="0.78", label="free run"
+        rows + 0.2, [NINES * nines(tensor) for tensor in run], 0.38, color="0.78", label="free run"
     )
-    colors = ["tab:green" if each.agrees else "tab:red" for each in tensors]
+    colors = ["tab:green" if tensor.agrees else "tab:red" for tensor in tensors]
     label = "fed the model's codes (red: below 99.9 %, or 2 LSB off)"
-    same.barh(rows - 0.2, [NINES * nines(each) for each in fed], 0.38, color=colors, label=label)
+    same.barh(
+        rows - 0.2, [NINES * nines(tensor) for tensor in fed], 0.38, color=colors, label=label
+    )
     same.axvline(NINES * nines(SAME), color="0.4", linewidth=0.8, linestyle="--")
     same.set_xlim(0, NINES)
     ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "100 %"]
     same.set_xticks(range(NINES + 1), ticks, fontsize="small")
     same.set_xlabel("identical codes")
-    same.set_yticks(rows, [each.name for each in tensors])
+    same.set_yticks(rows, [tensor.name for tensor in tensors])
     same.set_ylim(len(tensors) - 0.5, -0.5)
     same.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize="small", frameon=False)
-    ends.barh(rows, [100 * each.at_ends for each in tensors], 0.6, color="tab:orange")
-    ends.set_xlim(0, max(1.0, *(105 * each.at_ends for each in tensors)))
+    ends.barh(rows, [100 * tensor.at_ends for tensor in tensors], 0.6, color="tab:orange")
+    ends.set_xlim(0, max(1.0, *(105 * tensor.at_ends for tensor in tensors)))
     ends.set_xlabel("codes at the ends, %")
-    noise.barh(rows, [each.sqnr or 0.0 for each in tensors], 0.6, color="tab:blue")
+    noise.barh(rows, [tensor.sqnr or 0.0 for tensor in tensors], 0.6, color="tab:blue")
     noise.set_xlabel("signal to quantization noise, dB")
     figure.suptitle(
         f"TFLite ({report.kernels} kernels) against the model, {report.examples} examples: "

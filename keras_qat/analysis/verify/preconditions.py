@@ -9,8 +9,6 @@ from keras_qat.tflite.interpreter import to_values
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.micro_interpreter import Runner
 
-__all__ = ["doubts"]
-
 FEW = 0.25
 """Share of an input's numbers that may lie beyond its range: of another scale, most of them do."""
 

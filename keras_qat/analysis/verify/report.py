@@ -1,4 +1,4 @@
-"""What `verify` found: data, and a table of it."""
+"""The report of `verify`: data, and a table of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any
 
 from keras_qat.io.atomic_files import written
 
-__all__ = ["Agreement", "OutputReport", "Report", "TensorReport"]
-
 SAME = 0.999
-"""Share of identical codes that a layer reaches whose arithmetic is that of the simulation: what
-is left are values next to the middle between two codes."""
+"""Share of identical codes above which a layer counts as computing what was trained. Values next to
+the middle between two codes make the rest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +52,7 @@ class TensorReport:
 
     Args:
         name: the layer of the float model that computes it (and the number of the call, from the
-            second on); that with the kernel, if others are merged into it.
+            second on); if layers are merged, the one with the weights.
         layers: all layers that compute it from the tensors before it in the report.
         kernels: the file's operations that do so; none for an input.
         fed: with these operations fed the simulation's own codes, so that no earlier difference
@@ -65,11 +63,11 @@ class TensorReport:
             the model, and no error. None with the optimized kernels, and for what is in float.
         scale: real value of one step in the model; None if only the file quantizes the tensor.
         zero_point: the code of 0 in the model, counted as int8 or int16.
-        file_scale, file_zero_point: those of the file.
+        file_scale, file_zero_point: the scale and zero point of the file.
         scale_ulps: distance of the scales in units of the last place of float32.
         same_range: whether the zero points are equal and the scales but for rounding.
-        at_lowest, at_highest: share of the file's codes at either end of the range. The lowest is
-            that of zero behind a ReLU, and no sign of clipping.
+        at_lowest, at_highest: share of the file's codes at either end of the range. Behind a ReLU
+            the lowest code is zero, and no sign of clipping.
         sqnr: signal to quantization noise of the file's free run, in dB, against the model in
             float with its weights unquantized. None for a tensor of zeros.
     """
@@ -99,13 +97,13 @@ class TensorReport:
 
     @property
     def at_ends(self) -> float:
-        """Share of the codes that may be clipped: not those of zero behind a ReLU."""
+        """Share of the codes that may be clipped; the zeros of a ReLU are not counted."""
         return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `verify` found. Prints as a table.
+    """The result of `verify`. Prints as a table.
 
     Args:
         examples: how many examples were run.
@@ -136,27 +134,27 @@ class Report:
     @property
     def identical(self) -> float:
         """The lowest share of identical codes of all outputs, 0 to 1."""
-        return min(each.identical for each in self.outputs)
+        return min(output.identical for output in self.outputs)
 
     @property
     def max_difference(self) -> float:
         """The largest difference of all outputs, in LSB."""
-        return max(each.max_difference for each in self.outputs)
+        return max(output.max_difference for output in self.outputs)
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
         """The tensors whose own operations do not compute what was trained."""
-        return tuple(each for each in self.tensors if not each.agrees)
+        return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property
     def unexplained(self) -> tuple[TensorReport, ...]:
-        """Of these, those that the kernels' way of rounding does not explain."""
-        return tuple(each for each in self.differing if each.simulated != 1)
+        """The differing tensors that the kernels' way of rounding does not explain."""
+        return tuple(tensor for tensor in self.differing if tensor.simulated != 1)
 
     @property
     def other_ranges(self) -> tuple[TensorReport, ...]:
         """The tensors that have another range in the file than in the model."""
-        return tuple(each for each in self.tensors if not each.same_range)
+        return tuple(tensor for tensor in self.tensors if not tensor.same_range)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON data."""
@@ -209,34 +207,37 @@ class Report:
         return written(report_page(self), path)
 
     def findings(self) -> list[str]:
-        """What is not as it should be, a sentence each."""
-        rounding = [each for each in self.differing if each not in self.unexplained]
+        """Lists what is not as it should be, a sentence each."""
+        rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
         sentences = {
-            "Other ranges in the file than in the model": [each.name for each in self.other_ranges],
+            "Other ranges in the file than in the model": [
+                tensor.name for tensor in self.other_ranges
+            ],
             "Computed in float": [f"{name} ({k})" for name, k in self.float_operations.items()],
             "Rounded by these kernels in their own way, code for code as keras_qat.simulate": [
-                f"{each.name} ({kernel_names(each)})" for each in rounding
+                f"{tensor.name} ({kernel_names(tensor)})" for tensor in rounding
             ],
             "Fed the same codes, these differ in more than 0.1 % or by more than 1 LSB": [
-                f"{each.name} ({kernel_names(each)})" for each in self.unexplained
+                f"{tensor.name} ({kernel_names(tensor)})" for tensor in self.unexplained
             ],
         }
-        found = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
-        return [*self.notes, *found]
+        about_layers = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
+        return [*self.notes, *about_layers]
 
     def table(self, width: int = 80) -> str:
-        """The report as text of at least 80 columns: more are given to the layers' names."""
+        """Writes the report as text of at least 80 columns. More columns show longer names."""
         arena = "" if self.arena_size is None else f", arena {self.arena_size} bytes"
         lines = [
             f"TFLite ({self.kernels} kernels{arena}) against the model on {self.examples} examples",
             f"{'output':<20} {'codes identical':>16} {'largest diff.':>14} {'mean diff.':>12} "
             f"{'same argmax':>12}",
         ]
-        for each in self.outputs:
-            argmax = "-" if each.argmax_agreement is None else f"{each.argmax_agreement:.2%}"
+        for output in self.outputs:
+            argmax = "-" if output.argmax_agreement is None else f"{output.argmax_agreement:.2%}"
             lines.append(
-                f"{_fit(each.name, 20):<20} {each.identical:>16.3%} "
-                f"{each.max_difference:>10.3g} LSB {each.mean_difference:>8.2g} LSB {argmax:>12}"
+                f"{_fit(output.name, 20):<20} {output.identical:>16.3%} "
+                f"{output.max_difference:>10.3g} LSB {output.mean_difference:>8.2g} LSB "
+                f"{argmax:>12}"
             )
         if self.tensors:
             lines += ["", *self._tensor_lines(max(width, 80) - 58)]
@@ -257,14 +258,14 @@ class Report:
             f"{'layer':<{width}} {'kernel':<17} {'same':>8} {'LSB':>4} {'same':>8} {'LSB':>4} "
             f"{'ends':>5} {'dB':>5}"
         )
-        for each in self.tensors:
-            fed = "" if each.fed is None else share(each.fed.identical)
-            off = "" if each.fed is None else f"{each.fed.max_difference:.0f}"
-            sqnr = "-" if each.sqnr is None else f"{each.sqnr:.1f}"
+        for tensor in self.tensors:
+            fed = "" if tensor.fed is None else share(tensor.fed.identical)
+            off = "" if tensor.fed is None else f"{tensor.fed.max_difference:.0f}"
+            sqnr = "-" if tensor.sqnr is None else f"{tensor.sqnr:.1f}"
             yield (
-                f"{_fit(each.name, width):<{width}} {_fit(kernel_names(each), 17):<17} "
-                f"{fed:>8} {off:>4} {share(each.run.identical):>8} "
-                f"{each.run.max_difference:>4.0f} {each.at_ends:>5.1%} {sqnr:>5}"
+                f"{_fit(tensor.name, width):<{width}} {_fit(kernel_names(tensor), 17):<17} "
+                f"{fed:>8} {off:>4} {share(tensor.run.identical):>8} "
+                f"{tensor.run.max_difference:>4.0f} {tensor.at_ends:>5.1%} {sqnr:>5}"
             )
 
     def __str__(self) -> str:
@@ -276,21 +277,21 @@ def _wrapped(sentence: str, width: int) -> list[str]:
 
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operations that tables leave out where others compute."""
+"""Operations that tables do not name beside those that compute."""
 
 
-def kernel_names(each: TensorReport) -> str:
-    computing = [name for name in each.kernels if name not in MOVING]
-    return "+".join(dict.fromkeys(computing or each.kernels)) or "input"
+def kernel_names(tensor: TensorReport) -> str:
+    computing = [name for name in tensor.kernels if name not in MOVING]
+    return "+".join(dict.fromkeys(computing or tensor.kernels)) or "input"
 
 
 def share(part: float) -> str:
-    """A share in percent, rounded down, so that only what is all the same says 100."""
+    """Formats a share in percent, rounded down: only a share of exactly 1 gives 100."""
     return f"{int(part * 100_000) / 1000:.3f}%"
 
 
 def _fit(name: str, width: int) -> str:
-    """A name, its middle left out where it is too long."""
+    """Leaves out the middle of a name that is too long."""
     if len(name) <= width:
         return name
     return f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"
