@@ -16,16 +16,6 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, straight_through
 
-__all__ = [
-    "channel_limits",
-    "fake_quantize",
-    "fake_quantize_average",
-    "fake_quantize_channels",
-    "fake_quantize_if",
-    "quantize_channels",
-    "range_of",
-]
-
 FAR = 1e38
 """A number beyond all ranges."""
 

@@ -12,8 +12,6 @@ import functools
 
 import numpy as np
 
-__all__ = ["sigmoid_table", "tanh_table"]
-
 Numbers = np.ndarray
 """Whole numbers within 16 bits, in int64."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["range_of", "switch"]
-
 
 def range_of(input_range: Any) -> tuple[float, float] | None:
     """Returns the minimum and maximum of inputs, widened to include zero as quantization needs.

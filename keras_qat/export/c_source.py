@@ -25,8 +25,6 @@ from keras_qat.tflite.model import tensor_infos
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.version import __version__
 
-__all__ = ["export_c"]
-
 BYTES_IN_A_LINE = 12
 
 ADDED = {

@@ -24,8 +24,6 @@ from keras_qat.tflite.weight_packing import pack_weights
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
-__all__ = ["reads", "write_island"]
-
 
 def write_island(
     builder: Builder,

@@ -17,8 +17,6 @@ from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.ops.weights import Weights
 from keras_qat.version import __version__
 
-__all__ = ["export_onnx"]
-
 CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
 """Operation whose weights are stored in int8 -> axis of the output channels."""
 

@@ -29,8 +29,6 @@ from keras_qat.training.layers.recurrent.lstm import lstm_quantized
 from keras_qat.training.layers.recurrent.unrolled import steps_quantized
 from keras_qat.training.layers.scheduled_layer import Phase
 
-__all__ = ["export_saved_model", "inference_module"]
-
 
 @one_at_a_time
 def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:

@@ -16,8 +16,6 @@ from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.tensor_names import SCOPE
 
-__all__ = ["tensor_index", "write_graph", "write_node"]
-
 ZERO_OF_UINT8 = 128
 """What a quantized value of uint8 has more than one of int8 with the same meaning."""
 

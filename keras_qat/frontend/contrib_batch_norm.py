@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
 
-__all__ = ["FusedBatchNormalization"]
-
 
 @backend.register
 class FusedBatchNormalization(backend.keras.layers.BatchNormalization):

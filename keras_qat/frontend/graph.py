@@ -21,26 +21,6 @@ from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
 
-__all__ = [
-    "Call",
-    "Graph",
-    "Value",
-    "clone",
-    "config_of",
-    "flat_inputs",
-    "is_batch_norm",
-    "layers_in",
-    "name_outputs",
-    "nested_inputs",
-    "nested_outputs",
-    "read",
-    "rebuild",
-    "rename",
-    "split_loss_only",
-    "symbolic",
-    "weights_in_order",
-]
-
 _Model = keras.Model
 
 

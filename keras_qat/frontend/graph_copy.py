@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 
-__all__ = ["InsertedCall", "Replacement", "copy_graph"]
-
 
 class InsertedCall(NamedTuple):
     """A call inserted between a value's producer and its readers.

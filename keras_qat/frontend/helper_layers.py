@@ -9,20 +9,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras, register, resolve_training
 
-__all__ = [
-    "Contract",
-    "FlattenTime",
-    "HardSwish",
-    "LastStep",
-    "MaskScores",
-    "Regularize",
-    "RestoreTime",
-    "ReverseSteps",
-    "Roll",
-    "TrainingOnly",
-    "WeightTensor",
-]
-
 
 @register
 class Contract(keras.layers.Layer):

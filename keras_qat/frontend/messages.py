@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
-
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun, in the plural unless the number is 1: "3 layers"."""

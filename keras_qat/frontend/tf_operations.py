@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 
-__all__ = ["ARITHMETIC", "array", "inputs_and_constants", "is_operation", "number", "operands"]
-
 ARITHMETIC = {
     "math.add": "add",
     "__operators__.add": "add",

@@ -8,8 +8,6 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.ops.node import Constant
 
-__all__ = ["constant_of"]
-
 
 def constant_of(values: np.ndarray, bits: int, params: QuantParams | None = None) -> Constant:
     """Numbers as quantized values: 256 of them over their range and zero, or in given parameters.

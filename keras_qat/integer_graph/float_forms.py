@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["form_of"]
-
 _layers = keras.layers
 
 

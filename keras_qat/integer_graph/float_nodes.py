@@ -20,8 +20,6 @@ from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scale
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.layers.weight_quantizer import weight_at, weights_replaced
 
-__all__ = ["compute_in_float", "weight_scales"]
-
 
 def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> Any:
     """The outputs of a node without an operator, at inference.

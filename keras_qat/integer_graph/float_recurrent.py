@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["rnn"]
-
 
 def rnn(
     step_function: Callable[[Any, Any], tuple[Any, Any]],

@@ -20,8 +20,6 @@ from keras_qat.ops.weights import Weights
 from keras_qat.training.layers.recurrent.unrolled import biases
 from keras_qat.training.layers.weight_quantizer import weight_at
 
-__all__ = ["weights_of_calls"]
-
 GATES = 4
 """Of an LSTM: input, forget, cell, output, as Keras and TFLite order them."""
 

@@ -19,18 +19,6 @@ from keras_qat.ops.weights import Weights, reach_of, terms
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
 
-__all__ = [
-    "INT8_MAX",
-    "Ends",
-    "fitting",
-    "has_codes",
-    "parameters_of",
-    "quantized",
-    "table_of",
-    "table_params",
-    "weights_of_calls",
-]
-
 INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
 

@@ -18,8 +18,6 @@ from keras_qat.integer_graph.origin import Origin
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.weights import Weights
 
-__all__ = ["ResolvedGraph"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ResolvedGraph:

@@ -16,8 +16,6 @@ from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 
-__all__ = ["Masks", "read_for_masks"]
-
 
 class Masks:
     """The masks of a model's values.

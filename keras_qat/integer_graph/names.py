@@ -7,8 +7,6 @@ from keras_qat.tflite.tensor_names import as_scope
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
-__all__ = ["label_of", "scope_of"]
-
 
 def scope_of(call: Call, value: Value | None = None) -> str:
     """The name of a call, or of one of its outputs: the layer's path.

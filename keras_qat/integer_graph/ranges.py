@@ -10,8 +10,6 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.config import specs
 
-__all__ = ["Ranges"]
-
 NEXT_TO_NOTHING = 1e-6
 """Where a range of zeros alone ends, so that it widens none that it is joined with."""
 

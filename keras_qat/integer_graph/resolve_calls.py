@@ -22,8 +22,6 @@ from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.training.layers.float_marks import asked_for_integers, why_left_in_float
 
-__all__ = ["resolve_calls"]
-
 
 def resolve_calls(
     graph: Graph, *, input_range: tuple[float, float] | None = None, in_graph: bool = False

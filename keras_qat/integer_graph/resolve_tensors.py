@@ -16,8 +16,6 @@ from keras_qat.ops.op import Op, SharedRange
 from keras_qat.tflite.tensor_names import as_scope
 from keras_qat.training.layers import Quantize
 
-__all__ = ["Tensors", "values_read"]
-
 
 class Tensors:
     """Keeps the tensor of each value of a model's graph, and who reads the value.

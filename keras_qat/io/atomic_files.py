@@ -13,8 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["check_writable", "replacing", "whole", "written"]
-
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
     """Raises an `OSError` that says what to do if nothing can be written at `path`.

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["shown"]
-
 _Item = TypeVar("_Item")
 
 

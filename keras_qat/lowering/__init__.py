@@ -41,8 +41,6 @@ from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.ops.registry import op_of
 
-__all__ = ["lower"]
-
 _layers = keras.layers
 
 

@@ -14,15 +14,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras3 import activations as keras_3
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 
-__all__ = [
-    "activation_of",
-    "split_activation",
-    "split_activation_layer",
-    "split_activity_regularizer",
-    "split_swish",
-    "weights_without_activation",
-]
-
 _layers = keras.layers
 
 

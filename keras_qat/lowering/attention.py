@@ -13,8 +13,6 @@ from keras_qat.frontend.keras2.backend import attention_parts, keras
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 
-__all__ = ["split_attention", "split_einsum", "split_multi_head_attention"]
-
 _layers = keras.layers
 
 

@@ -14,8 +14,6 @@ from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation
 from keras_qat.ops.registry import op_of
 
-__all__ = ["recognize_masks"]
-
 HIDES = -1e3
 """A number that is added to scores hides them from softmax if it is this low or lower."""
 

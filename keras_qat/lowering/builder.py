@@ -10,8 +10,6 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, clone
 from keras_qat.frontend.keras2.precision import policy_of
 
-__all__ = ["Lowering", "LoweringContext", "PartsBuilder", "replace_by"]
-
 
 class LoweringContext:
     """The layers that lowering made. All calls of a shared layer get the same parts."""

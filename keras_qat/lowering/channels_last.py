@@ -19,8 +19,6 @@ from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import op_of
 
-__all__ = ["with_channels_last"]
-
 _layers = keras.layers
 
 

@@ -12,8 +12,6 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_train
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.registry import op_of
 
-__all__ = ["merge_common_subexpressions"]
-
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
     """Drops calls that repeat another call on the same tensors.

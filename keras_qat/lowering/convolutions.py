@@ -7,8 +7,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.lowering.activations import activation_of, weights_without_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
-__all__ = ["split_separable"]
-
 _layers = keras.layers
 
 

@@ -12,8 +12,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, number
 
-__all__ = ["recognize_hard_swish"]
-
 
 def recognize_hard_swish(graph: Graph) -> Graph:
     """Replaces every x * relu6(x + 3) * 1/6 by one HardSwish layer."""

@@ -13,8 +13,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 
-__all__ = ["split_old_resize", "split_patches", "split_resize"]
-
 _layers = keras.layers
 
 

@@ -10,16 +10,6 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
 
-__all__ = [
-    "convert_fixed_ranges",
-    "convert_second_factor",
-    "merge_two_by_two",
-    "split_average",
-    "split_custom_scale",
-    "split_dot",
-    "split_extremum",
-]
-
 _layers = keras.layers
 
 

@@ -29,8 +29,6 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
-__all__ = ["open_layers"]
-
 _layers = keras.layers
 
 

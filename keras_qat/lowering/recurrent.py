@@ -11,8 +11,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 
-__all__ = ["MERGES", "split_bidirectional", "split_state", "why_whole"]
-
 _layers = keras.layers
 
 DIRECTIONS = ("forward", "backward")

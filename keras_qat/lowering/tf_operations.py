@@ -19,8 +19,6 @@ from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, 
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
 
-__all__ = ["OPERATIONS"]
-
 _layers = keras.layers
 
 

@@ -12,8 +12,6 @@ from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import is_listed, op_of
 
-__all__ = ["split_pooling_3d", "split_time_distributed"]
-
 _layers = keras.layers
 
 _SPLIT_LATER = (_layers.SeparableConv1D, _layers.SeparableConv2D)

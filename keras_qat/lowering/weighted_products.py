@@ -14,8 +14,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
-__all__ = ["with_kernels"]
-
 _layers = keras.layers
 
 Product = tuple[Value, Value, Any, dict[str, Any]]

@@ -28,8 +28,6 @@ from keras_qat.ops.recurrent.unrolled import CONV_LSTM, GRU, SIMPLE_RNN, SIMPLE_
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
 from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
 
-__all__ = ["ROWS"]
-
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 
 from keras_qat.ops.emission import Emission
 
-__all__ = ["Axes", "add_product", "places", "without_ellipsis"]
-
 Shape = tuple[int | None, ...]
 
 

@@ -17,8 +17,6 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import TYPE_NAMES, TYPES
 from keras_qat.tflite.tensor_names import SCOPE
 
-__all__ = ["Emission"]
-
 _Activation = schema.ActivationFunctionType
 
 

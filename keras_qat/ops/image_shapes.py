@@ -9,8 +9,6 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.ops.emission import Emission
 
-__all__ = ["ONE_PIXEL", "add_on_images", "from_image", "image_of", "image_output", "pair"]
-
 Shape = tuple[int | None, ...]
 
 ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}

@@ -15,21 +15,6 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
 
-__all__ = [
-    "IDENTITY",
-    "MAX_SLICED",
-    "MOVE",
-    "Part",
-    "axes_of",
-    "first",
-    "integers",
-    "move",
-    "moved",
-    "rank_of",
-    "symbol_of",
-    "take_parts",
-]
-
 _layers = keras.layers
 
 Part = tuple[int | None, int | None, int]

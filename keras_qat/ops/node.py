@@ -13,8 +13,6 @@ from keras_qat.frontend.graph import Call
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.weights import Weights
 
-__all__ = ["Constant", "Node", "Operand", "Tensor"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensor:

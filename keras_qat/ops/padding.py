@@ -11,8 +11,6 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Op
 
-__all__ = ["MIRROR_PAD", "PAD", "pairs"]
-
 _layers = keras.layers
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}

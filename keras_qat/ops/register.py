@@ -10,8 +10,6 @@ from keras_qat.ops import registry
 from keras_qat.ops.registry import Registration
 from keras_qat.ops.trace_weighted import traced
 
-__all__ = ["register_op", "register_rule"]
-
 
 def register_op(
     layer_class: type,

@@ -14,21 +14,6 @@ from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
 
-__all__ = [
-    "Match",
-    "Registration",
-    "is_listed",
-    "is_registered",
-    "lists",
-    "match",
-    "on_request",
-    "op_named",
-    "op_of",
-    "register",
-    "relu_maximum",
-    "weights_listed",
-]
-
 
 class Match(NamedTuple):
     """Which operator a call is: None, and why, for one that is computed in float."""

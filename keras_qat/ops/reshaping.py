@@ -15,8 +15,6 @@ from keras_qat.ops.movement import first, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Emit, OwnRange
 from keras_qat.tflite.schema import TYPES
 
-__all__ = ["DEPTH_TO_SPACE", "MEAN_OF_ONE", "RESHAPE", "SHAPE", "SPACE_TO_DEPTH", "TRANSPOSE"]
-
 _layers = keras.layers
 
 

@@ -26,8 +26,6 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.padding import pairs
 
-__all__ = ["CONCATENATE", "GATHER", "SLICE", "SPLIT", "STACK", "UNSTACK"]
-
 _layers = keras.layers
 
 

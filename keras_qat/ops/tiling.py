@@ -17,8 +17,6 @@ from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import MAX_SLICED, axes_of, integers, move, rank_of, take_parts
 from keras_qat.ops.op import Attributes, Emit
 
-__all__ = ["BROADCAST", "REPEAT", "REVERSE", "ROLL", "TILE"]
-
 _layers = keras.layers
 
 

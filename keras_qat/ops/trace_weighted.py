@@ -28,8 +28,6 @@ from keras_qat.ops.dense import DENSE, product
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.registry import Match, Registered
 
-__all__ = ["Traced", "traced", "weighted_op_of"]
-
 SIZE = 24
 """Size of open axes while tracing: larger than common weights."""
 

@@ -13,8 +13,6 @@ from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op
 
-__all__ = ["WEIGHT_TENSOR"]
-
 
 def _quantized(layer: WeightTensor, params: QuantParams) -> Any:
     """Returns a weight's values less the zero point, rounded half away, possibly out of range."""

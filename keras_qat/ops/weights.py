@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
 
-__all__ = ["Weights", "reach_of", "terms"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:

@@ -7,8 +7,6 @@ from typing import Any
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.registry import weights_listed
 
-__all__ = ["weights_only"]
-
 _layers = keras.layers
 
 _CELL = ("kernel", "recurrent_kernel")

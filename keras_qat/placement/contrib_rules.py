@@ -22,8 +22,6 @@ from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.layer_settings import Settings
 from keras_qat.placement.plan import Plan, Range
 
-__all__ = ["ContribPlacement"]
-
 KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
 """Layers that the original quantizes, also as stages of SeparableConv2D."""
 

@@ -11,8 +11,6 @@ from keras_qat.ops.affine import AFFINE
 from keras_qat.ops.op import FixedRange
 from keras_qat.ops.registry import op_of
 
-__all__ = ["Group", "groups"]
-
 
 @dataclasses.dataclass(eq=False)
 class Group:

@@ -10,8 +10,6 @@ from typing import Any
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["Scope", "check_entries", "check_scope", "matcher"]
-
 Scope = str | Iterable[str] | Callable[[Any], bool]
 """A layer's name, a prefix of names that ends before `_`, `/`, `.` or `-`, a pattern with `*`, a
 class name, a list of these, or a function that takes a layer."""

@@ -14,9 +14,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.messages import counted
 from keras_qat.placement.fusion_groups import Group
 
-__all__ = ["Plan", "Range", "Row"]
-
-
 INSIDE = "inside, one range for all steps"
 
 

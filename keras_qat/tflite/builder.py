@@ -14,8 +14,6 @@ from keras_qat.tflite.metadata import compressed
 from keras_qat.tflite.op_versions import min_runtime_version, version_of
 from keras_qat.tflite.schema import TYPES, new
 
-__all__ = ["Builder"]
-
 SIGNATURE = b"serving_default"
 
 _OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswith("OptionsT")} | {

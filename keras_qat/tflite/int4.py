@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["in_halves"]
-
 
 def in_halves(q: np.ndarray) -> np.ndarray:
     """Packs quantized weights of 4 bits into bytes, the first of two in the lower half."""

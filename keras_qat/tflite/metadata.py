@@ -15,8 +15,6 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["compressed", "fingerprint", "read_metadata", "rescaled_inputs"]
-
 DAMAGED = (struct.error, zlib.error)
 """Errors that reading a damaged file raises, besides Python's own."""
 

@@ -19,8 +19,6 @@ from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["TFLiteModel", "TensorInfo", "tensor_infos"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:

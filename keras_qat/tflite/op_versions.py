@@ -12,8 +12,6 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.tflite.schema import OPERATORS, code_of
 
-__all__ = ["min_runtime_version", "version_of"]
-
 _Type = schema.TensorType
 
 BY_TYPE: dict[str, tuple[int, int, int]] = {

@@ -12,8 +12,6 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, unpack
 
-__all__ = ["FileGraph", "Operation", "Tensor"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:

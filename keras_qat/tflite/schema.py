@@ -8,8 +8,6 @@ from typing import Any
 
 from tensorflow.lite.python import schema_py_generated as schema
 
-__all__ = ["OPERATORS", "TYPES", "TYPE_NAMES", "code_of", "contents_of", "new", "unpack"]
-
 TYPES: dict[str, int] = {
     name: getattr(schema.TensorType, name.upper())
     for name in (

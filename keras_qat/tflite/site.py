@@ -9,8 +9,6 @@ import numpy as np
 
 from keras_qat.tflite.reader import FileGraph, Operation, Tensor
 
-__all__ = ["Site"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Site:

@@ -10,8 +10,6 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import TYPE_NAMES, TYPES, code_of, new
 
-__all__ = ["splice_model"]
-
 
 def splice_model(
     builder: Builder,

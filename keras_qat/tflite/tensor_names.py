@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["SCOPE", "as_scope", "in_scope"]
-
 SCOPE = "keras_qat"
 """The name scope of everything that this library writes. Converters add tensors outside of it."""
 

@@ -10,8 +10,6 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.tflite.schema import TYPES, new
 
-__all__ = ["pack_weights"]
-
 SMALLEST = 256
 """The fewest bytes of float weights that are packed."""
 

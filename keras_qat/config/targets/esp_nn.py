@@ -7,8 +7,6 @@ import dataclasses
 from keras_qat.config.targets.target import Target
 from keras_qat.config.targets.tflm import TFLM
 
-__all__ = ["ESP_NN"]
-
 ESP_NN: Target = dataclasses.replace(
     TFLM,
     name="esp_nn",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from keras_qat.config.targets.target import Kernel, Target
 
-__all__ = ["STM32_NPU"]
-
 _TENSORS = Kernel(("int8", "uint8", "int32"))
 
 STM32_NPU = Target(

@@ -8,8 +8,6 @@ from keras_qat.frontend.graph import clone
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.readability import check_readable
 
-__all__ = ["with_known_input"]
-
 _Normalization = keras.layers.Normalization
 
 

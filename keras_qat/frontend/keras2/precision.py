@@ -16,16 +16,6 @@ from keras_qat.frontend.graph import Graph, clone, layers_in, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.messages import counted
 
-__all__ = [
-    "ScalesLoss",
-    "check_precision",
-    "computing_in_float32",
-    "float32_policy",
-    "in_float32",
-    "is_half",
-    "policy_of",
-]
-
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy that computes in it with weights in float32."""
 

@@ -9,8 +9,6 @@ from keras_qat.frontend.keras2.input_shape import with_known_input
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable, check_training
 
-__all__ = ["read_float"]
-
 
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
     """Returns the functional or Sequential Keras 2 model to quantize, and its graph.

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["as_functional", "check_readable", "check_training", "is_graph_model", "is_subclassed"]
-
 _Model = keras.Model
 
 

@@ -14,8 +14,6 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["read_at_once", "warn_of_closed", "why_not_loaded", "why_not_saved"]
-
 
 def read_at_once(store: Any) -> Any:
     """Moves the weights of the `.keras` file that Keras is loading into memory.

@@ -23,8 +23,6 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_training, values_in
 from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
 
-__all__ = ["CannotOpen", "OnlyTrains", "OpenedLayer", "names_inside", "open_layer"]
-
 SIZE = 8
 """Size of open axes in the random inputs."""
 

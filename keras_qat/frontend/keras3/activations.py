@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras, register
 
-__all__ = ["hard_sigmoid", "hard_silu", "leaky_relu", "relu6", "to_keras_2"]
-
 
 @register
 def relu6(x: Any) -> Any:

@@ -6,8 +6,6 @@ from typing import Any
 
 from keras_qat.frontend.keras2 import backend as keras2
 
-__all__ = ["check_model", "is_layer", "is_model", "is_of_keras_3", "keras_3", "nodes"]
-
 
 def keras_3() -> Any:
     """Returns the module `keras` of Keras 3.

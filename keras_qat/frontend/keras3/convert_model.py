@@ -21,8 +21,6 @@ from keras_qat.frontend.keras3.layers import convert_layer, counterpart
 from keras_qat.frontend.keras3.operations import call_operation
 from keras_qat.frontend.keras3.weights import take_weights
 
-__all__ = ["as_keras_2", "from_keras_3"]
-
 
 def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """Makes a Keras 2 model that computes what a Keras 3 model does, with its weights.

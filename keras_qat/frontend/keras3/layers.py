@@ -12,8 +12,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras3 import activations
 from keras_qat.frontend.keras3.backend import is_layer, keras_3
 
-__all__ = ["convert_layer", "counterpart"]
-
 RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """Layer class -> its options that have another name in Keras 2."""
 

@@ -17,8 +17,6 @@ import tensorflow as tf
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["call_operation"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:

@@ -10,8 +10,6 @@ import numpy as np
 from keras_qat.frontend.graph import weights_in_order
 from keras_qat.frontend.keras3.backend import is_model
 
-__all__ = ["give_weights", "take_weights"]
-
 
 def give_weights(model: Any, keras_3_model: Any) -> None:
     """Copies a Keras 2 model's weights to the Keras 3 model that it was made from."""

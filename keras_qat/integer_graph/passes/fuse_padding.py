@@ -11,8 +11,6 @@ from keras_qat.ops.image_shapes import pair
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.padding import PAD
 
-__all__ = ["with_own_padding"]
-
 
 def with_own_padding(graph: ResolvedGraph) -> ResolvedGraph:
     """The same graph, with "same" padding in place of zeros that are put around its input before.

@@ -15,8 +15,6 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.emission import Emission
 
-__all__ = ["InFile", "keep", "kept"]
-
 
 def kept(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
     """The states of a layer as quantized values less their zero points, in int64.

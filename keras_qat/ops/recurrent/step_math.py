@@ -11,22 +11,6 @@ import tensorflow as tf
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.op import OWN, Attributes, OwnRange
 
-__all__ = [
-    "CONV_LSTMS",
-    "HARD_SIGMOID",
-    "Machine",
-    "Part",
-    "States",
-    "Step",
-    "columns",
-    "convolves",
-    "inner_ranges",
-    "names_of_states",
-    "offsets",
-    "parts",
-    "step_of",
-]
-
 _layers = keras.layers
 
 CONV_LSTMS = (_layers.ConvLSTM1D, _layers.ConvLSTM2D)
