@@ -161,7 +161,7 @@ SHAPE = SHAPES[tiny]
 
 STAYS = {
     "are kept, given or read": lambda x: layers.ConvLSTM2D(2, 3, return_state=True)(x)[1],
-    "others than tanh and sigmoid": lambda x: layers.ConvLSTM2D(2, 3, activation="relu")(x),
+    "are not tanh and sigmoid": lambda x: layers.ConvLSTM2D(2, 3, activation="relu")(x),
     "its channels come first": lambda x: layers.ConvLSTM2D(2, 2, data_format="channels_first")(x),
     "along three axes": lambda x: layers.ConvLSTM3D(2, 2)(layers.Reshape((*SHAPE, 1))(x)),
     f"more than {MOST_STEPS} steps": lambda x: layers.ConvLSTM2D(2, 2)(

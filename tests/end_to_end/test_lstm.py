@@ -114,7 +114,7 @@ def test_models_are_saved_and_exported_to_saved_models(tmp_path):
 
 
 STAYS = {
-    "its activations are others than tanh and sigmoid": lambda x: layers.LSTM(3, activation="relu")(
+    "its activations are not tanh and sigmoid": lambda x: layers.LSTM(3, activation="relu")(
         x
     ),
     "it has a mask": lambda x: layers.LSTM(3)(layers.Masking()(x)),

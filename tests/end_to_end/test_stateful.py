@@ -204,7 +204,7 @@ def test_calls_that_share_states_are_refused():
 @pytest.mark.parametrize(
     ("layer", "recipe", "reason"),
     [
-        (layers.LSTM(3, activation="relu", stateful=True), "int8", "others than tanh and sigmoid"),
+        (layers.LSTM(3, activation="relu", stateful=True), "int8", "are not tanh and sigmoid"),
         (layers.LSTM(3, stateful=True), "int16x8", "no int16 kernel for LSTM, but with kernels="),
         (layers.GRU(3, stateful=True), "int16x8", "no int16 kernel for GRU"),
     ],

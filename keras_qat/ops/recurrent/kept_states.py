@@ -1,6 +1,6 @@
-"""States that a recurrent layer keeps from one call to the next, as kernels read and write them.
+"""Reads and writes the states that a recurrent layer keeps between calls.
 
-They are the layer's own variables, with real numbers, which training and `reset_states` share.
+The states are the layer's own variables, in real numbers, as in training and `reset_states`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from keras_qat.ops.emission import Emission
 
 
 def kept(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
-    """The states of a layer as quantized values less their zero points, in int64.
+    """Returns the states of a layer as quantized values less their zero points, in int64.
 
-    A layer that has just been trained has states between the quantized ones.
+    States are rounded, as training leaves them between quantized values.
     """
-    found = []
-    for state, each in zip(layer.states, params, strict=True):
-        q = tf.cast(tf.round(tf.cast(state, tf.float64) / each.scale), tf.int64)
-        ends = (tf.cast(end - each.zero_point, tf.int64) for end in (each.lowest, each.highest))
-        found.append(tf.clip_by_value(q, *ends))
-    return found
+    quantized = []
+    for state, own in zip(layer.states, params, strict=True):
+        q = tf.cast(tf.round(tf.cast(state, tf.float64) / own.scale), tf.int64)
+        limits = (tf.cast(end - own.zero_point, tf.int64) for end in (own.lowest, own.highest))
+        quantized.append(tf.clip_by_value(q, *limits))
+    return quantized
 
 
 def keep(layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any) -> Any:
-    """A result, once the layer has kept such states."""
+    """Makes a layer keep states, and returns `result` once it has."""
     done = [
         variable.assign(
-            tf.cast(tf.cast(q, tf.float64) * each.scale, variable.dtype), read_value=False
+            tf.cast(tf.cast(q, tf.float64) * own.scale, variable.dtype), read_value=False
         )
-        for variable, q, each in zip(layer.states, states, params, strict=True)
+        for variable, q, own in zip(layer.states, states, params, strict=True)
     ]
     with tf.control_dependencies(done):
         return tf.identity(result)
 
 
 class InFile:
-    """A state as a variable of a file, of 16 bits, for operators that keep no state themselves.
+    """A state in a 16-bit variable of a file, for operators that keep no state themselves.
 
     Args:
-        e: writes the file.
-        shape: the state's, all of it known.
-        params: of the state, as operators read it.
+        e: the emission that writes the file.
+        shape: the state's shape, without open sizes.
+        params: the state's parameters, as operators read it.
     """
 
     def __init__(self, e: Emission, shape: tuple[int | None, ...], params: QuantParams) -> None:
@@ -57,22 +57,22 @@ class InFile:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """The state that the last run wrote: zeros at first."""
+        """Reads the state that the last run wrote, zeros in the first run."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.reshaped(column, self.shape, "begun")
 
     def write(self, state: int) -> int:
-        """Writes a state, and gives it back: by SVDF, with weights of 1 and a memory of one step.
+        """Writes a state with SVDF, with weights of 1 and a memory of one step, and returns it.
 
-        It is an operator that only reads its variable, and changes it where it is. One that gave it
-        would be in front of the first, and LiteRT hands nothing of such a circle to XNNPACK. What
-        it gives has to be read by others, or compilers would leave it out.
+        SVDF updates its variable in place. An operator with the variable as its output would form a
+        cycle with the reader, which LiteRT does not hand to XNNPACK. Other operators have to read
+        the result, or compilers would remove the SVDF.
         """
         e, scale = self.e, self.params.scale
         column = e.reshaped(state, e.shape(self.variable), "column")
         unit = np.float32(1.0)
-        given = [
+        inputs = [
             column,
             e.constant("feature", np.ones((1, 1), np.int8), QuantParams(unit, 0, 8)),
             e.constant("time", np.ones((1, 1), np.int16), QuantParams(unit, 0, 16)),
@@ -80,6 +80,6 @@ class InFile:
             self.variable,
         ]
         written = e.temporary("written", e.shape(column), self.params)
-        relu = schema.ActivationFunctionType.RELU  # Kernels ask for it, and compute none.
-        e.add("SVDF", given, [written], rank=1, fusedActivationFunction=relu)
+        relu = schema.ActivationFunctionType.RELU  # Kernels require it, but do not compute it.
+        e.add("SVDF", inputs, [written], rank=1, fusedActivationFunction=relu)
         return e.reshaped(written, self.shape, "ended")

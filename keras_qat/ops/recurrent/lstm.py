@@ -73,7 +73,7 @@ def form_of(call: Call) -> Attributes:
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
     if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
-        return "its activations are others than tanh and sigmoid"
+        return "its activations are not tanh and sigmoid"
     if layer.return_state or len(call.inputs) > 1:
         return "its states are read or given"
     return other_form(call)

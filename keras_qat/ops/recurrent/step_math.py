@@ -1,4 +1,4 @@
-"""What a step of a recurrent layer is made of, whatever computes it."""
+"""Defines the steps of recurrent layers, whatever computes them."""
 
 from __future__ import annotations
 
@@ -17,104 +17,105 @@ CONV_LSTMS = (_layers.ConvLSTM1D, _layers.ConvLSTM2D)
 
 
 class Machine(Protocol):
-    """What computes steps. Values are its own; `name` is that of a result's range."""
+    """Computes steps with values of its own kind. `name` is the name of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
-        """The product of a hidden state with a part of the recurrent weights, and its bias."""
+        """Multiplies a hidden state by a part of the recurrent weights, and adds its bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """A sum; with a maximum a ReLU of it that ends there, if not where its range does."""
+        """Adds, with a ReLU up to `maximum` if one is given, unless the range ends there."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
     def tanh(self, x: Any, name: str) -> Any: ...
     def from_one(self, x: Any) -> Any:
-        """1 - x."""
+        """Computes 1 - x."""
 
     def split(self, x: Any, count: int) -> list[Any]:
-        """So many blocks of channels."""
+        """Splits a value into blocks of channels."""
 
 
 States = tuple[Any, ...]
-"""What a step leaves for the next one: first what the layer gives."""
+"""The states after a step; the first is the layer's output."""
 
 Step = Callable[[Machine, Mapping[str, Any], States], States]
-"""From the products of a step's input, by part, and the states to the next ones."""
+"""Computes the next states from the products of a step's input, by part, and the states."""
 
 
-def _gates(m: Machine, given: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
-    """Sigmoids of sums. A hard one is no more than their range: its slope is in the weights."""
+def _gates(m: Machine, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
+    """Computes sigmoids of sums. A hard sigmoid is a range: its slope is in the weights."""
     fed_back = m.product("gates", hidden)
     if hard:
-        return m.add(given["gates"], fed_back, name, maximum=1.0)
-    return m.sigmoid(m.add(given["gates"], fed_back, "gates"), name)
+        return m.add(inputs["gates"], fed_back, name, maximum=1.0)
+    return m.sigmoid(m.add(inputs["gates"], fed_back, "gates"), name)
 
 
 def gru_step(
-    m: Machine, given: Mapping[str, Any], states: States, reset_after: bool, hard: bool
+    m: Machine, inputs: Mapping[str, Any], states: States, reset_after: bool, hard: bool
 ) -> States:
-    """Two gates, z and r, and a candidate, of which z hidden + (1 - z) candidate is made."""
+    """Computes gates z and r and a candidate, and returns z hidden + (1 - z) candidate."""
     (hidden,) = states
-    keeps, resets = m.split(_gates(m, given, hidden, hard, "sigmoid"), 2)
+    keeps, resets = m.split(_gates(m, inputs, hidden, hard, "sigmoid"), 2)
     if reset_after:
         rest = m.multiply(resets, m.product("candidate", hidden), "state_candidate")
     else:
         rest = m.product("candidate", m.multiply(resets, hidden, "hidden"))
-    candidate = m.tanh(m.add(given["candidate"], rest, "candidate"), "hidden")
+    candidate = m.tanh(m.add(inputs["candidate"], rest, "candidate"), "hidden")
     kept = m.multiply(keeps, hidden, "hidden")
     return (m.add(kept, m.multiply(m.from_one(keeps), candidate, "hidden"), "hidden"),)
 
 
-def lstm_step(m: Machine, given: Mapping[str, Any], states: States, hard: bool) -> States:
-    """Gates i, f and o and a candidate: o tanh(c) of the cell state c = f c + i candidate.
+def lstm_step(m: Machine, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
+    """Computes gates i, f, o and a candidate; returns o tanh(c) of the cell c = f c + i candidate.
 
-    Between the products and the hidden state all is in 16 bits, as of TFLite's own LSTM.
+    As in TFLite's own LSTM, everything between the products and the hidden state has 16 bits.
     """
     hidden, cell = states
-    takes, keeps, gives = m.split(_gates(m, given, hidden, hard, "unit"), 3)
-    total = m.add(given["candidate"], m.product("candidate", hidden), "candidate")
+    takes, keeps, gives = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
+    total = m.add(inputs["candidate"], m.product("candidate", hidden), "candidate")
     taken = m.multiply(takes, m.tanh(total, "unit"), "cell")
     cell = m.add(m.multiply(keeps, cell, "cell"), taken, "cell")
     return m.multiply(gives, m.tanh(cell, "unit"), "hidden"), cell
 
 
-def simple_step(m: Machine, given: Mapping[str, Any], states: States, relu: bool) -> States:
-    """One sum, and tanh or ReLU of it."""
+def simple_step(m: Machine, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
+    """Computes a sum, and tanh or ReLU of it."""
     fed_back = m.product("sum", *states)
     if relu:
-        return (m.add(given["sum"], fed_back, "hidden", maximum=np.inf),)
-    return (m.tanh(m.add(given["sum"], fed_back, "sum"), "hidden"),)
+        return (m.add(inputs["sum"], fed_back, "hidden", maximum=np.inf),)
+    return (m.tanh(m.add(inputs["sum"], fed_back, "sum"), "hidden"),)
 
 
 def step_of(attributes: Attributes) -> Step:
-    """What a step of a layer with these attributes is."""
+    """Returns the step of a layer with these attributes."""
     if "relu" in attributes:
-        return lambda m, given, states: simple_step(m, given, states, attributes["relu"])
+        return lambda m, inputs, states: simple_step(m, inputs, states, attributes["relu"])
     hard = attributes["hard"]
     if "reset_after" in attributes:
-        return lambda m, given, states: gru_step(m, given, states, attributes["reset_after"], hard)
-    return lambda m, given, states: lstm_step(m, given, states, hard)
+        return lambda m, inputs, states: gru_step(
+            m, inputs, states, attributes["reset_after"], hard
+        )
+    return lambda m, inputs, states: lstm_step(m, inputs, states, hard)
 
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
-    """The names of the states' ranges."""
+    """Returns the names of the states' ranges."""
     return ("hidden", "cell") if convolves(attributes) else ("hidden",)
 
 
 def convolves(attributes: Attributes) -> bool:
-    """Whether a layer's inputs and states are images, convolved with its weights."""
+    """Returns whether a layer convolves its inputs and states, which are images."""
     return "padding" in attributes
 
 
 HARD_SIGMOID = keras.activations.hard_sigmoid
-"""0.2 (x + 2.5), from 0 to 1: that of Keras 2."""
+"""Keras 2's hard sigmoid, 0.2 (x + 2.5) clipped to 0..1."""
 
 
 class Part(NamedTuple):
-    """A part of a layer's weights: blocks of columns.
+    """A part of a layer's weights: blocks of columns for slope * (product + offset).
 
-    What is computed with them is slope * (product + offset), which kernels compute along: the
-    slope is in scales, the offset in the bias of inputs.
+    The slope is in the weights' scales, and the offset in the bias of the inputs.
     """
 
     blocks: tuple[slice, ...]
@@ -123,7 +124,7 @@ class Part(NamedTuple):
 
 
 def parts(layer: Any) -> dict[str, Part]:
-    """Those of a layer, by name."""
+    """Returns the parts of a layer's weights, by name."""
     is_image = isinstance(layer, CONV_LSTMS)
     units = layer.filters if is_image else layer.units
 
@@ -138,27 +139,27 @@ def parts(layer: Any) -> dict[str, Part]:
 
 
 def offsets(layer: Any) -> np.ndarray:
-    """The offset of each column, in real numbers."""
-    found = {
-        each.start: (each, part.offset) for part in parts(layer).values() for each in part.blocks
+    """Returns the offset of each column, in real numbers."""
+    blocks = {
+        block.start: (block, part.offset) for part in parts(layer).values() for block in part.blocks
     }
     return np.concatenate(
-        [np.full(each.stop - each.start, offset) for _, (each, offset) in sorted(found.items())]
+        [np.full(block.stop - block.start, offset) for _, (block, offset) in sorted(blocks.items())]
     )
 
 
 def columns(x: Any, part: Part) -> Any:
-    """Those of an array's or a tensor's columns that a part is made of."""
-    found = [x[..., each] for each in part.blocks]
-    if len(found) == 1:
-        return found[0]
-    return np.concatenate(found, -1) if isinstance(x, np.ndarray) else tf.concat(found, -1)
+    """Returns the columns of an array or a tensor that belong to a part."""
+    blocks = [x[..., block] for block in part.blocks]
+    if len(blocks) == 1:
+        return blocks[0]
+    return np.concatenate(blocks, -1) if isinstance(x, np.ndarray) else tf.concat(blocks, -1)
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """The ranges inside that are observed: of the products of inputs and states, and their sums.
+    """Returns the observed ranges inside a step: of products of inputs and states, and of sums.
 
-    Sums in 16 bits have fixed ones. Products that are brought to 16 bits have the zero point 0.
+    Sums in 16 bits have fixed ranges. Products that are widened to 16 bits have zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
@@ -166,7 +167,7 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     if convolves(attributes):
         symmetric = OwnRange(symmetric=True)
         return {f"{prefix}{name}": symmetric for name in names for prefix in ("input_", "state_")}
-    found = {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}
+    ranges = {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}
     if attributes.get("hard"):
-        del found["gates"]
-    return found
+        del ranges["gates"]
+    return ranges

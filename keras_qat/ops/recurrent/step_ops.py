@@ -1,4 +1,4 @@
-"""Steps of recurrent layers as rows: what those compute in integers, and what they write."""
+"""Computes steps of recurrent layers in integers, and writes them to files, by operators' rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16 bits up to 1, 10 and 20. For powers of two TFLite has other kernels of sigmoid and tanh."""
+"""Parameters of 16 bits up to 1, 10 and 20. TFLite has other kernels for powers of two."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
@@ -43,40 +43,40 @@ FIXED: dict[str, FixedRange | QuantParams] = {
     "cell": CELL,
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
-"""What numbers stand for, unless there is an inner range of that name."""
+"""Name of a tensor inside a step -> its range, unless an inner range has that name."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Of the constant 1: its quantized value is 0."""
+"""Parameters of the constant 1, whose quantized value is 0."""
 
 Number = tuple[Any, QuantParams]
-"""Quantized values less their zero point, or a tensor of a file; and what they stand for."""
+"""Quantized values less their zero point, or a tensor of a file, with quantization parameters."""
 
 
 def fixed_params(name: str) -> QuantParams:
-    """What numbers of 8 bits stand for, or of 16, unless there is an inner range of that name."""
-    found = FIXED[name]
-    return found.params(8) if isinstance(found, FixedRange) else found
+    """Returns the parameters of a tensor inside a step that has no inner range."""
+    fixed = FIXED[name]
+    return fixed.params(8) if isinstance(fixed, FixedRange) else fixed
 
 
 def params_named(weights: Weights, name: str) -> QuantParams:
-    """Those of a tensor inside of a step."""
+    """Returns the parameters of a tensor inside a step."""
     return weights.inner[name] if name in weights.inner else fixed_params(name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A `recurrence.Machine`: a row for each thing that a step does.
+    """A `step_math.Machine` that uses an operator's row for everything that a step does.
 
     Args:
-        parts: of the weights.
-        attributes: of the layer's row.
-        weights: of the inputs, with the recurrent ones in them.
-        run: what is done with a row, numbers and the parameters of a result: it is computed, or
-            written. Also takes `weights`, `attributes` other than the row's defaults, and
-            `maximum`, where a ReLU behind it ends.
-        split: a number in so many blocks of channels.
-        constant: a number of one value, whose quantized value is 0.
-        widened: a number of 8 bits with the zero point 0 in 16, in the same steps.
+        parts: parts of the weights, by name.
+        attributes: attributes of the layer's operator.
+        weights: weights for the inputs, which include the recurrent weights.
+        run: computes or writes an operator, given its row, inputs and the output's parameters.
+            Also takes `weights`, `attributes` other than the row's defaults, and the `maximum` of
+            a fused ReLU.
+        split: splits a number into blocks of channels.
+        constant: makes a number with the quantized value 0.
+        widened: turns a number of 8 bits with zero point 0 into 16 bits with the same scale.
     """
 
     parts: Mapping[str, Part]
@@ -91,21 +91,25 @@ class Steps:
         return params_named(self.weights, name)
 
     def given(self, part: str, x: Number) -> Number:
-        """The product of inputs with a part of their weights."""
-        own = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
-        return self._product(x, self.weights, self.parts[part], f"input_{part}", own)
+        """Returns the product of inputs with a part of their weights."""
+        options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
+        return self._product(x, self.weights, self.parts[part], f"input_{part}", options)
 
     def product(self, part: str, hidden: Number) -> Number:
         assert self.weights.recurrent is not None
-        own = {**CONV.defaults, "padding": "same"}
-        return self._product(hidden, self.weights.recurrent, self.parts[part], f"state_{part}", own)
+        options = {**CONV.defaults, "padding": "same"}
+        return self._product(
+            hidden, self.weights.recurrent, self.parts[part], f"state_{part}", options
+        )
 
     def _product(
         self, x: Number, weights: Weights, part: Part, name: str, convolved: Attributes
     ) -> Number:
-        row, how = (CONV, convolved) if convolves(self.attributes) else (DENSE, DENSE.defaults)
-        held = _part_of(weights, part)
-        return self.run(row, [x], self.named(name), weights=held, attributes=how)
+        row, attributes = (
+            (CONV, convolved) if convolves(self.attributes) else (DENSE, DENSE.defaults)
+        )
+        part_weights = _part_of(weights, part)
+        return self.run(row, [x], self.named(name), weights=part_weights, attributes=attributes)
 
     def add(self, first: Number, second: Number, name: str, maximum: float | None = None) -> Number:
         return self._of_two(elementwise.ADD, [first, second], self.named(name), maximum)
@@ -114,15 +118,15 @@ class Steps:
         return self._of_two(elementwise.MULTIPLY, [first, second], self.named(name))
 
     def _of_two(
-        self, op: Op, given: list[Number], params: QuantParams, maximum: float | None = None
+        self, op: Op, numbers: list[Number], params: QuantParams, maximum: float | None = None
     ) -> Number:
-        """A row on numbers of 8 bits, or on numbers of 16 if one or the result has so many."""
-        if all(each.bits == 8 for each in (params, *(own for _, own in given))):
-            return self.run(op, given, params, maximum=maximum)
+        """Runs a row in 8 bits, or in 16 bits if an input or the output has 16."""
+        if all(item.bits == 8 for item in (params, *(own for _, own in numbers))):
+            return self.run(op, numbers, params, maximum=maximum)
         wide = params if params.bits == 16 else UNIT
-        inputs = [each if each[1].bits == 16 else self.widened(each) for each in given]
-        found = self.run(op, inputs, wide, maximum=maximum)
-        return found if wide is params else self.run(REQUANTIZE, [found], params)
+        inputs = [x if x[1].bits == 16 else self.widened(x) for x in numbers]
+        result = self.run(op, inputs, wide, maximum=maximum)
+        return result if wide is params else self.run(REQUANTIZE, [result], params)
 
     def sigmoid(self, x: Number, name: str) -> Number:
         return self.run(SIGMOID, [x], self.named(name))
@@ -134,13 +138,13 @@ class Steps:
         return self.run(elementwise.SUBTRACT, [self.constant(ONE), x], self.named("sigmoid"))
 
     def zeros(self, like: Number, name: str) -> Number:
-        """As many zeros: a number times zero, as there may be any number of examples."""
+        """Returns zeros for any number of examples: a number times zero."""
         zero = QuantParams(np.float32(1.0), 0, self.named(name).bits)
         return self.multiply(self.constant(zero), like, name)
 
 
 def _part_of(weights: Weights, part: Part) -> Weights:
-    """Some columns of weights, with their scales and biases."""
+    """Returns some columns of weights, with their scales and biases."""
     bias = None if weights.bias is None else columns(weights.bias, part)
     scale = columns(weights.scale, part) if weights.per_channel else weights.scale
     scale, q = scale * part.slope, columns(weights.q, part)
@@ -150,32 +154,32 @@ def _part_of(weights: Weights, part: Part) -> Weights:
 
 
 def held_in(params: QuantParams) -> tf.DType:
-    """The type of quantized values less their zero point."""
+    """Returns the type in which quantized values less their zero point are computed."""
     return tf.float64 if params.bits == 16 else tf.float32
 
 
 def computing(a: Arguments) -> Steps:
-    """Steps in the rounding of a family."""
+    """Returns steps that compute with the rounding of a kernel family."""
 
     def run(
         op: Op,
-        given: list[Number],
+        inputs: list[Number],
         params: QuantParams,
         weights: Any = None,
         attributes: Attributes | None = None,
         maximum: float | None = None,
     ) -> Number:
         params = params.as_tensors()
-        own = dataclasses.replace(
+        arguments = dataclasses.replace(
             a,
             attributes=op.defaults if attributes is None else attributes,
-            q=[q for q, _ in given],
-            params=[each.as_tensors() for _, each in given],
+            q=[q for q, _ in inputs],
+            params=[input_params.as_tensors() for _, input_params in inputs],
             output=params,
             weights=weights,
             merges_relu=maximum is not None,
         )
-        q = tf.cast(op.compute(own), held_in(params))
+        q = tf.cast(op.compute(arguments), held_in(params))
         low, high = (
             tf.cast(end - params.zero_point, q.dtype) for end in (params.lowest, params.highest)
         )
@@ -196,7 +200,7 @@ def computing(a: Arguments) -> Steps:
 
 
 def _sizes(e: Emission) -> tuple[int | None, ...]:
-    """Height and width of states that are images; none of others."""
+    """Returns height and width of states that are images; nothing for others."""
     if not convolves(e.attributes):
         return ()
     sizes = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]
@@ -204,21 +208,21 @@ def _sizes(e: Emission) -> tuple[int | None, ...]:
 
 
 def writing(e: Emission) -> Steps:
-    """Steps as operators of a file."""
+    """Returns steps that write operators to a file."""
     from keras_qat.ops.node import Node, Tensor
 
     counter, sizes = itertools.count(1), _sizes(e)
 
     def run(
         op: Op,
-        given: list[Number],
+        inputs: list[Number],
         params: QuantParams,
         weights: Any = None,
         attributes: Attributes | None = None,
         maximum: float | None = None,
     ) -> Number:
         count = next(counter)
-        name, shape = f"{e.node.name}/{count}", e.shape(given[-1][0])
+        name, shape = f"{e.node.name}/{count}", e.shape(inputs[-1][0])
         if weights is not None:
             shape = shape[0], *(sizes or shape[1:-1]), weights.q.shape[-1]
         target = e.temporary(str(count), shape, params)
@@ -226,31 +230,34 @@ def writing(e: Emission) -> Steps:
         def tensor(label: str, index: int, params: QuantParams) -> Tensor:
             return Tensor(f"{name}/{label}", e.shape(index), "float32", params)
 
-        read = tuple(tensor(str(at), *each) for at, each in enumerate(given))
-        made, how = (tensor("output", target, params),), attributes or op.defaults
-        node = Node(name, op, how, e.node.call, read, made, weights, maximum)
-        op.emit(Emission(e.builder, node, [index for index, _ in given], [target]))
+        sources = tuple(tensor(str(index), *x) for index, x in enumerate(inputs))
+        outputs, chosen = (tensor("output", target, params),), attributes or op.defaults
+        node = Node(name, op, chosen, e.node.call, sources, outputs, weights, maximum)
+        op.emit(Emission(e.builder, node, [index for index, _ in inputs], [target]))
         return target, params
 
     def split(x: Number, count: int) -> list[Number]:
         index, params = x
         *sizes, channels = e.shape(index)
         assert channels is not None
-        at, shape = next(counter), (*sizes, channels // count)
-        found = [e.temporary(f"{at}/{place}", shape, index) for place in range(count)]
+        number, shape = next(counter), (*sizes, channels // count)
+        targets = [
+            e.temporary(f"{number}/{index_of_block}", shape, index)
+            for index_of_block in range(count)
+        ]
         axis = e.constant("axis", len(sizes))
-        e.add("SPLIT", [axis, index], found, numSplits=count)
-        return [(each, params) for each in found]
+        e.add("SPLIT", [axis, index], targets, numSplits=count)
+        return [(target, params) for target in targets]
 
     def constant(params: QuantParams) -> Number:
         return e.constant("constant", np.array(0, params.dtype), params), params
 
     def widened(x: Number) -> Number:
         index, params = x[0], dataclasses.replace(x[1], bits=16)
-        found = e.temporary(f"{next(counter)}/wide", e.shape(index), params)
+        target = e.temporary(f"{next(counter)}/wide", e.shape(index), params)
         kinds = {"inDataType": TYPES["int8"], "outDataType": TYPES["int16"]}
-        e.add("CAST", [index], [found], **kinds)
-        return found, params
+        e.add("CAST", [index], [target], **kinds)
+        return target, params
 
     of = parts(e.node.call.layer)
     return Steps(of, e.attributes, e.weights, run, split, constant, widened)

@@ -1,9 +1,9 @@
-"""GRU, SimpleRNN and ConvLSTM: TFLite has no operators for them, so they are unrolled.
+"""Unrolls GRU, SimpleRNN and ConvLSTM, for which TFLite has no operators.
 
-The inputs of all steps are multiplied at once; then each step multiplies its hidden state and does
-the rest value by value. What a step is made of is said once, in `recurrence`, and done three ways:
-by `steps` in integers and in files, in `layers.unrolled` in training. All steps share one range for
-each tensor, and the weights.
+The inputs of all steps are multiplied at once. Then each step multiplies its hidden state and does
+the rest elementwise. `step_math` defines the steps, `step_ops` computes them in integers and writes
+them to files, and the training layers compute them in float. All steps share the weights and one
+range for each tensor.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ __all__ = ["CONV_LSTM", "GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
 _layers = keras.layers
 
 MOST_STEPS = 64
-"""How many steps files have at most: each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a
-ConvLSTM."""
+"""The most steps of a file. Each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a ConvLSTM."""
 
 
 def _compute(a: Arguments) -> Any:
@@ -52,45 +51,45 @@ def _compute(a: Arguments) -> Any:
     m, x, params = computing(a), a.q[0], a.params[0]
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    given = {part: _given(m, part, (x, params)) for part in m.parts}
+    inputs = {part: _input_products(m, part, (x, params)) for part in m.parts}
     step, names = step_of(a.attributes), names_of_states(a.attributes)
-    of_states = [m.named(name).as_tensors() for name in names]
+    state_params = [m.named(name).as_tensors() for name in names]
 
     def step_once(states: Any, values: dict[str, Any]) -> Any:
-        found = {part: (values[part], given[part][1]) for part in values}
-        known = tuple(zip(states, of_states, strict=True))
-        return tuple(q for q, _ in step(m, found, known))
+        products = {part: (values[part], inputs[part][1]) for part in values}
+        numbers = tuple(zip(states, state_params, strict=True))
+        return tuple(q for q, _ in step(m, products, numbers))
 
-    in_order = {part: _steps_first(q) for part, (q, _) in given.items()}
+    in_order = {part: _steps_first(q) for part, (q, _) in inputs.items()}
     zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
-    first = [zeros] * len(names)
+    initial = [zeros] * len(names)
     if len(a.q) > 1:
-        first = [m.run(REQUANTIZE, [(a.q[1], a.params[1])], of_states[0])[0]]
+        initial = [m.run(REQUANTIZE, [(a.q[1], a.params[1])], state_params[0])[0]]
     if a.attributes["keeps"]:
-        first = kept(layer, of_states)
-    first = [tf.cast(q, held_in(each)) for q, each in zip(first, of_states, strict=True)]
-    states = tf.scan(step_once, in_order, tuple(first))
-    found = states[0]
+        initial = kept(layer, state_params)
+    initial = [tf.cast(q, held_in(p)) for q, p in zip(initial, state_params, strict=True)]
+    states = tf.scan(step_once, in_order, tuple(initial))
+    result = states[0]
     if a.attributes["keeps"]:
-        found = keep(layer, of_states, [each[-1] for each in states], found)
-    found = _steps_first(found) if a.attributes["sequences"] else found[-1]
+        result = keep(layer, state_params, [state[-1] for state in states], result)
+    result = _steps_first(result) if a.attributes["sequences"] else result[-1]
     if "hidden" not in weights.inner:
-        return found
-    return m.run(REQUANTIZE, [(found, of_states[0])], a.output)[0]
+        return result
+    return m.run(REQUANTIZE, [(result, state_params[0])], a.output)[0]
 
 
-def _given(m: Steps, part: str, x: Number) -> Number:
-    """The products of all steps with a part of the weights. Images are folded into one batch."""
+def _input_products(m: Steps, part: str, x: Number) -> Number:
+    """Returns the products of all steps with a part of the weights; images join the batch."""
     q, params = x
     if not convolves(m.attributes):
         return m.given(part, x)
     steps = q.shape[1]
-    found, params = m.given(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
-    return tf.reshape(found, [-1, steps, *found.shape[1:]]), params
+    products, params = m.given(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
+    return tf.reshape(products, [-1, steps, *products.shape[1:]]), params
 
 
 def _steps_first(x: Any) -> Any:
-    """Examples and steps in the place of each other."""
+    """Swaps the axes of examples and steps."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
@@ -98,93 +97,100 @@ def _emit(e: Emission) -> None:
     (output,), m = e.outputs, writing(e)
     products, steps = _written(e, m), e.shape(e.inputs[0])[1]
     assert steps is not None
-    step, found = step_of(e.attributes), list[Number]()
+    step, hidden_states = step_of(e.attributes), list[Number]()
     states: States = ()
     stored: InFile | None = None
-    for place in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
-        given = products(place)
+    for index in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
+        inputs = products(index)
         if not states:
-            states, stored = _begun(e, m, list(given.values())[-1])
-        states = step(m, given, states)
-        found.append(states[0])
+            states, stored = _begun(e, m, list(inputs.values())[-1])
+        states = step(m, inputs, states)
+        hidden_states.append(states[0])
     if stored:
-        found[-1] = stored.write(states[0][0]), stored.params
-    _emit_output(e, found, output)
+        hidden_states[-1] = stored.write(states[0][0]), stored.params
+    _emit_output(e, hidden_states, output)
 
 
 def _begun(e: Emission, m: Steps, like: Number) -> tuple[States, InFile | None]:
-    """The states before the first step: zeros, one that is an input, or one that the file keeps."""
+    """Returns the states before the first step: zeros, an input, or a state that the file keeps."""
     hidden = m.named("hidden")
     if e.attributes["keeps"]:
         stored = InFile(e, e.shape(like[0]), hidden)
         return ((stored.read(), hidden),), stored
     if len(e.inputs) > 1:
-        given: Any = e.inputs[1], e.node.inputs[1].params
-        return (given if given[1] == hidden else m.run(REQUANTIZE, [given], hidden),), None
+        initial: Any = e.inputs[1], e.node.inputs[1].params
+        return (initial if initial[1] == hidden else m.run(REQUANTIZE, [initial], hidden),), None
     return tuple(m.zeros(like, name) for name in names_of_states(e.attributes)), None
 
 
 def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
-    """The products of a step's input, by part.
+    """Returns a function that writes the products of a step's input, by part.
 
-    Those of all steps are written at once, but those of images with their step: they take memory.
+    Products of all steps are written at once. Products of images, which take more memory, are
+    written with their step.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
         of_steps = {part: _steps(e, m.given(part, source), part) for part in m.parts}
-        return lambda place: {part: each[place] for part, each in of_steps.items()}
+        return lambda index: {part: products[index] for part, products in of_steps.items()}
     (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
     if len(sizes) == 2:
         x = e.reshaped(x, (batch, steps, 1, *sizes), "images")
     images = _steps(e, (x, params), "image")
-    return lambda place: {part: m.given(part, images[place]) for part in m.parts}
+    return lambda index: {part: m.given(part, images[index]) for part in m.parts}
 
 
-def _emit_output(e: Emission, found: list[Number], output: int) -> None:
+def _emit_output(e: Emission, hidden_states: list[Number], output: int) -> None:
     """Writes the output: all hidden states, or the last one."""
-    hidden, params = found[-1]
+    hidden, params = hidden_states[-1]
     native = output
     if "hidden" in e.weights.inner:
         native = e.temporary("native", e.shape(output), params)
-    given = hidden
+    written = hidden
     if e.attributes["sequences"]:
         batch, *sizes = e.shape(hidden)
-        shape = batch, len(found), *sizes
-        given = native if shape == e.shape(native) else e.temporary("packed", shape, hidden)
-        e.add("PACK", [index for index, _ in found], [given], valuesCount=len(found), axis=1)
-    if given != native:
-        e.reshape(given, native)
+        shape = batch, len(hidden_states), *sizes
+        written = native if shape == e.shape(native) else e.temporary("packed", shape, hidden)
+        e.add(
+            "PACK",
+            [index for index, _ in hidden_states],
+            [written],
+            valuesCount=len(hidden_states),
+            axis=1,
+        )
+    if written != native:
+        e.reshape(written, native)
     if native != output:
         e.add("QUANTIZE", [native], [output])
 
 
 def _steps(e: Emission, x: Number, name: str) -> list[Number]:
-    """The steps of a sequence."""
+    """Splits a sequence into its steps."""
     index, params = x
     batch, steps, *sizes = e.shape(index)
     assert steps is not None
-    found = [e.temporary(f"{name}/{step}", (batch, *sizes), index) for step in range(steps)]
-    e.add("UNPACK", [index], found, axis=1, num=steps)
-    return [(each, params) for each in found]
+    targets = [e.temporary(f"{name}/{step}", (batch, *sizes), index) for step in range(steps)]
+    e.add("UNPACK", [index], targets, axis=1, num=steps)
+    return [(target, params) for target in targets]
 
 
 def _products(node: Node) -> int:
-    """Each step multiplies with all weights, for each place of an image."""
+    """Counts the products: each step multiplies with all weights, at each position of an image."""
     steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
     assert node.weights is not None
     assert steps is not None
-    places = 1
+    positions = 1
     if convolves(node.attributes):
         sizes = node.output.shape[2 if node.attributes["sequences"] else 1 : -1]
-        places = math.prod(each or 0 for each in sizes)
-    return steps * places * node.weights.count
+        positions = math.prod(size or 0 for size in sizes)
+    return steps * positions * node.weights.count
 
 
 # The rows.
 
 
 def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str | None]:
-    """What takes layers with these functions, in their attributes of these names."""
+    """Returns a function that accepts layers whose attributes hold one of the allowed functions."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         is_image = convolves(attributes)
@@ -196,8 +202,8 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
             return "its states are kept, given or read"
         if keeps and is_given:
             return "its state is kept and given"
-        if any(getattr(call.layer, name) not in each for name, each in allowed.items()):
-            return f"its activations are others than {activations}"
+        if any(getattr(call.layer, name) not in values for name, values in allowed.items()):
+            return f"its activations are not {activations}"
         if is_image and attributes["data_format"] == "channels_first":
             return "its channels come first"
         steps, *sizes = call.inputs[0].shape[1:]
@@ -213,10 +219,9 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
 
 
 def _form(call: Call) -> Attributes:
-    """As of `LSTM`, and whether sigmoids are hard ones.
+    """Returns the attributes of `LSTM`, and whether sigmoids are hard.
 
-    For a GRU whether it resets after products, for a SimpleRNN whether it has a ReLU, for a
-    ConvLSTM how it convolves.
+    A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
     layer, form = call.layer, form_of(call)
     if isinstance(layer, _layers.SimpleRNN):
