@@ -1,4 +1,4 @@
-"""One factor and one offset for each channel: a DEPTHWISE_CONV_2D of one pixel."""
+"""Operator with a scale and an offset for each channel: a DEPTHWISE_CONV_2D of one pixel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _layers = keras.layers
 
 
 def _attributes(call: Call) -> Attributes:
-    """`axes`: those along which factors and offsets differ; none where they are the same."""
+    """Returns `axes` along which scales and offsets differ; none if they are the same."""
     rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
-    return {"axes": tuple(int(each) % rank for each in axes if each is not None)}
+    return {"axes": tuple(int(axis) % rank for axis in axes if axis is not None)}
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:

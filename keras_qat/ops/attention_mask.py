@@ -1,4 +1,4 @@
-"""Scores of attention with masks: what is masked gets so low a score that its weight is none."""
+"""Attention scores with masks: masked scores get the lowest value, so their weight is 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MASK_SCORES"]
 
 
 def _compute(a: Arguments) -> Any:
-    """The scores in the range that has room for what is masked, which gets its lowest value."""
+    """Requantizes the scores to the output's range, and lowers masked ones to its lowest value."""
     scores, *masks = a.q
     result = requantized(a.family, scores, a.params[0], a.output)
     lowest = tf.cast(a.output.lowest - a.output.zero_point, result.dtype)
@@ -29,7 +29,7 @@ def _emit(e: Emission) -> None:
     (target,), shape = e.outputs, e.shape(e.outputs[0])
     params = e.node.output.params
     assert params is not None
-    masks = [_mask(e, place, len(shape)) for place in range(1, len(e.inputs))]
+    masks = [_mask(e, index, len(shape)) for index in range(1, len(e.inputs))]
     causal, hidden = e.attributes["causal"], e.attributes["hidden"]
     if causal is not None:
         causal = ~causal if hidden else causal
@@ -37,25 +37,25 @@ def _emit(e: Emission) -> None:
     lowest = e.constant("lowest", np.array([params.lowest], params.dtype), params)
     result = e.temporary("scores", shape, target)
     e.add("QUANTIZE", e.inputs[:1], [result])
-    for place, mask in enumerate(masks, 1):
-        masked = target if place == len(masks) else e.temporary(f"masked_{place}", shape, target)
+    for index, mask in enumerate(masks, 1):
+        masked = target if index == len(masks) else e.temporary(f"masked_{index}", shape, target)
         e.add("SELECT_V2", [mask, *((lowest, result) if hidden else (result, lowest))], [masked])
         result = masked
 
 
-def _mask(e: Emission, place: int, axes: int) -> int:
-    """An input as a mask of that many axes: where it is not 0, if it is not bool."""
-    mask, params = e.inputs[place], e.node.inputs[place].params
+def _mask(e: Emission, index: int, rank: int) -> int:
+    """Returns an input as a bool mask with `rank` axes, True where the input is not 0."""
+    mask, params = e.inputs[index], e.node.inputs[index].params
     sizes, dtype = e.shape(mask), e.dtype(mask)
     if dtype != "bool":
         zero = np.array([0 if params is None else params.zero_point], dtype)
-        found = e.temporary(f"mask_{place}", sizes, "bool")
-        e.add("NOT_EQUAL", [mask, e.constant(f"zero_{place}", zero, params)], [found])
-        mask = found
-    if len(sizes) == axes:
+        nonzero = e.temporary(f"mask_{index}", sizes, "bool")
+        e.add("NOT_EQUAL", [mask, e.constant(f"zero_{index}", zero, params)], [nonzero])
+        mask = nonzero
+    if len(sizes) == rank:
         return mask
     target = e.temporary(
-        f"broadcast_{place}", (*sizes[:-2], *(1,) * (axes - len(sizes)), *sizes[-2:]), "bool"
+        f"broadcast_{index}", (*sizes[:-2], *(1,) * (rank - len(sizes)), *sizes[-2:]), "bool"
     )
     e.reshape(mask, target)
     return target

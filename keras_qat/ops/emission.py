@@ -1,4 +1,4 @@
-"""What an operator is given to write itself into a TFLite file."""
+"""Writes a node's operators into a TFLite file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _Activation = schema.ActivationFunctionType
 
 @dataclasses.dataclass(frozen=True)
 class Emission:
-    """One operator on its way into a file.
+    """Writes one node into a file.
 
     Args:
-        builder: the file.
-        node: the operator at work.
-        inputs: index of each input's tensor; constants of the call are tensors already.
-        outputs: indices of the tensors to write to. They have the quantization parameters that the
-            operator's kernels give.
+        builder: the file that is being built.
+        node: the node.
+        inputs: index of each input's tensor, constants of the call included.
+        outputs: indices of the tensors to write to, with the quantization parameters that the
+            operator's kernels return.
     """
 
     builder: Builder
@@ -39,38 +39,38 @@ class Emission:
 
     @property
     def attributes(self) -> Attributes:
-        """The operator's, of this call."""
+        """The operator's options in this call."""
         return self.node.attributes
 
     @property
     def weights(self) -> Weights:
-        """Those of a weighted operator."""
+        """The weights of a weighted operator."""
         assert self.node.weights is not None
         return self.node.weights
 
     @property
     def source(self) -> int:
-        """The tensor whose values an operator moves; the others, integers, say where to."""
+        """The tensor whose values an operator moves. Other inputs are integers, such as indices."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
-        return next((index for index, each in inputs if each.params is not None), self.inputs[0])
+        return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
     @property
     def wide(self) -> bool:
-        """Whether activations have 16 bits."""
+        """True if activations have 16 bits."""
         return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
 
     @property
     def activation(self) -> int:
-        """The merged ReLU, for the options of operators that take one.
+        """The fused activation of an operator: none, ReLU or ReLU6.
 
-        One that ends elsewhere than at 6 is an ordinary ReLU: the output's range ends there too.
+        A ReLU with another maximum is an ordinary ReLU, as the output's range ends there too.
         """
         if self.node.maximum is None:
             return _Activation.NONE
         return _Activation.RELU6 if self.ends_at_6(self.node.maximum) else _Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6, inside of the range: kernels refuse a 6 far outside of it."""
+        """Returns whether a ReLU clips at 6 inside the range: kernels refuse a 6 far outside it."""
         params = self.node.output.params
         assert params is not None
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
@@ -82,9 +82,9 @@ class Emission:
         outputs: list[int] | None = None,
         **options: Any,
     ) -> None:
-        """Adds an operator: by default one that reads all inputs and writes all outputs.
+        """Adds an operator, by default with all inputs and outputs of the node.
 
-        `options` are those that have not the schema's defaults, and `intermediates`.
+        `options` without a value keep the schema's defaults; `intermediates` may be among them.
         """
         self.builder.operator(
             code,
@@ -94,45 +94,45 @@ class Emission:
         )
 
     def constant(
-        self, name: str, values: Any, params: QuantParams | None = None, **how: Any
+        self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant named after the node: an array, or whole numbers, which become int32.
+        """Adds a constant named after the node: an array, or integers, which become int32.
 
-        `how` as for `Builder.constant`.
+        `options` are those of `Builder.constant`.
         """
         if not isinstance(values, (np.ndarray, np.generic)):
             values = np.array(values, np.int32)
-        return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **how)
+        return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
 
     def temporary(
         self, name: str, shape: tuple[int | None, ...], like: int | str | QuantParams
     ) -> int:
         """Adds a tensor between two operators of the node.
 
-        `like` is its type, its quantization parameters, or another tensor with the same.
+        `like` is its type, its quantization parameters, or the index of a similar tensor.
         """
         name = f"{SCOPE}/{self.node.name}/{name}"
         if isinstance(like, QuantParams):
             return self.builder.tensor(name, shape, like.dtype.name, like)
         if isinstance(like, str):
             return self.builder.tensor(name, shape, like)
-        other = self.builder.graph.tensors[like]
-        index = self.builder.tensor(name, shape, TYPE_NAMES[other.type])
-        self.builder.graph.tensors[index].quantization = other.quantization
+        source = self.builder.graph.tensors[like]
+        index = self.builder.tensor(name, shape, TYPE_NAMES[source.type])
+        self.builder.graph.tensors[index].quantization = source.quantization
         return index
 
     def shape(self, index: int) -> tuple[int | None, ...]:
-        """The shape of a tensor, None for open sizes."""
+        """Returns the shape of a tensor, None for open sizes."""
         return tuple(None if size < 0 else int(size) for size in self.builder.sizes(index))
 
     def dtype(self, index: int) -> str:
-        """The type of a tensor."""
+        """Returns the type of a tensor."""
         return TYPE_NAMES[self.builder.graph.tensors[index].type]
 
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of one tensor to the shape of another.
 
-        More than one size may be open if they are the first ones of both.
+        Several sizes may be open if they are the first ones of both tensors.
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
@@ -142,7 +142,7 @@ class Emission:
         self.add("RESHAPE", [source, self.constant("shape", shape)], [target], newShape=shape)
 
     def reshaped(self, source: int, shape: tuple[int | None, ...], name: str) -> int:
-        """A tensor in another shape, under that name; itself if it has that shape."""
+        """Returns a tensor in another shape, under a new name; itself if it has that shape."""
         if self.shape(source) == shape:
             return source
         target = self.temporary(name, shape, source)
@@ -152,11 +152,10 @@ class Emission:
     def transpose(
         self, source: int, order: Sequence[int], target: int | None = None, name: str = "transposed"
     ) -> int:
-        """Adds a TRANSPOSE of a tensor into another one, by default a new one of that name.
+        """Adds a TRANSPOSE into `target`, by default a new tensor with this name.
 
         Returns:
-            The tensor with its axes in that order: `source` if they are already, and no target is
-            given.
+            The transposed tensor; `source` if nothing changes and no target is given.
         """
         if target is None:
             if list(order) == sorted(order):
@@ -167,7 +166,7 @@ class Emission:
         return target
 
     def _reshape_behind(self, source: int, target: int, sizes: list[int]) -> None:
-        """Reshapes the axes behind open ones, whose sizes are asked for at run time."""
+        """Reshapes the axes after open ones, whose sizes are read at run time."""
         kept = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -179,8 +178,8 @@ class Emission:
         first = self.temporary("sizes/kept", (kept,), "int32")
         shape = self.temporary("sizes/new", (len(sizes),), "int32")
         self.add("SHAPE", [source], [all_sizes], outType=TYPES["int32"])
-        ends = [self.constant(f"sizes/{at}", [at]) for at in (0, kept)]
-        self.add("SLICE", [all_sizes, *ends], [first])
+        limits = [self.constant(f"sizes/{limit}", [limit]) for limit in (0, kept)]
+        self.add("SLICE", [all_sizes, *limits], [first])
         rest = self.constant("sizes/rest", sizes[kept:])
         self.add("CONCATENATION", [first, rest], [shape], axis=0)
         self.add("RESHAPE", [source, shape], [target])

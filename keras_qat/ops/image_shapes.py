@@ -1,4 +1,4 @@
-"""Tensors as the images that kernels of convolutions take: [batch, height, width, channels]."""
+"""Reshapes tensors to the images that convolutions take: [batch, height, width, channels]."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from keras_qat.ops.emission import Emission
 Shape = tuple[int | None, ...]
 
 ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
-"""The options of a convolution with a kernel of one pixel."""
+"""Options of a convolution with a kernel of one pixel."""
 
 
 def pair(sizes: Any) -> tuple[int, int]:
-    """A size for each axis of an image, from one number, one for steps or two."""
+    """Returns a size for each axis of an image, from one number or from one or two sizes."""
     if isinstance(sizes, int):
         return sizes, sizes
     return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
 
 
 def _image_shape(shape: Shape) -> Shape:
-    """[batch, steps, channels] as [batch, 1, steps, channels]; images stay.
+    """Returns the shape of an image: [batch, 1, steps, channels] for [batch, steps, channels].
 
-    Of other tensors each vector of channels becomes an image.
+    Images keep their shape. In other tensors each vector of channels becomes an image.
     """
     if len(shape) == 3:
         return shape[0], 1, *shape[1:]
@@ -36,12 +36,12 @@ def _image_shape(shape: Shape) -> Shape:
 
 
 def _is_open(shape: Shape) -> bool:
-    """Whether a sequence has more open sizes than a RESHAPE can say."""
+    """Returns whether a sequence has more open sizes than a RESHAPE can infer."""
     return len(shape) == 3 and shape.count(None) > 1
 
 
 def image_of(e: Emission, source: int) -> int:
-    """A tensor as an image, reshaped if it is none."""
+    """Returns a tensor as an image, reshaped if necessary."""
     shape = e.shape(source)
     if not _is_open(shape):
         return e.reshaped(source, _image_shape(shape), "image")
@@ -51,13 +51,13 @@ def image_of(e: Emission, source: int) -> int:
 
 
 def image_output(e: Emission, target: int) -> int:
-    """The image that `from_image` makes `target` of: itself if it is one."""
+    """Returns the image that `from_image` turns into `target`; `target` itself if it is one."""
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 
 
 def from_image(e: Emission, image: int, target: int) -> None:
-    """Makes a tensor of an image, unless it is that."""
+    """Turns an image into a tensor, unless they are the same."""
     if image != target and _is_open(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
     elif image != target:
@@ -67,12 +67,12 @@ def from_image(e: Emission, image: int, target: int) -> None:
 def add_on_images(
     e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
 ) -> None:
-    """Adds an operator that takes images, and a ReLU behind it, to other tensors too.
+    """Adds an operator on images, with its fused ReLU, for tensors of any shape.
 
     Args:
         e: the operator.
         code: its name in TFLite.
-        inputs: the tensor that becomes an image, and others.
+        inputs: the tensor that becomes an image, and further inputs.
         target: the tensor to write to, the output by default.
         options: its options.
     """

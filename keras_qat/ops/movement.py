@@ -1,4 +1,4 @@
-"""What operators that only move values have in common, and those that do not even move them."""
+"""Shared parts of operators that only move values, and operators that do nothing at inference."""
 
 from __future__ import annotations
 
@@ -18,66 +18,66 @@ from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
 _layers = keras.layers
 
 Part = tuple[int | None, int | None, int]
-"""Begin, end and step along an axis, None for its ends."""
+"""Begin, end and step along an axis; None for the ends of the axis."""
 
 MAX_SLICED = 5
-"""Axes that kernels take parts of."""
+"""The most axes that TFLite's operators slice."""
 
 
 def moved(a: Arguments) -> Any:
-    """What the call's own layer makes of the values less their zero point: its zeros are zeros."""
+    """Calls the layer itself on the values less their zero point, for which zeros are zeros."""
 
-    def in_type(given: Any) -> Any:
-        return tf.cast(given, a.q[0].dtype) if given.dtype.is_floating else given
+    def in_type(value: Any) -> Any:
+        return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
 
     return tf.nest.map_structure(in_type, a.on(a.q))
 
 
 def symbol_of(call: Call) -> str:
-    """TensorFlow's name of an operation, "" for a layer."""
+    """Returns TensorFlow's name of an operation, "" for a layer."""
     return str(getattr(call.layer, "symbol", ""))
 
 
 def first(call: Call) -> Any:
-    """The tensor that a call is about."""
+    """Returns the tensor that a call works on."""
     if call.args:
         return call.args[0]
     names = ("input", "input_", "input_tensor", "tensor", "a", "params", "value", "values")
     return next((call.kwargs[name] for name in names if name in call.kwargs), call.inputs[0])
 
 
-def integers(given: Any) -> tuple[int, ...] | None:
-    """An argument as whole numbers; None if it is not given, or not known before run time."""
-    if given is None:
+def integers(argument: Any) -> tuple[int, ...] | None:
+    """Returns an argument as integers; None if it is not given or not known before run time."""
+    if argument is None:
         return None
-    leaves = tf.nest.flatten(given)
-    known = [tf.get_static_value(each) if tf.is_tensor(each) else each for each in leaves]
-    if any(each is None or isinstance(each, Value) for each in known):
+    leaves = tf.nest.flatten(argument)
+    known = [tf.get_static_value(leaf) if tf.is_tensor(leaf) else leaf for leaf in leaves]
+    if any(part is None or isinstance(part, Value) for part in known):
         return None
-    return tuple(int(each) for part in known for each in np.ravel(part))
+    return tuple(int(number) for part in known for number in np.ravel(part))
 
 
 def rank_of(call: Call) -> int:
-    """How many axes the tensor has that a call is about; 1 if it is no single tensor."""
+    """Returns the number of axes of the tensor that a call works on; 1 if there are several."""
     return len(getattr(first(call), "shape", ())) or 1
 
 
-def axes_of(given: Any, rank: int) -> tuple[int, ...] | None:
-    """Axes among `rank`, all of them by default; None if they are not known."""
-    if given is None:
+def axes_of(argument: Any, rank: int) -> tuple[int, ...] | None:
+    """Returns axes among `rank`, all of them by default; None if they are not known."""
+    if argument is None:
         return tuple(range(rank))
-    axes = integers(given)
+    axes = integers(argument)
     return None if axes is None else tuple(sorted({axis % rank for axis in axes}))
 
 
 def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """An operator that only moves values. It has a kernel if none of its attributes is None."""
+    """Makes the row of an operator that only moves values; options that are None are refused."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if not isinstance(first(call), Value):
             return "not of one tensor"
-        if any(each is None for each in attributes.values()):
+        if any(value is None for value in attributes.values()):
             return "its options are not known before run time"
         return more(call, attributes)
 
@@ -88,26 +88,26 @@ def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def take_parts(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE: a part for each axis of a tensor; of the `dropped` one entry."""
-    begins, ends, steps = ([each[place] for each in parts] for place in range(3))
+    """Adds a STRIDED_SLICE with a part for each axis, and one entry of the `dropped` axes."""
+    begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
     constants = [
-        e.constant(name, [each or 0 for each in given])
-        for name, given in {"begin": begins, "end": ends, "strides": steps}.items()
+        e.constant(name, [number or 0 for number in numbers])
+        for name, numbers in {"begin": begins, "end": ends, "strides": steps}.items()
     ]
     e.add(
         "STRIDED_SLICE",
         [source, *constants],
         [target],
-        beginMask=_mask(each is None for each in begins),
-        endMask=_mask(each is None for each in ends),
+        beginMask=_mask(begin is None for begin in begins),
+        endMask=_mask(end is None for end in ends),
         shrinkAxisMask=_mask(axis in dropped for axis in range(len(parts))),
     )
 
 
 def _mask(flags: Iterable[bool]) -> int:
-    return sum(1 << place for place, flag in enumerate(flags) if flag)
+    return sum(1 << bit for bit, flag in enumerate(flags) if flag)
 
 
 def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
@@ -141,4 +141,4 @@ MOVE = move(
     "custom layers that only move, copy or select values",
     emit_by_converter,
 )
-"""For layers that are registered as such."""
+"""The row for layers that a user registers as "move"."""

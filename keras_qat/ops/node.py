@@ -1,4 +1,4 @@
-"""Nodes of a resolved graph: one operator at work, its tensors and constants."""
+"""Nodes of a resolved graph: operators with their tensors and constants."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Tensor:
     """A tensor that exists at run time.
 
     Args:
-        name: unique: that of the layer's scope in files.
-        shape: None for sizes that are known at run time only.
-        dtype: in the model, e.g. "float32".
-        params: what its quantized values stand for; None for one that is not quantized.
-        label: its name in the float model, for reports.
+        name: a unique name: the layer's scope in files.
+        shape: the shape, None for sizes that are known only at run time.
+        dtype: the type in the model, e.g. "float32".
+        params: the quantization parameters; None if the tensor is not quantized.
+        label: the name in the float model, for reports.
     """
 
     name: str
@@ -34,19 +34,17 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether it stands for real numbers, quantized or not."""
+        """True if the tensor stands for real numbers, quantized or not."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
     def elements(self) -> int:
-        """How many numbers one example has. Where the batch has a size, all of its examples.
+        """Number of values in one example, or in the batch if its size is known.
 
         Raises:
             ValueError: if a size is known at run time only.
         """
-        sizes = [
-            1 if place == 0 and size is None else size for place, size in enumerate(self.shape)
-        ]
+        sizes = [1 if axis == 0 and size is None else size for axis, size in enumerate(self.shape)]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
             raise ValueError(f"The shape of '{self.name}' is not known: {list(self.shape)}.")
@@ -55,11 +53,11 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """An array among the inputs of an operation, quantized.
+    """A quantized array among the inputs of a node.
 
     Args:
         q: quantized values, int8 or int16; a float64 tensor where `params` are tensors.
-        params: what they stand for.
+        params: the quantization parameters.
     """
 
     q: Any
@@ -71,19 +69,19 @@ Operand = Tensor | Constant
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """One operator at work.
+    """An operator with its inputs and outputs.
 
     Args:
-        name: the layer's path, with a mark from its second call on.
-        op: the operator, or None: computed in float, between DEQUANTIZE and QUANTIZE.
-        attributes: its options.
-        call: the call that it computes: of the layer itself, not of a wrapper around it.
-        inputs: what it reads, in the order of the call's arguments.
-        outputs: what it gives.
-        weights: of a weighted operator: its weights as kernels hold them.
-        maximum: where a ReLU that is merged into it ends, infinity for nowhere; None without one.
-        reason: of a node in float: why.
-        layer: the quantization-aware model's layer: that of the call, or the wrapper around it.
+        name: the layer's path, with a suffix from its second call on.
+        op: the operator; None if it computes in float, between DEQUANTIZE and QUANTIZE.
+        attributes: the operator's options.
+        call: the call that the node computes: of the layer itself, not of its wrapper.
+        inputs: the inputs, in the order of the call's arguments.
+        outputs: the outputs.
+        weights: the weights of a weighted operator.
+        maximum: maximum of a fused ReLU, which may be infinity; None without a ReLU.
+        reason: the reason why a node computes in float.
+        layer: the layer in the quantization-aware model: the call's layer, or its wrapper.
         sized: whether its file knows the size of batches, whatever the model does: a target's.
     """
 
@@ -101,5 +99,5 @@ class Node:
 
     @property
     def output(self) -> Tensor:
-        """The only output, or the first one."""
+        """The only or first output."""
         return self.outputs[0]

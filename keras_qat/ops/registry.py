@@ -1,4 +1,4 @@
-"""All operators, which of them a call is, and what users register."""
+"""Lists all operators, finds the operator of a call, and registers users' layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_qat.ops.op import Attributes, Op
 
 
 class Match(NamedTuple):
-    """Which operator a call is: None, and why, for one that is computed in float."""
+    """The operator of a call; None, with the reason, for a call that computes in float."""
 
     op: Op | None
     attributes: Attributes
@@ -25,10 +25,10 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
-    """What a layer class was registered as.
+    """Registration of a layer class.
 
     Args:
-        match: says which operator a call is.
+        match: returns the operator of a call.
         weights: attributes of the layer that hold weights.
     """
 
@@ -38,7 +38,7 @@ class Registered:
 
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[Any, list[Op]] = {}
-"""Rows by what they list."""
+"""Layer class, path, symbol or function -> rows that list it."""
 for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.symbols, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
@@ -47,7 +47,7 @@ _REGISTERED: dict[type, Registered] = {}
 
 
 def match(call: Call) -> Match:
-    """The operator of a call with its attributes, or why there is none."""
+    """Returns the operator of a call with its attributes, or the reason why there is none."""
     registered = _REGISTERED.get(type(call.layer))
     if registered is None:
         return _first(_candidates(call), call)
@@ -56,37 +56,37 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Any, paths: tuple[str, ...]) -> None:
-    """Raises a `ValueError` if a layer has no weights where they were registered."""
+    """Raises a `ValueError` if a layer lacks the registered weights."""
     for path in paths:
         try:
             operator.attrgetter(path)(layer)
         except AttributeError as error:
-            there = [
+            names = [
                 name
-                for name, each in vars(layer).items()
-                if any(each is weight for weight in layer.weights)
+                for name, value in vars(layer).items()
+                if any(value is weight for weight in layer.weights)
             ]
             raise ValueError(
                 f"{type(layer).__name__} was registered with weights in the attribute '{path}', "
                 f"which layer '{layer.name}' does not have. Its attributes with weights are: "
-                f"{', '.join(there) or 'none'}."
+                f"{', '.join(names) or 'none'}."
             ) from error
 
 
 def _candidates(call: Call) -> list[Op]:
-    """The rows that list what a call calls."""
+    """Returns the rows that list the layer, operation or function of a call."""
     layer = call.layer
     if is_operation(layer):
         return _BY_KEY.get(str(layer.symbol), [])
-    found = _BY_KEY.get(type(layer)) or _BY_KEY.get(class_path(layer), [])
-    if not found and type(layer).__name__ == "Activation":
+    rows = _BY_KEY.get(type(layer)) or _BY_KEY.get(class_path(layer), [])
+    if not rows and type(layer).__name__ == "Activation":
         with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
-            found = _BY_KEY.get(layer.activation, [])
-    return found
+            rows = _BY_KEY.get(layer.activation, [])
+    return rows
 
 
 def _first(rows: list[Op], call: Call) -> Match:
-    """The first of some rows that accepts a call, or why the first one that says so does not."""
+    """Returns the first row that accepts a call, or the first reason why none does."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
@@ -98,32 +98,32 @@ def _first(rows: list[Op], call: Call) -> Match:
 
 
 def _refused(op: Op, call: Call) -> str | None:
-    """Why an operator has no kernel for such inputs."""
+    """Returns why an operator has no kernel for such inputs."""
     for x in call.inputs[:1]:
         same = values_in(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
             return f"reads {x.dtype}"
-    is_large = any(len(each.shape) > op.max_axes for each in call.inputs)
+    is_large = any(len(x.shape) > op.max_axes for x in call.inputs)
     return f"more than {op.max_axes} axes" if is_large else None
 
 
 def op_of(call: Call) -> Op | None:
-    """The operator of a call, None for one that is computed in float."""
+    """Returns the operator of a call, None for a call that computes in float."""
     return match(call).op
 
 
 def relu_maximum(layer: Any) -> float | None:
-    """Where an activation layer ends if it is a ReLU, infinity for nowhere; else None."""
-    ends = [Value(name, (None,), "float32") for name in ("x", "y")]
-    op, attributes, _ = match(Call(layer, (ends[0],), {}, ends[1], "y"))
+    """Returns the maximum of a ReLU layer, which may be infinity; None for other layers."""
+    values = [Value(name, (None,), "float32") for name in ("x", "y")]
+    op, attributes, _ = match(Call(layer, (values[0],), {}, values[1], "y"))
     return float(attributes["maximum"]) if op is not None and op.clips else None
 
 
 def op_named(name: str) -> Op:
-    """The row of that name.
+    """Returns the row with this name.
 
     Raises:
-        ValueError: if there is none; the message lists all.
+        ValueError: if there is none; the message lists all names.
     """
     if name not in _BY_NAME:
         near = difflib.get_close_matches(str(name), _BY_NAME, n=1)
@@ -133,28 +133,28 @@ def op_named(name: str) -> Op:
 
 
 def is_listed(layer: Any) -> bool:
-    """Whether a layer is of a class that some row lists, or was registered."""
+    """Returns whether a row lists a layer's class, or a user registered it."""
     activations = type(layer).__name__ == "Activation"
     return activations or type(layer) in _REGISTERED or type(layer) in _BY_KEY
 
 
 def is_registered(layer: Any) -> bool:
-    """Whether a user said what a layer is."""
+    """Returns whether a user registered a layer's class."""
     return type(layer) in _REGISTERED
 
 
 def on_request(layer: Any) -> bool:
-    """Whether a layer is in float unless an override asks for integers."""
+    """Returns whether a layer stays in float unless an override asks for integers."""
     return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
 
 def lists(function: Any) -> bool:
-    """Whether some row lists an activation function."""
+    """Returns whether a row lists an activation function."""
     return function in _BY_KEY
 
 
 def weights_listed(layer: Any) -> tuple[str, ...]:
-    """Attributes of a layer that hold a weight, by the rows that list its class."""
+    """Returns the attributes of a layer that hold weights, by the rows that list its class."""
     if type(layer) in _REGISTERED:
         return _REGISTERED[type(layer)].weights
     rows = _BY_KEY.get(type(layer), [])
@@ -162,7 +162,7 @@ def weights_listed(layer: Any) -> tuple[str, ...]:
 
 
 class Registration:
-    """What `register_op` returns: undone by `undo`, or at the end of a `with` block."""
+    """Result of `register_op`, undone by `undo` or at the end of a `with` block."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self.undo = undo
@@ -175,54 +175,54 @@ class Registration:
 
 
 def register(layer_class: type, registered: Registered) -> Registration:
-    """Says what a layer class is; an earlier registration of it is restored when undone."""
-    before = _REGISTERED.get(layer_class)
+    """Registers a layer class. Undoing this restores an earlier registration."""
+    earlier = _REGISTERED.get(layer_class)
     _REGISTERED[layer_class] = registered
 
     def undo() -> None:
-        if before is None:
+        if earlier is None:
             _REGISTERED.pop(layer_class, None)
         else:
-            _REGISTERED[layer_class] = before
+            _REGISTERED[layer_class] = earlier
 
     return Registration(undo)
 
 
 def as_row(op: Op) -> Registered:
-    """A layer class that is one operator."""
+    """Makes the registration of a layer class that is one operator."""
     return Registered(lambda call: _first([op], call), tuple(name for name in op.weights if name))
 
 
 def with_attributes(
-    op: Op, layer_class: type, given: Callable[[Any], Mapping[str, Any]] | Mapping[str, Any]
+    op: Op, layer_class: type, source: Callable[[Any], Mapping[str, Any]] | Mapping[str, Any]
 ) -> Op:
-    """A row for a custom layer: its attributes come from the user, all of them.
+    """Makes a row for a custom layer with the user's attributes.
 
     Args:
         op: the row that the layer is like.
         layer_class: the layer's class.
-        given: the attributes, or what reads them from a layer.
+        source: the attributes, or a function that reads them from a layer.
 
     Raises:
-        ValueError: on an attribute that the operator has not, or one that is missing.
+        ValueError: on an unknown or missing attribute.
     """
 
-    def checked(found: Mapping[str, Any]) -> Attributes:
-        if set(op.needs) <= set(found) <= {*op.needs, *op.defaults}:
-            return {**op.defaults, **found}
+    def checked(values: Mapping[str, Any]) -> Attributes:
+        if set(op.needs) <= set(values) <= {*op.needs, *op.defaults}:
+            return {**op.defaults, **values}
         name = layer_class.__name__
         raise ValueError(
             f"{name} as {op.name} needs the attributes {', '.join(op.needs) or 'none'}, and may "
             f"have {', '.join(op.defaults) or 'no others'}; it has "
-            f"{', '.join(sorted(found)) or 'none'}. Say where the layer has them, as in "
+            f"{', '.join(sorted(values)) or 'none'}. Pass a function that reads them, as in "
             f"register_op({name}, {op.name!r}, attributes=lambda layer: {{'axis': layer.axis}})."
         )
 
-    if callable(given):
+    if callable(source):
 
         def read(call: Call) -> Attributes:
             try:
-                return checked(given(call.layer))
+                return checked(source(call.layer))
             except AttributeError as error:
                 raise ValueError(
                     f"{layer_class.__name__} was registered as {op.name} with attributes that "
@@ -230,5 +230,5 @@ def with_attributes(
                 ) from error
 
         return dataclasses.replace(op, attributes=read)
-    fixed = checked(given)
+    fixed = checked(source)
     return dataclasses.replace(op, attributes=lambda call: fixed)
