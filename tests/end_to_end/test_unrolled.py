@@ -154,7 +154,7 @@ STAYS = {
     "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(x)[1],
     "are not tanh and sigmoid or hard_sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
     "are not tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(x),
-    "it is made of cells": lambda x: layers.RNN(layers.GRUCell(3))(x),
+    "it runs custom cells": lambda x: layers.RNN(layers.GRUCell(3))(x),
     f"more than {MOST_STEPS} steps": lambda x: layers.GRU(3)(
         layers.ZeroPadding1D((0, MOST_STEPS))(x)
     ),
