@@ -54,7 +54,7 @@ def input_for(model: Any) -> np.ndarray:
     return images(16, model.input_shape[1:]) * 1.5 + 0.3
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("kind", "activation", "bypass", "scale", "identity_between"), COMBINATIONS
 )

@@ -59,7 +59,7 @@ def test_placement(kind, batch_norm, activation, bypass, scope):
         assert row.spec.initial_range == ((0, 6) if row.reason == "act_quant" else (-6, 6))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("delay", [None, 5000])
 @pytest.mark.parametrize(("kind", "batch_norm", "activation", "bypass", "scope"), GRID[::7])
 def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
@@ -78,7 +78,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [None, 3])
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("kind", KERNELS)

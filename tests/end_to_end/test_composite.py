@@ -17,7 +17,7 @@ from tests.helpers import runs_channels_first
 from tests.networks.composite import FAMILIES
 
 BY_DEFAULT = {
-    *("masked_attention", "dot", "volumes", "channels_first"),
+    *("dot", "volumes", "channels_first"),
     *("augmentation", "fixed_operation"),
 }
 

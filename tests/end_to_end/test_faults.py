@@ -74,6 +74,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", CONSTANTS)
 def test_constants_in_models_that_were_loaded(kind, tmp_path):
     check(model_of(lambda x: CONSTANTS[kind](layers.Dense(3)(x)), (6,)), reloaded=tmp_path)
@@ -113,7 +114,7 @@ def test_a_layer_that_reads_integers_says_so():
     assert reason == "no int8 rule for Rescaling: reads uint8"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -192,6 +193,7 @@ def test_gelu_in_16_bits():
     check(model_of(lambda x: layers.Activation("gelu")(layers.Dense(4)(x)), (6,)), recipe="int16x8")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "build",
     [lambda x: tf.clip_by_value(x, -1.0, 1.0), lambda x: x * tf.nn.relu6(x + 3) / 6],
@@ -368,6 +370,7 @@ class OwnNormalization(layers.GroupNormalization):
     """A class of a user's own, as `register_op` asks for to have it in integers."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 @pytest.mark.parametrize("kind", [layers.GroupNormalization, OwnNormalization])
 def test_group_normalization_in_float_and_classes_that_inherit_it(kind):

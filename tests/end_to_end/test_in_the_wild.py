@@ -79,7 +79,7 @@ FORMS = {
 IN_FLOAT = {"a mean of all of them", "outputs that others read", "an old resize"}
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", FORMS)
 def test_from_reading_to_the_file(name):
     build, shape = FORMS[name]

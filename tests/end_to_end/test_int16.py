@@ -291,7 +291,7 @@ def test_float_layers_stay_as_they_are():
     assert report.max_difference <= 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("merge", [layers.Add, layers.Subtract])
 def test_sums_of_many_codes(merge, kernels):
@@ -325,6 +325,7 @@ def test_gelu_is_looked_up():
         assert_identical(qat, x, kernels)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_layers_without_exact_multipliers(kernels):
     """A layer with two outputs' ranges has one scale for its weights; custom ones keep theirs.
@@ -346,7 +347,7 @@ def test_layers_without_exact_multipliers(kernels):
     assert_identical(qat, x, kernels)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("off", [0.0, 3e-4, -3e-4])
 @pytest.mark.parametrize("exponent", [-12, -11])
 @pytest.mark.parametrize("function", ["sigmoid", "tanh"])
@@ -373,7 +374,7 @@ RECURRENT = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
     """They trained with numbers of 8 bits inside; LSTM was written for TFLite Micro's kernel."""

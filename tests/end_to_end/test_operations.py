@@ -43,6 +43,7 @@ def test_casts_to_integers_stay():
     assert made.report.identical == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shift", [(2, -1), (-7, 0)])
 def test_roll_of_unknown_size(shift):
     model = functional((None, None, 4), build=lambda x: tf.roll(x, shift, [1, 2]))
@@ -65,6 +66,7 @@ def test_a_shape_that_is_resized_to_leaves_nothing_behind():
     assert not [layer.name for layer in made.model.layers if "shape" in layer.name]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [1.0, -3.5])
 def test_padding_with_other_numbers_is_in_float(number):
     paddings = [[0, 0], [1, 1], [0, 0], [0, 0]]

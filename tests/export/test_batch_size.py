@@ -80,7 +80,7 @@ def test_all_sizes_are_known_and_the_codes_the_same(network, size):
             np.testing.assert_array_equal(codes, fixed[name])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["stm32_npu", "edgetpu"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_models_for_targets_compute_what_their_files_do(network, target):

@@ -49,7 +49,7 @@ def differences(qat, contents, *inputs, integers=True):
     }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("integers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["conv", "depthwise", "dense", "dense_3d", "concatenations"])
 def test_structures(onnx, family, integers):

@@ -30,7 +30,7 @@ def inside(qat):
     return keras.Model(x, layers.Reshape((1, 3))(qat(2.0 * x)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", [cut, with_a_head, inside])
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 def test_parts_are_exported_and_simulated(qat, part, kernels):

@@ -57,7 +57,7 @@ def of_the_file(qat):
     return keras_qat.simulate(qat, X).outputs[qat.output_names[0]].values
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.legacy
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("change", CHANGES)

@@ -203,7 +203,7 @@ JOINED = {
 BEYOND |= {f"joined_{name}": build for name, build in JOINED.items()}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BEYOND)
 def test_parameters_out_of_the_ordinary(name):
     x = images(48, (6, 6, 4))

@@ -58,7 +58,7 @@ def quantized(model):
         return keras_qat.quantize_model(model, strict=True)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
 def test_what_is_opened_is_exact(name, tmp_path):
     """The float model stays as it is, weights go there and back, the file has the model's codes."""
@@ -101,6 +101,7 @@ def test_what_is_opened_is_exact(name, tmp_path):
         assert np.abs(ours - there).mean() < 0.02 * np.abs(ours).max()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int16x8", "int4_weights"])
 @pytest.mark.parametrize(
     "name",

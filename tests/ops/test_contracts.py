@@ -29,13 +29,19 @@ UNROLLED = {"gru", "simple_rnn", "simple_rnn_relu", "conv_lstm"}
 MATCHING = [op for op in ROWS if op.name in LISTING | OF_PARTS]
 """The rest is as one of these, for custom layers."""
 
+
+def is_slow(op, bits, family):
+    """Few bits are 8 with other ends, which one family of kernels shows."""
+    if op.name in UNROLLED:
+        return (op.name, bits, family) != ("gru", 8, "xnnpack")
+    return bits == 5 and family != "xnnpack"
+
+
 CASES = [
     pytest.param(
         *(op, bits, family),
         id=f"{op.name}-{bits}-{family}",
-        marks=[pytest.mark.slow]
-        if op.name in UNROLLED and (op.name, bits, family) != ("gru", 8, "xnnpack")
-        else [],
+        marks=[pytest.mark.slow] * is_slow(op, bits, family),
     )
     for op in MATCHING
     for bits in BITS
@@ -64,7 +70,7 @@ OF_CHANNELS = [each for each in CASES if any(each.values[0].weights.values())]
 """Those whose weights have a scale for each output channel."""
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("op", "bits", "family"), OF_CHANNELS)
 def test_with_one_scale_for_the_weights(op, bits, family):
     for seed in first_seeds(op, bits, family):
@@ -85,7 +91,7 @@ def test_many_more(op, bits, family, seeds):
         assert_exact(op, bits, family, seed)
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("maximum", [math.inf, 6.0, 1.5])
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
@@ -100,7 +106,7 @@ def test_a_relu_is_merged(op, bits, family, maximum):
         assert_exact(op, bits, family, seed, maximum)
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("op", "bits"),

@@ -50,7 +50,7 @@ def with_far_scales(node: Node, numbers: np.random.Generator) -> Node:
     return dataclasses.replace(node, weights=dataclasses.replace(node.weights, scale=scale))
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", [*KERNELS, "tflm"])
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", OPS)

@@ -96,7 +96,7 @@ BY_CONVERTER = {
 """Open sizes that files ask for at run time."""
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", BY_CONVERTER)
 def test_what_the_converter_writes(name, bits):

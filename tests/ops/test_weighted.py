@@ -158,7 +158,7 @@ def assert_same_in_graph(node, inputs, family, **how):
     np.testing.assert_array_equal(found + node.output.params.zero_point, expected)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -109,14 +109,14 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_files_compute_what_keras_does(name):
     build, shapes = EXAMPLES[name]
     check(made(build, *shapes))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "build",
     [

@@ -88,7 +88,7 @@ def assert_same(one, other) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize(("quantize_from", "freeze_from"), [(4, 99), (3, 6), (0, 1)])
 def test_delays_are_exact_to_the_step(quantize_from, freeze_from):

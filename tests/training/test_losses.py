@@ -85,7 +85,7 @@ REGULARIZED = {
 """What Keras adds to the loss for the results of a layer."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sorted(REGULARIZED))
 def test_activities_are_regularized(name):
     model, x = functional((8, 4), build=REGULARIZED[name]), images(32, (8, 4))

@@ -39,6 +39,7 @@ def assert_file_is_exact(qat) -> None:
     np.testing.assert_array_equal(qat(X), before)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [slow({"jit_compile": True}), {"run_eagerly": True}, {"steps_per_execution": 2}],
@@ -129,6 +130,7 @@ def test_nothing_or_a_part_trains_between_two_fits(qat):
     assert_file_is_exact(qat)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("names", [["conv"], ["bn"], ["conv", "bn", "relu", "flatten", "logits"]])
 def test_layers_that_did_not_train_before(policy, names):
     model = tiny_net()

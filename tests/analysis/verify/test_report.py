@@ -144,7 +144,7 @@ PRODUCTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("runtime", ["tensorflow", None])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_tensors_in_every_runtime(name, runtime):

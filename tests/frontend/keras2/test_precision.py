@@ -277,7 +277,7 @@ def test_activations_of_16_bits_are_planned_as_they_are_quantized(policy):
     assert not planned.float_layers
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_activations_of_16_bits_train_in_float32(policy):
     model = tiny_net()
     with pytest.warns(UserWarning, match="cannot hold activations of 16 bits"):

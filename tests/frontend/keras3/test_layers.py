@@ -110,6 +110,7 @@ LONG = pytest.param(STEPS, marks=pytest.mark.slow)
 SHAPES = [LONG if shape == STEPS else shape for shape in ONE_INPUT]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_layers_of_one_input(shape):
     """In one model for each shape, which is quicker; its outputs are named after the cases."""
