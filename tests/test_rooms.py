@@ -65,6 +65,28 @@ def test_imports_go_one_way(module):
         assert (own, other) not in INDEPENDENT
 
 
+READ_MODELS = {
+    *("resolve", "resolve_to_export", "origin_of", "predictions"),
+    *("simulate", "problems", "verify"),
+    *("export_c", "export_onnx", "export_saved_model", "export_tflite"),
+}
+"""Functions that take a model: verbs, which resolve it, and what reads or runs it for them."""
+
+RESOLVED = ("integer_graph", "export", "analysis/verify")
+INFERENCE = ("keras_inference.py", "cached_inference.py")
+"""A model's own inference, which is part of the model."""
+
+
+def test_nothing_takes_a_model_once_it_is_resolved():
+    taking = set()
+    for module in (path for folder in RESOLVED for path in (PACKAGE / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and module.name not in INFERENCE:
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                taking |= {node.name for each in arguments if each.arg in ("model", "qat")}
+    assert taking == READ_MODELS
+
+
 def test_every_room_has_its_place():
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert folders == set(ORDER) - {"version"}

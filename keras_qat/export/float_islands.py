@@ -73,15 +73,15 @@ def write_island(
     splice_model(builder, model, inputs, outputs)
 
 
-def _rename(model: Any, node: Node) -> None:
+def _rename(file: Any, node: Node) -> None:
     """Takes out of names what counts up in a process: the same model gives the same file."""
-    for number, graph in enumerate(model.subgraphs):
+    for number, graph in enumerate(file.subgraphs):
         name = f"{SCOPE}/{node.name}/{number}"
         graph.name = name.encode()
-        for place, index in enumerate(graph.inputs if number else ()):
-            graph.tensors[index].name = f"{name}/input_{place}".encode()
+        for position, index in enumerate(graph.inputs if number else ()):
+            graph.tensors[index].name = f"{name}/input_{position}".encode()
         for tensor in graph.tensors:
-            if model.buffers[tensor.buffer].data is not None:  # A captured variable or tensor.
+            if file.buffers[tensor.buffer].data is not None:  # A captured variable or tensor.
                 tensor.name = re.sub(rb"/\d+(?=;|$)", b"", tensor.name)
 
 

@@ -1,7 +1,7 @@
-"""Computing a resolved graph in integers, in the rounding of a family of kernels.
+"""Runs a resolved graph in integers, with the rounding of a kernel family.
 
-Quantized tensors are held as their quantized values less the zero point: whole numbers in float32,
-or in float64 where they have 16 bits.
+Quantized tensors hold their quantized values minus the zero point: whole numbers in float32, or in
+float64 with 16 bits.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ ComputeInFloat = Callable[[Node, list[Any]], Any]
 
 
 def held_in(params: QuantParams) -> tf.DType:
-    """What holds quantized values less the zero point."""
+    """Returns the type that holds quantized values minus the zero point."""
     return tf.float64 if params.bits == 16 else tf.float32
 
 
 def quantized_input(x: Any, params: QuantParams) -> Any:
-    """Real inputs of a model as a caller of its file quantizes them: half up."""
+    """Quantizes real inputs of a model as a caller of its file does: round half up."""
     dtype = held_in(params)
     scaled = tf.cast(x, dtype) / _cast(params.as_tensors().scale, dtype)
     return clipped(tf.floor(scaled + 0.5), params)
 
 
 def dequantized(q: Any, params: QuantParams) -> Any:
-    """Real values, in float32."""
+    """Returns real values, in float32."""
     return tf.cast(q * _cast(params.as_tensors().scale, q.dtype), tf.float32)
 
 
@@ -49,13 +49,13 @@ _cast = of_numbers(tf.cast)
 def clipped(
     q: Any, params: QuantParams, maximum: float | None = None, is_bound: bool = False
 ) -> Any:
-    """Values inside the range; with a `maximum` those of a ReLU that ends there.
+    """Clips values to the range, and with a `maximum` as a ReLU that ends there.
 
     Args:
-        q: quantized values less the zero point.
-        params: those that they are to have.
-        maximum: where the ReLU ends, infinity for nowhere.
-        is_bound: whether none is below the lowest value or, with a `maximum`, below zero.
+        q: quantized values minus the zero point.
+        params: their quantization parameters.
+        maximum: where the ReLU ends, infinity for a plain ReLU; None for no ReLU.
+        is_bound: whether no value is below the lower end: the range's, or 0 with a `maximum`.
     """
     low, high = _ends(params.as_tensors(), maximum, q.dtype)
     if not is_bound:  # Two operations, as they compute in place, which ClipByValue does not.
@@ -65,8 +65,8 @@ def clipped(
 
 @of_numbers
 def _ends(params: QuantParams, maximum: float | None, dtype: tf.DType) -> tuple[Any, Any]:
-    """The lowest and the highest value of `clipped`."""
-    low, high = (each - params.zero_point for each in (params.lowest, params.highest))
+    """Returns the lowest and the highest value of `clipped`."""
+    low, high = params.lowest - params.zero_point, params.highest - params.zero_point
     if maximum is not None:
         low = tf.maximum(low, 0.0)
         if maximum == 6:
@@ -75,7 +75,7 @@ def _ends(params: QuantParams, maximum: float | None, dtype: tf.DType) -> tuple[
 
 
 def compute_node(node: Node, numbers: list[Any], family: KernelFamily) -> list[Any]:
-    """The outputs of a node with an operator, from its inputs."""
+    """Computes the outputs of a node that has an operator."""
     op, output = node.op, node.output.params
     assert op is not None
     given = [_operand(each, number) for each, number in zip(node.inputs, numbers, strict=True)]
@@ -126,9 +126,9 @@ def run(
 
     Args:
         graph: the graph.
-        inputs: what each input is given: real numbers, or what is said above of quantized ones.
+        inputs: the model's inputs: real numbers, or quantized values minus the zero point.
         family: whose rounding.
-        in_float: computes the nodes that have no operator, from real numbers with Keras' masks.
+        in_float: computes nodes without an operator, from real numbers with Keras masks.
 
     Returns:
         Each tensor's values: real numbers where it is not quantized.

@@ -1,4 +1,4 @@
-"""What a quantization-aware model computes in float: layers without an operator."""
+"""Nodes that compute in float: layers without an operator."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from keras_qat.training.layers.weight_quantizer import weight_at, weights_replac
 
 
 def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> Any:
-    """The outputs of a node without an operator, at inference.
+    """Computes a node that has no operator, as at inference.
 
     Args:
-        node: the node; its call is that of a plain layer, of a `QuantizeWeights` or of a
-            `QuantizeWrapper`, which is folded here. Weights are read whenever this runs.
-        numbers: real numbers or integers, one tensor for each value that the call reads, with the
-            masks that they have in Keras.
-        for_file: whether layers are computed in operations that TFLite's converter takes, and
-            from weights as they are now.
+        node: the node. It calls a plain layer, a `QuantizeWeights` or a `QuantizeWrapper`, which
+            is folded here. Weights are read whenever this runs.
+        numbers: real numbers or integers, one tensor for each value that the call reads, with
+            their Keras masks.
+        for_file: whether to compute with operations that TFLite's converter takes, and with
+            constants in place of variables.
 
     Returns:
-        A structure of tensors, that of the call's outputs.
+        The tensors, in the structure of the call's outputs.
     """
-    call, given = node.call, iter(numbers)
+    call, remaining = node.call, iter(numbers)
     args, kwargs = tf.nest.map_structure(_in_full, (call.args, call.kwargs))
     if for_file:
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
-    args, kwargs = map_values(lambda value: next(given), (args, kwargs))
+    args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
     with computing_in_float32(call.layer):
         return _computed(call.layer, args, kwargs, for_file)
 
@@ -49,26 +49,26 @@ def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> 
         return _folded(layer, args[0], for_file)
     if isinstance(layer, QuantizeWeights):
         if not takes_mask(layer.layer):
-            kwargs = {name: each for name, each in kwargs.items() if name != "mask"}
+            kwargs = {name: value for name, value in kwargs.items() if name != "mask"}
         with layer.weights_replaced(_evaluated(lambda: _inner_weights(layer), for_file)):
             return _applied(layer.layer, args, kwargs, for_file)
     return _applied(layer, args, kwargs, for_file)
 
 
 def _as_array(leaf: Any) -> Any:
-    """An argument, a constant tensor as an array: names of tensors count up, and get into files."""
+    """Makes an array of a constant tensor, whose numbered name would get into the file."""
     return leaf.numpy() if isinstance(leaf, tf.__internal__.EagerTensor) else leaf
 
 
 def _in_full(leaf: Any) -> Any:
-    """An argument, a constant in half precision as one in float32."""
+    """Casts a constant in half precision to float32."""
     is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
     return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
 
 
 def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:
-    """A layer at inference."""
-    kwargs = {name: each for name, each in kwargs.items() if name != "training"}
+    """Calls a layer as at inference."""
+    kwargs = {name: value for name, value in kwargs.items() if name != "training"}
     if takes_training(layer):
         kwargs["training"] = False
     if not for_file:
@@ -79,7 +79,7 @@ def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> A
 
 
 def _evaluated(make: Callable[[], dict[str, Any]], for_file: bool) -> dict[str, Any]:
-    """Weights by name; for files as constants, which saves freezing variables."""
+    """Returns weights by name, as constants for a file: the converter freezes variables slowly."""
     if not for_file:
         return make()
     with tf.init_scope():
@@ -88,7 +88,7 @@ def _evaluated(make: Callable[[], dict[str, Any]], for_file: bool) -> dict[str, 
 
 
 def _quantized(weights: Any, quantizer: Any) -> Any:
-    """Weights, fake-quantized as at inference."""
+    """Fake-quantizes weights as at inference."""
     weights, spec = tf.convert_to_tensor(weights), quantizer.spec
     if quantizer.observer is None:
         limits, weights = quantizer.limits(weights), quantizer.codes_from(weights)
@@ -98,7 +98,7 @@ def _quantized(weights: Any, quantizer: Any) -> Any:
 
 
 def _inner_weights(wrapper: Any) -> dict[str, Any]:
-    """The weights of a wrapper, by path."""
+    """Returns the fake-quantized weights of a wrapper, by path."""
     return {
         path: _quantized(weight_at(wrapper.layer, path), quantizer)
         for path, quantizer in wrapper.weight_quantizers.items()
@@ -106,7 +106,7 @@ def _inner_weights(wrapper: Any) -> dict[str, Any]:
 
 
 def _folded(wrapper: Any, x: Any, for_file: bool) -> Any:
-    """A `QuantizeWrapper`: layer, BatchNormalization and activation."""
+    """Computes a `QuantizeWrapper`: layer, BatchNormalization and activation."""
     layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
     if "." in name:  # A recurrent layer.
         with weights_replaced(layer, _evaluated(lambda: _inner_weights(wrapper), for_file)):
@@ -125,21 +125,21 @@ def _folded(wrapper: Any, x: Any, for_file: bool) -> Any:
 
 
 def _folded_weights(wrapper: Any) -> dict[str, Any]:
-    """What a wrapper's layer computes with, by the names of its attributes.
+    """Returns the folded weights of a wrapper's layer, by the names of its attributes.
 
-    With symmetric weights per channel the kernel is quantized, then folded, which is the same as
-    the other way round; otherwise it was trained folded: `layers.folding`.
+    Symmetric per-channel weights are quantized, then folded, which equals folding first. Other
+    weights were trained folded.
     """
     factor, bias = factor_and_bias(wrapper, tf.float64)
     codes = None
     if wrapper.fold == "per_tensor" and set(wrapper.weight_quantizers) == set(wrapper.weight_axes):
         codes = per_tensor_fold.codes_of(wrapper)
         bias = None if bias is None else per_tensor_fold.gained(wrapper, bias, codes.gains)
-    found = {} if bias is None else {"bias": tf.cast(bias, tf.float32)}
+    biases = {} if bias is None else {"bias": tf.cast(bias, tf.float32)}
     if codes is not None:
-        return {**found, next(iter(wrapper.weight_axes), "factor"): codes.q * codes.scale}
+        return {**biases, next(iter(wrapper.weight_axes), "factor"): codes.q * codes.scale}
     if not wrapper.weight_axes:
-        return {**found, "factor": tf.cast(factor, tf.float32)}
+        return {**biases, "factor": tf.cast(factor, tf.float32)}
     ((name, axes),) = wrapper.weight_axes.items()
     quantizer = wrapper.weight_quantizers.get(name)
     kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
@@ -149,11 +149,11 @@ def _folded_weights(wrapper: Any) -> dict[str, Any]:
         kernel = tf.cast(scaled(tf.cast(kernel, tf.float64), axes, factor), tf.float32)
     if quantizer is not None and wrapper.fold != "per_channel":
         kernel = _quantized(kernel, quantizer)
-    return {**found, name: kernel}
+    return {**biases, name: kernel}
 
 
 def weight_scales(node: Node) -> list[float]:
-    """The scales of a node's quantized weights that have one scale for all of their values."""
+    """Returns the scales of a node's per-tensor quantized weights."""
     layer = node.call.layer
     if isinstance(layer, QuantizeWeights):
         weights = {path: layer.weight(path) for path in layer.weight_quantizers}
@@ -161,11 +161,11 @@ def weight_scales(node: Node) -> list[float]:
         weights = {name: weight_at(layer.layer, name) for name in layer.weight_quantizers}
     else:
         return []
-    found = []
+    scales = []
     for path, weight in weights.items():
         quantizer = layer.weight_quantizers[path]
         if quantizer.observer is None:
             limits = quantizer.limits(weight).numpy()
             if limits.size == 1:
-                found.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
-    return found
+                scales.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
+    return scales

@@ -1,6 +1,6 @@
-"""The weights of recurrent layers as integer kernels hold them.
+"""Folded weights of recurrent layers.
 
-Those of an LSTM have one scale for each gate, those of layers that are unrolled for each channel.
+An LSTM has one scale for each gate, an unrolled layer one for each channel.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from keras_qat.training.layers.recurrent.unrolled import biases
 from keras_qat.training.layers.weight_quantizer import weight_at
 
 GATES = 4
-"""Of an LSTM: input, forget, cell, output, as Keras and TFLite order them."""
+"""Gates of an LSTM: input, forget, cell, output, in the order of Keras and TFLite."""
 
 
 def weights_of_calls(
     wrapper: Any, ends: list[Ends], in_graph: bool, params_of: Callable[[Any], QuantParams]
 ) -> list[Weights]:
-    """As `fold_weights.weights_of_calls`, also of recurrent layers.
+    """Returns the weights of each call of a wrapper, as `fold_weights.weights_of_calls` does.
 
-    `params_of` gives the quantization parameters of a quantizer inside of one.
+    `params_of` returns the parameters of a quantizer inside a recurrent layer.
     """
     if len(wrapper.weight_axes) < 2:
         return fold_weights.weights_of_calls(wrapper, ends, in_graph)
@@ -40,8 +40,8 @@ def weights_of_calls(
 
 
 def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Those of an LSTM, which always has a bias."""
-    inputs = [each.as_tensors().scale for each, _ in ends]
+    """Folds the weights of an LSTM, which always has a bias in files."""
+    inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
     units = wrapper.layer.units
@@ -52,31 +52,31 @@ def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
     make = functools.partial(_quantized, wrapper, in_graph=in_graph, wide=wide)
     fed_back = Weights(recurrent, *make(recurrent, None, inputs[0]), None, bits)
     q, scale = make(kernel, largest, tf.reduce_min(tf.stack(inputs)))
-    found = []
-    for each in inputs:
-        whole = tf.round(bias / tf.reshape(each * scale, [-1]))
-        whole = whole if in_graph else whole.numpy()
-        found.append(Weights(kernel, q, scale, whole, bits, gates=GATES, recurrent=fed_back))
-    return found
+    weights = []
+    for input_scale in inputs:
+        bias_q = tf.round(bias / tf.reshape(input_scale * scale, [-1]))
+        bias_q = bias_q if in_graph else bias_q.numpy()
+        weights.append(Weights(kernel, q, scale, bias_q, bits, gates=GATES, recurrent=fed_back))
+    return weights
 
 
 def _of_unrolled(
     wrapper: Any, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
 ) -> list[Weights]:
-    """Those of a layer that is unrolled into products with columns of them."""
+    """Folds the weights of an unrolled recurrent layer, one matrix per gate."""
     layer, bits = wrapper.layer, wrapper.weight_spec.bits
-    scales = {name: each.as_tensors().scale for name, each in inner.items()}
+    scales = {name: params.as_tensors().scale for name, params in inner.items()}
     scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
-    given, own = biases(layer, tf.float64)
+    input_bias, recurrent_bias = biases(layer, tf.float64)
 
     def outputs(prefix: str) -> Any:
-        """The scale of what each column's products give."""
-        found = {
-            each.start: tf.fill([1, each.stop - each.start], scales[f"{prefix}_{name}"])
+        """Returns the output scale of each column's products."""
+        blocks = {
+            block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
             for name, part in parts(layer).items()
-            for each in part.blocks
+            for block in part.blocks
         }
-        return tf.concat([found[start] for start in sorted(found)], 1)
+        return tf.concat([blocks[start] for start in sorted(blocks)], 1)
 
     def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
         kernel = weight_at(layer, path)
@@ -86,25 +86,25 @@ def _of_unrolled(
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(reads)), wide=False)
         finest = output if scale.shape[1] > 1 else tf.reduce_min(output, keepdims=True)
         q = q if in_graph else tf.cast(q, tf.int8).numpy()
-        found = []
-        for each in reads:
-            whole = None if bias is None else tf.round(bias / tf.reshape(each * scale, [-1]))
-            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * finest / each))
+        weights = []
+        for read in reads:
+            bias_q = None if bias is None else tf.round(bias / tf.reshape(read * scale, [-1]))
+            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * finest / read))
             if not in_graph:
-                kept, whole = kept.numpy(), None if whole is None else whole.numpy()
-            found.append(Weights(path, q, kept, whole, bits, **more))
-        return found
+                kept, bias_q = kept.numpy(), None if bias_q is None else bias_q.numpy()
+            weights.append(Weights(path, q, kept, bias_q, bits, **more))
+        return weights
 
     kernel, recurrent = wrapper.weight_axes
-    (fed_back,) = held(recurrent, own, [scales["hidden"]], outputs("state"))
-    inputs = [each.as_tensors().scale for each, _ in ends]
-    return held(kernel, given, inputs, outputs("input"), recurrent=fed_back, inner=inner)
+    (fed_back,) = held(recurrent, recurrent_bias, [scales["hidden"]], outputs("state"))
+    inputs = [params.as_tensors().scale for params, _ in ends]
+    return held(kernel, input_bias, inputs, outputs("input"), recurrent=fed_back, inner=inner)
 
 
 def _quantized(
     wrapper: Any, path: str, largest_bias: Any, input_scale: Any, in_graph: bool, wide: bool
 ) -> tuple[Any, Any]:
-    """Quantized values and scales of a weight, the latter for each of its columns."""
+    """Returns the quantized values of a weight and a scale for each of its columns."""
     kernel = weight_at(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES

@@ -1,4 +1,4 @@
-"""The weights of wrappers as integer kernels hold them: BatchNormalization folded, quantized."""
+"""Folded weights: BatchNormalization multiplied in, quantized as files hold them."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
 
 BIAS_MAX = 2.0**30
-"""Largest value of a bias: half of what 32 bits hold, the rest is for the sum it is added to."""
+"""Largest value of a bias: half of the range of int32; the sum it is added to needs the rest."""
 
 FEW = 512
-"""So many products of 8-bit numbers fit the whole numbers of float32."""
+"""How many products of 8-bit numbers float32 adds up without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. Finer ones are of channels that training has switched off, and their
-products with an input's scale leave the numbers of float32."""
+"""Smallest scale of a weight. Only channels that training switched off have finer scales, whose
+product with an input scale underflows in float32."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 kernels: with it the bias of a switched-off channel fits 32
-bits."""
+"""Smallest multiplier of sums in int16 TFLite kernels: with it the bias of a switched-off channel
+fits 32 bits."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
-"""Largest multiplier of sums in kernels of so many bits: XNNPACK takes those below 256, int16 ones
-those below 2^14. With it any sum but 0 is at an end of the range already (in int16 but 1)."""
+"""Activation bits -> largest multiplier of sums. XNNPACK takes multipliers below 256, int16 TFLite
+kernels below 2^14. With these, any sum but 0 already saturates (in int16 any but 1)."""
 
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
 
 def has_codes(wrapper: Any) -> bool:
-    """Whether a wrapper's weights are quantized, or are single factors, which always are exact."""
+    """Whether a wrapper's weights are quantized, or single factors, which are always exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
 def table_params(wrapper: Any) -> QuantParams:
-    """Those of a table with weights of its own between int16 tensors: they are held in int16."""
+    """Returns int16 parameters for an embedding table that has its own range."""
     _, scale, _ = _folded(wrapper)
     (scale,) = tf.reshape(scale, [-1])
     is_number = tf.executing_eagerly()
@@ -58,7 +58,7 @@ def table_params(wrapper: Any) -> QuantParams:
 
 
 def table_of(wrapper: Any, output: QuantParams, quantizer: Any, in_graph: bool) -> Weights:
-    """A table in the parameters of what it gives, rounded as its quantizer does in training."""
+    """Quantizes an embedding table to its output's parameters, rounded as in training."""
     table = tf.convert_to_tensor(wrapper.layer.embeddings)
     scale = output.as_tensors().scale
     if quantizer is not None:
@@ -72,12 +72,12 @@ def table_of(wrapper: Any, output: QuantParams, quantizer: Any, in_graph: bool) 
 
 
 def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """The weights for each call of a wrapper: the same values, with a bias in units of its input.
+    """Returns the weights of each call of a wrapper: the same values, the bias in the call's scale.
 
     Args:
         wrapper: a wrapper that `has_codes`.
-        ends: of each of its calls.
-        in_graph: whether tensors are wanted, instead of arrays.
+        ends: input and output parameters of each call.
+        in_graph: whether to return tensors instead of arrays.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     if wrapper.fold == "per_tensor":
@@ -87,8 +87,10 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
     else:
         q, scale, bias, rounding = _folded_in_range(wrapper)
     wide = ends[0][0].bits == 16
-    inputs, outputs = ([each.as_tensors().scale for each in end] for end in zip(*ends, strict=True))
-    # Of the same quantizers: other ranges may be equal by chance, which a graph does not know.
+    inputs, outputs = (
+        [params.as_tensors().scale for params in end] for end in zip(*ends, strict=True)
+    )
+    # Compared by identity: ranges that are equal by chance are not known to be in a graph.
     alike = all(one is first for end in ends for one, first in zip(end, ends[0], strict=True))
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
@@ -96,21 +98,22 @@ def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Wei
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
     q = q if in_graph else tf.cast(q, tf.int8).numpy()
     name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
-    found, reach = [], None
+    weights, reach = [], None
     if in_graph and name and not wide and terms(tuple(q.shape), axes) > FEW:
         reach = reach_of(q, axes)
-    for each, output in zip(inputs, outputs, strict=True):
-        whole = None if bias is None else _whole(bias, scale, each)
-        held = tf.minimum(scale, single(LARGEST_MULTIPLIER[16 if wide else 8] * output / each))
+    largest = LARGEST_MULTIPLIER[16 if wide else 8]
+    for input_scale, output_scale in zip(inputs, outputs, strict=True):
+        bias_q = None if bias is None else _quantized_bias(bias, scale, input_scale)
+        kept = tf.minimum(scale, single(largest * output_scale / input_scale))
         if not in_graph:
-            whole, held = None if whole is None else whole.numpy(), held.numpy()
+            bias_q, kept = None if bias_q is None else bias_q.numpy(), kept.numpy()
         bits = spec.bits if spec else 8
-        found.append(Weights(name, q, held, whole, bits, reach, rounding))
-    return found
+        weights.append(Weights(name, q, kept, bias_q, bits, reach, rounding))
+    return weights
 
 
 def parameters_of(layer: Any, op: Op, in_graph: bool) -> Weights:
-    """Weights that training leaves as they are, as PReLU's slopes: in 8 bits, half away."""
+    """Quantizes parameters that training does not quantize, such as PReLU's slopes, to 8 bits."""
     (name,) = op.weights
     values = tf.cast(tf.convert_to_tensor(getattr(layer, name)), tf.float64)
     scale = tf.reduce_max(tf.abs(values)) / INT8_MAX
@@ -120,19 +123,19 @@ def parameters_of(layer: Any, op: Op, in_graph: bool) -> Weights:
     return Weights(name, q, scale) if in_graph else Weights(name, q.numpy(), scale.numpy())
 
 
-def _whole(bias: Any, scale: Any, input_scale: Any) -> Any:
-    """A bias in units of input scale x weight scale."""
+def _quantized_bias(bias: Any, scale: Any, input_scale: Any) -> Any:
+    """Rounds a bias to multiples of input scale x weight scale."""
     products = input_scale * scale
     products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
     return tf.round(bias / products)
 
 
 def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
-    """Quantized values (float32), scales and the real bias (float64) of symmetric weights.
+    """Returns quantized values (float32), scales and real bias (float64) of symmetric weights.
 
-    Q(a W) = a Q(W): the values are those of the kernel as it is, the scales are multiplied by |a|.
-    With fewer than 8 bits, scales become a whole number of times finer, so that the bias, which is
-    held in units of input scale x weight scale, is rounded less.
+    Q(a W) = a Q(W): the unfolded kernel is quantized, and its scales are multiplied by |a|. With
+    fewer than 8 bits, scales are divided by a whole number, so that the bias, a multiple of input
+    scale x weight scale, is rounded less.
     """
     factor, bias = factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer: one number for each channel, always exact.
@@ -162,7 +165,7 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
 
 
 def _folded_per_tensor(wrapper: Any) -> tuple[Any, Any, Any]:
-    """The same of weights with one scale for all, which are quantized folded."""
+    """Returns what `_folded` returns for per-tensor weights, which are folded, then quantized."""
     _, bias = factor_and_bias(wrapper, tf.float64)
     q, scale, gains = per_tensor_fold.codes_of(wrapper)
     bits = wrapper.weight_spec.bits if wrapper.weight_axes else 8
@@ -177,9 +180,9 @@ _VECTOR = tf.TensorSpec([None], tf.float64)
 
 @functools.cache
 def quantized(bits: int, is_learned: bool = False) -> Any:
-    """From a kernel, a column for each channel, and a factor for each to values and scales.
+    """Returns a function from kernel columns and channel factors to quantized values and scales.
 
-    With learned limits these are given, too.
+    With `is_learned`, the function also takes the learned limits.
     """
     given = [tf.TensorSpec([1, None])] if is_learned else []
     levels = 2 ** (bits - 1) - 1
@@ -196,15 +199,15 @@ def quantized(bits: int, is_learned: bool = False) -> Any:
 
 
 def _size(factor: Any) -> Any:
-    """Of a channel that BatchNormalization switches off, 1: its values are zero."""
+    """Returns |factor|, or 1 for a channel that BatchNormalization switches off."""
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
 def fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tuple[Any, Any]:
-    """Scales with which a bias fits 32 bits.
+    """Widens scales until the bias fits 32 bits.
 
-    Next to nothing is left of a channel's weights where training switched it off, but its bias
-    stays. The wider scales round those weights, which is nothing against the bias.
+    This concerns channels that training switched off: their weights are close to zero, their bias
+    is not. Rounding such weights to a wider scale changes little beside the bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -217,7 +220,7 @@ def fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tupl
 
 
 def _rounded(q: Any, factor: Any) -> Any:
-    """Quantized values times a factor for each channel, rounded: most often all ones."""
+    """Multiplies quantized values by channel factors, usually all 1, and rounds."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
@@ -226,10 +229,10 @@ def _rounded(q: Any, factor: Any) -> Any:
 
 
 def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
-    """Scales by whose ratio int16 kernels multiply without an error.
+    """Adjusts scales so that int16 TFLite kernels multiply sums without an error.
 
-    They multiply sums by numbers of 15 bits: up to 0.003 % off, half an LSB at the end of 65 536.
-    The scales are made that little larger or smaller with which the multiplier has 15 bits.
+    Their multipliers have 15 bits, an error of up to 0.003 %: half an LSB at the end of 65 536
+    values. Each scale changes by as little as makes its multiplier representable.
 
     Args:
         q, scale: the weights.
@@ -240,11 +243,10 @@ def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
 
 
 def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
-    """The same in the range that training stored for the folded kernel: `recipes.contrib`.
+    """Quantizes a folded kernel to the range that training stored for it (`recipes.contrib`).
 
-    TFLite's int8 kernels have no zero point for weights. A channel of an asymmetric 8-bit kernel
-    that reaches past 127 gets a wider scale, and its weights are rounded to it; the last number is
-    by how much.
+    TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127
+    gets a wider scale and its weights are rounded again. The last result is the largest change.
     """
     factor, bias = factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
@@ -258,9 +260,7 @@ def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
     minimum, maximum = quantizer.current_range(kernel)
     values = fake_quant.fake_quantize(kernel, minimum, maximum, spec.bits, spec.narrow_range)
     levels = 2**spec.bits - (2 if spec.narrow_range else 1)
-    scale = (
-        float(maximum) - float(minimum)
-    ) / levels or LEAST_SCALE  # Of zeros alone: fine for biases.
+    scale = (float(maximum) - float(minimum)) / levels or LEAST_SCALE  # 0 if all are zeros.
     q = np.round(values.numpy() / scale)
     reduced = tuple(axis for axis in range(-q.ndim, 0) if axis not in axes)
     highest = np.max(np.abs(q), axis=reduced, keepdims=True)
@@ -268,9 +268,6 @@ def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
     rounded = np.round(q / widening)
     lost = float(np.max(np.abs(rounded * widening - q), initial=0.0))
     finer = np.where(widening > 1, 1.0, np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0))
-    found = rounded * finer, scale * widening / finer
-    q, scales = (
-        tf.constant(each, dtype)
-        for each, dtype in zip(found, (tf.float32, tf.float64), strict=True)
-    )
+    q = tf.constant(rounded * finer, tf.float32)
+    scales = tf.constant(scale * widening / finer, tf.float64)
     return q, single(scales), bias, lost

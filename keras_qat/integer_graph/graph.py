@@ -1,7 +1,7 @@
-"""The resolved graph: what a quantization-aware model computes in integers, said once.
+"""The resolved graph: what a quantization-aware model computes in integers.
 
-`resolve.resolve` makes it of a model. Export, simulation, verification and the model's own
-inference read it; none derives any of it again.
+`resolve.resolve` makes it from a model. Export, simulation, verification and the model's own
+inference read it, and derive none of it again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ResolvedGraph:
     """A quantization-aware model as nodes in the order in which they compute.
 
     Args:
-        name: the model's.
+        name: the model's name.
         inputs, outputs: by name, in the model's order.
         nodes: the nodes.
-        tensors: value of the quantization-aware model's graph -> the tensor that holds it.
-        values: tensor -> the value that it is, behind its quantizer and the ReLU merged into it.
+        tensors: value of the model's calls -> the tensor that holds it.
+        values: tensor -> the value it holds, behind its quantizer and the ReLU merged into it.
         origin: all that later verbs need to know of the model, which they do not ask again.
     """
 
@@ -41,15 +41,16 @@ class ResolvedGraph:
     origin: Origin = dataclasses.field(default_factory=Origin)
 
     def sized(self) -> ResolvedGraph:
-        """The same graph, for a file that knows the size of batches."""
-        nodes = tuple(dataclasses.replace(each, sized=True) for each in self.nodes)
+        """Returns the graph with the rounding of a file whose batch size is known."""
+        nodes = tuple(dataclasses.replace(node, sized=True) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)
 
     def with_numbers(self, change: Callable[[Any], Any]) -> ResolvedGraph:
-        """The same graph with other tensors for those among its ranges, weights and constants.
+        """Returns the graph with its ranges, weights and constants replaced where they are tensors.
 
         Args:
-            change: from a tensor to another; called in the same order on graphs of one model.
+                change: maps a tensor to its replacement; called in the same order for all graphs of
+                one model.
         """
         changed: dict[int, Any] = {}
 
@@ -96,7 +97,7 @@ class ResolvedGraph:
         )
 
     def __str__(self) -> str:
-        """A line for each node: operator, quantization parameters in and out, weights, clip."""
+        """Formats a line for each node: operator, quantization parameters, weights, merged ReLU."""
         lines = [f"inputs: {', '.join(map(_described, self.inputs.values()))}"]
         for node in self.nodes:
             name = node.op.name if node.op else f"float ({node.reason})"

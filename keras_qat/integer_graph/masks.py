@@ -1,7 +1,7 @@
-"""Keras' masks: which steps of a sequence are padding, for the layers in float that look at them.
+"""Keras masks, which mark the padding of a sequence, for layers in float that need them.
 
-Integer computations carry no masks. Where a layer needs one, it is computed from what the layers
-before it say, beginning at those that make masks: Embedding, Masking.
+Integer tensors carry no masks. Where a layer needs one, it is computed through the layers before
+it, from the layer on that makes the mask: Embedding or Masking.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ class Masks:
     """The masks of a model's values.
 
     Args:
-        number_of: gives the real numbers or integers of a value, None of one that is not there.
+        number_of: returns the real numbers or integers of a value, None if it is not computed.
     """
 
     def __init__(self, number_of: Callable[[Value], Any]) -> None:
         self.number_of = number_of
-        self._found: dict[Value, Any] = {}
+        self._masks: dict[Value, Any] = {}
 
     def of(self, value: Value) -> Any:
-        """The mask of a value, bool; None without one."""
+        """Returns the boolean mask of a value, or None."""
         call = value.producer
         if not value.masked or call is None:
             return None
-        if value not in self._found:
+        if value not in self._masks:
             values = values_in(call.outputs)
-            masks = tf.nest.flatten(self._given_by(call))
-            self._found.update(itertools.zip_longest(values, masks[: len(values)]))
-        return self._found[value]
+            masks = tf.nest.flatten(self._computed_by(call))
+            self._masks.update(itertools.zip_longest(values, masks[: len(values)]))
+        return self._masks[value]
 
-    def _given_by(self, call: Call) -> Any:
-        """The masks of a call's outputs."""
+    def _computed_by(self, call: Call) -> Any:
+        """Computes the masks of a call's outputs."""
         first = _first_argument(call)
         masks = map_values(self.of, first)
         if call.kwargs.get("mask") is not None:
             masks = map_values(self.number_of, call.kwargs["mask"])
-        if all(each is None for each in tf.nest.flatten(masks)):
+        if all(mask is None for mask in tf.nest.flatten(masks)):
             masks = None
         return call.layer.compute_mask(map_values(self.number_of, first), masks)
 
     def attached(self, value: Value, number: Any) -> Any:
-        """What a value holds, carrying the value's mask and no other."""
+        """Returns a value's tensor with the value's mask attached, and no other."""
         mask = self.of(value)
         if mask_of(number) is mask:
             return number
@@ -60,8 +60,8 @@ class Masks:
 
 
 def read_for_masks(call: Call) -> list[Value]:
-    """What the masks of a call's inputs are computed from, besides other masks."""
-    found: dict[Value, None] = {}
+    """Returns the values from which the masks of a call's inputs are computed."""
+    read: dict[Value, None] = {}
     seen: set[Call] = set()
     wanted = [value.producer for value in call.inputs if value.masked]
     while wanted:
@@ -71,11 +71,11 @@ def read_for_masks(call: Call) -> list[Value]:
         seen.add(producer)
         first = values_in(_first_argument(producer))
         if _reads_inputs(producer.layer):
-            found.update(dict.fromkeys(first))
+            read.update(dict.fromkeys(first))
         mask = producer.kwargs.get("mask")
-        found.update(dict.fromkeys(values_in(mask)))
+        read.update(dict.fromkeys(values_in(mask)))
         wanted += [value.producer for value in first if value.masked]
-    return list(found)
+    return list(read)
 
 
 def _first_argument(call: Call) -> Any:

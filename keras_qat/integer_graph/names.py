@@ -1,4 +1,4 @@
-"""What tensors are called, so that a file says which layer is which."""
+"""Names of nodes and tensors, by which a file says which layer is which."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from keras_qat.training.quantizers import PREFIX
 
 
 def scope_of(call: Call, value: Value | None = None) -> str:
-    """The name of a call, or of one of its outputs: the layer's path.
+    """Returns the name of a call or of one of its outputs: the layer's path.
 
-    From the second call on, and of the second output on, with a mark behind it. Example:
-    `block/conv` and, called again, `block/conv>2`.
+    The second call of `block/conv` is `block/conv>2`, its second output `block/conv:1`.
     """
     values = values_in(call.outputs)
     name = as_scope(values[0].name.split(":")[0])
-    place = 0 if value is None else values.index(value)
-    return name if place == 0 else f"{name}:{place}"
+    index = 0 if value is None else values.index(value)
+    return name if index == 0 else f"{name}:{index}"
 
 
 def label_of(value: Value) -> str:
-    """The name that a tensor of a quantization-aware model has in the float model."""
+    """Returns the float model's name for a tensor of the quantization-aware model."""
     call = value.producer
     layer = call.layer if call else None
     if isinstance(layer, QuantizeWrapper):
