@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import markdown
+
 ROOT = Path(__file__).parent.parent
 SERIES = (
     *("ResNet50", "ResNet101", "ResNet152"),
@@ -42,8 +44,8 @@ def main() -> None:
         print(json.dumps(measure(arguments.one)))
         return
     titles = ("model      ", "layers", *VERBS, "peak MB", "s/1000 layers")
-    print("| " + " | ".join(titles) + " |")
-    print("|" + "|".join("-" * (len(title) + 2) for title in titles) + "|", flush=True)
+    widths = [len(title) for title in titles]
+    print(markdown.head(titles, widths), flush=True)
     rows = []
     for name in arguments.names or SERIES:
         row = in_own_process(name)
@@ -56,9 +58,7 @@ def main() -> None:
             str(row["peak_mb"]),
             f"{1000 * sum(seconds) / row['layers']:.1f}",
         )
-        widths = [len(title) for title in titles]
-        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        print("| " + " | ".join(padded) + " |", flush=True)
+        print(markdown.row(cells, widths), flush=True)
     if arguments.output:
         arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import markdown
+
 ROOT = Path(__file__).parent.parent
 MODELS = ("MobileNet", "MobileNetV2", "ResNet50", "EfficientNetB0", "demo")
 """Constructors of `keras.applications`, and the network of `tutorials/demo.py`."""
@@ -62,8 +64,7 @@ def main() -> None:
         print(json.dumps(memory_of(name, form)))
         return
     options = ["--turns", str(arguments.turns), *["--jit-compile"] * arguments.jit_compile]
-    print("| " + " | ".join(title.ljust(width) for title, width in COLUMNS) + " |")
-    print("|" + "|".join("-" * (width + 2) for _, width in COLUMNS) + "|", flush=True)
+    print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
     rows = []
     for name in arguments.names or MODELS:
         found = in_own_process("--times-of", name, *options)
@@ -185,8 +186,7 @@ def line(row: dict[str, Any], base: dict[str, Any]) -> str:
         f"{row['quantize_s']:.1f} s",
         memory,
     )
-    widths = [width for _, width in COLUMNS]
-    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+    return markdown.row(cells, [width for _, width in COLUMNS])
 
 
 if __name__ == "__main__":

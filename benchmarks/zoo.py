@@ -29,6 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import markdown
+
 ROOT = Path(__file__).parent.parent
 COLUMNS = (
     ("model", 18),
@@ -188,8 +190,8 @@ def has_all_codes(row: dict[str, Any]) -> bool:
 def header(tfmot: bool) -> str:
     """The head of the table, in Markdown like the rows."""
     columns = [*COLUMNS, ("tfmot", 30)] if tfmot else COLUMNS
-    titles = " | ".join(title.ljust(width) for title, width in columns)
-    return f"| {titles} |\n|" + "|".join("-" * (width + 2) for _, width in columns) + "|"
+    titles, widths = zip(*columns, strict=True)
+    return markdown.head(titles, widths)
 
 
 def line(row: dict[str, Any], tfmot: bool) -> str:
@@ -217,7 +219,7 @@ def line(row: dict[str, Any], tfmot: bool) -> str:
     if tfmot:
         cells.append(tfmot_cell(row.get("tfmot")))
         widths.append(30)
-    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+    return markdown.row(cells, widths)
 
 
 def remark(row: dict[str, Any]) -> str:
