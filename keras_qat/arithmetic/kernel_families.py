@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-__all__ = ["FAMILIES", "REFERENCE", "TFLM", "XNNPACK", "KernelFamily", "kernel_family"]
-
 Rescaling = Callable[[Any, Any], Any]
 """Multiplies whole numbers, given in float32, by a float32 factor and rounds the result."""
 

@@ -18,8 +18,6 @@ from keras_qat.tflite.tensor_names import SCOPE
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import check_quantized
 
-__all__ = ["file_problems", "problems"]
-
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
 
 ACTIVATION = "use an activation that the target has, such as ReLU"

@@ -32,8 +32,6 @@ from keras_qat.training.layers.recurrent.states import states_of
 from keras_qat.training.readiness import some
 from keras_qat.version import __version__
 
-__all__ = ["export_tflite", "file_of"]
-
 EndType = Literal["int8", "uint8", "int16", "float32"]
 
 

@@ -18,8 +18,6 @@ from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import recipe_of
 from keras_qat.training.untrained_warnings import untrained
 
-__all__ = ["Origin", "origin_of"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:

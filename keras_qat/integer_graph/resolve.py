@@ -15,8 +15,6 @@ from keras_qat.integer_graph.resolve_calls import resolve_calls
 from keras_qat.training.readiness import check_exportable
 from keras_qat.training.schedule import check_process
 
-__all__ = ["resolve", "resolve_in_graph", "resolve_to_export"]
-
 
 def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
     """Says what a quantization-aware model computes in integers: operators, scales, weights.

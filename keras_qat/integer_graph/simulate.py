@@ -23,8 +23,6 @@ from keras_qat.ops.node import Tensor
 from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.quantizers import PREFIX
 
-__all__ = ["Codes", "Simulation", "run_batch", "run_examples", "simulate"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codes:

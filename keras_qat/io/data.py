@@ -16,17 +16,6 @@ import tensorflow as tf
 from keras_qat.frontend.graph import nested_inputs
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = [
-    "Input",
-    "Inputs",
-    "arrays_of",
-    "batch_count",
-    "batches",
-    "check_counts",
-    "inputs_of",
-    "packed",
-]
-
 BATCH_SIZE = 32
 """Default batch size, as in Keras."""
 

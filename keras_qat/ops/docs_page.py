@@ -5,8 +5,6 @@ from __future__ import annotations
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 
-__all__ = ["page"]
-
 HEAD = """# Operators
 
 Every operator that is computed in integers is one row of `keras_qat/ops`, from which this page is

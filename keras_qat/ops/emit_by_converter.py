@@ -18,8 +18,6 @@ from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, new, unpack
 from keras_qat.tflite.splice import splice_model
 from keras_qat.tflite.tensor_names import SCOPE
 
-__all__ = ["emit_by_converter"]
-
 MOVES = {
     *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS"),
     *("GATHER", "GATHER_ND", "IF", "MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK"),

@@ -16,8 +16,6 @@ from keras_qat.placement.layer_selection import Scope, check_scope
 from keras_qat.placement.layer_settings import Settings, may_open
 from keras_qat.placement.plan import Plan
 
-__all__ = ["RULES", "lowered", "place", "placed"]
-
 RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a recipe's placement -> the class that carries it out."""
 

@@ -11,8 +11,6 @@ from keras_qat.frontend.keras2.serialization import read_at_once
 from keras_qat.io.atomic_files import whole
 from keras_qat.training.readiness import counted
 
-__all__ = ["WholeFiles"]
-
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
 

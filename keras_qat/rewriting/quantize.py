@@ -19,8 +19,6 @@ from keras_qat.rewriting.rewrite import rewrite
 from keras_qat.training.distribution import strategy_scope
 from keras_qat.training.schedule import is_quantized
 
-__all__ = ["quantize_model"]
-
 
 def quantize_model(
     model: Any,

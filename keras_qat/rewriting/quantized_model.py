@@ -38,8 +38,6 @@ from keras_qat.training.layers.scheduled_layer import Phase, shapes_only
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["QuantizedModel"]
-
 
 @register
 class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model):

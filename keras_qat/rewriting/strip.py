@@ -20,8 +20,6 @@ from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
-__all__ = ["strip_quantization"]
-
 
 def strip_quantization(model: Any, folded: bool = False) -> Any:
     """Makes a plain float Keras model with the weights of a quantization-aware one.

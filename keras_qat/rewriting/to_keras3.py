@@ -10,8 +10,6 @@ from keras_qat.frontend.keras3.weights import give_weights
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.strip import strip_quantization
 
-__all__ = ["to_keras_3"]
-
 
 def to_keras_3(model: Any, keras_3_model: Any) -> Any:
     """Gives a Keras 3 model the weights of a model that was made from it or from an equal one.

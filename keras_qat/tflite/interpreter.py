@@ -15,8 +15,6 @@ import numpy as np
 from keras_qat.io.progress import shown
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["KERNELS", "FileInterpreter", "Kernels", "Runtime", "to_codes", "to_pixels", "to_values"]
-
 Kernels = Literal["xnnpack", "optimized", "reference", "tflm"]
 
 KERNELS: dict[str, str] = {

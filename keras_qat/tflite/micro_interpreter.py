@@ -23,8 +23,6 @@ from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 
-__all__ = ["MicroInterpreter", "Runner", "open_file"]
-
 ARENA = 64
 """Size of the arena in multiples of the file's, enough for unusually large tensors."""
 

@@ -11,8 +11,6 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.training.phase_graphs import check_started
 from keras_qat.training.schedule import check_quantized
 
-__all__ = ["Distiller"]
-
 Distance = Callable[[Any, Any], Any]
 """Function of the teacher's output and the student's that returns their distance, a scalar."""
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["agree", "mean_over_replicas", "moments_of_all", "observed_alike", "strategy_scope"]
-
 
 def mean_over_replicas(*tensors: Any) -> Any:
     """Averages tensors over the replicas of a `tf.distribute` strategy."""

@@ -11,9 +11,6 @@ from keras_qat.config import specs
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_process, check_quantized
 
-__all__ = ["check_exportable", "counted", "some"]
-
-
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-__all__ = ["Source", "source_of"]
-
 Back = Callable[[Any], list[Any]]
 """Function from the gradient of a tensor to the gradients of its inputs."""
 

@@ -12,18 +12,6 @@ from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.training.layers import ScheduledLayer
 from keras_qat.training.layers.scheduled_layer import NEVER
 
-__all__ = [
-    "check_process",
-    "check_quantized",
-    "freeze_batch_norm",
-    "freeze_ranges",
-    "is_quantized",
-    "recipe_of",
-    "schedule",
-    "scheduled_layers",
-    "set_quantization",
-]
-
 
 def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
     """Yields the quantize-aware layers of a model, and of models inside it."""

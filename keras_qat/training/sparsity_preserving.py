@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["PRESERVED"]
-
 
 def _with_gradient(weights: Any, change: Callable[[Any], Any]) -> Any:
     """Returns the weights, with a gradient that `change` computes from their own."""

@@ -26,8 +26,6 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.layers.recurrent.states import Stream
 
-__all__ = ["compare_layers"]
-
 SIMULATED = 8
 """How many examples are computed in the file's own rounding: enough to tell that from errors."""
 

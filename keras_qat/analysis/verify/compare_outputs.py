@@ -13,8 +13,6 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import to_values
 from keras_qat.tflite.micro_interpreter import Runner
 
-__all__ = ["check_match", "compare_outputs", "predictions", "range_in_file"]
-
 
 def compare_outputs(
     graph: ResolvedGraph,

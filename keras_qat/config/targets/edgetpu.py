@@ -5,8 +5,6 @@ from __future__ import annotations
 from keras_qat.config.targets.target import Kernel, Target
 from keras_qat.tflite.site import Site
 
-__all__ = ["EDGETPU"]
-
 _TYPES = ("int8", "uint8", "int32")
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from keras_qat.config.targets.target import Check, Kernel, Target
 from keras_qat.tflite.site import Site
 
-__all__ = ["ETHOS_U55", "ETHOS_U65", "ETHOS_U85"]
-
 MAPS = ("int8", "uint8", "int16")
 INTEGERS = (*MAPS, "int32", "int64")
 """Types of any tensor: sizes, axes, indices and biases too."""

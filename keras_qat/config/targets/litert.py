@@ -5,8 +5,6 @@ from __future__ import annotations
 from keras_qat.config.targets.target import Target
 from keras_qat.tflite.site import Site
 
-__all__ = ["XNNPACK"]
-
 
 def _lstm_of_int8(site: Site) -> str | None:
     is_lstm = site.operation.kernel == "UNIDIRECTIONAL_SEQUENCE_LSTM"

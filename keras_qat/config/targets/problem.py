@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from keras_qat.config.targets.target import Target
 
-__all__ = ["Problem", "described"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Problem:

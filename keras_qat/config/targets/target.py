@@ -14,18 +14,6 @@ from keras_qat.config.recipes import Recipe
 if TYPE_CHECKING:
     from keras_qat.tflite.site import Site
 
-__all__ = [
-    "Check",
-    "Kernel",
-    "Target",
-    "get",
-    "known",
-    "register",
-    "remembered",
-    "settings",
-    "target_of",
-]
-
 Check = Callable[["Site"], "str | None"]
 """Returns why an operator of a file is refused, in a few words; None if it is not."""
 

@@ -11,8 +11,6 @@ import dataclasses
 from keras_qat.config.targets.target import Kernel, Target
 from keras_qat.tflite.site import Site
 
-__all__ = ["CMSIS_NN", "TFLM"]
-
 INTEGERS = ("int8", "int16")
 REAL = (*INTEGERS, "float32")
 WEIGHTED = (*REAL, "int32", "int64")

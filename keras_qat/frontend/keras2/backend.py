@@ -15,35 +15,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-__all__ = [
-    "CustomObjects",
-    "KeepsTrainable",
-    "applications_scope",
-    "attention_parts",
-    "check_modules",
-    "custom_objects_in",
-    "deserialization_scope",
-    "in_safe_mode",
-    "is_building",
-    "is_in_converter",
-    "keras",
-    "make_training_variables",
-    "mask_of",
-    "missing_config",
-    "one_at_a_time",
-    "output_shape",
-    "recurrence",
-    "register",
-    "resolve_training",
-    "serialize",
-    "set_mask",
-    "steps_per_execution",
-    "swapped",
-    "takes_mask",
-    "traced",
-    "without_warnings",
-]
-
 
 def _find_keras_2() -> Any:
     major, minor = (int(part) for part in tf.__version__.split(".")[:2])

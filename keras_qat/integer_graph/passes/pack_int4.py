@@ -11,8 +11,6 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node
 from keras_qat.ops.weights import Weights
 
-__all__ = ["packed", "packs_int4", "with_int4"]
-
 HIGHEST = 7
 """The largest quantized value of a weight of 4 bits; the lowest one, -8, is left out."""
 

@@ -22,8 +22,6 @@ from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.slicing import CONCATENATE
 from keras_qat.ops.weights import Weights
 
-__all__ = ["RAW", "Rescaling", "begins_with_rescaling", "rescalings", "with_pixels"]
-
 Rescaling = tuple[Any, Any]
 """Scale and offset, numbers or one for each channel: a model takes `scale * pixel + offset`."""
 

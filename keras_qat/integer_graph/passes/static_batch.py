@@ -14,8 +14,6 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 
-__all__ = ["with_batch"]
-
 
 def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """The same graph for batches of `size` examples, all shapes being what TensorFlow infers.

@@ -19,8 +19,6 @@ from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.distribution import moments_of_all
 from keras_qat.training.layers.scheduled_layer import Phase
 
-__all__ = ["CorrectedFold"]
-
 MUCH_LESS = 0.8
 """The share of a convolution's products below which the covariance of its inputs is faster."""
 

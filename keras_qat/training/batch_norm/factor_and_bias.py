@@ -10,8 +10,6 @@ import tensorflow as tf
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training.batch_norm.weighted import Weighted
 
-__all__ = ["factor_and_bias", "normalization", "scaled"]
-
 _layers = backend.keras.layers
 
 

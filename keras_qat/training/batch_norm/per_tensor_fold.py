@@ -26,8 +26,6 @@ from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scale
 from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.scheduled_layer import Phase
 
-__all__ = ["Codes", "codes_of", "factors", "folded", "gained", "quantized_parts", "with_gains"]
-
 _layers = backend.keras.layers
 
 

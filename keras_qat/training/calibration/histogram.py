@@ -17,8 +17,6 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import traced_once
 
-__all__ = ["Histogram", "counts_of", "extremes_of", "folded"]
-
 _SHIFT = 14
 """How many bits of a float32 do not count for its bin."""
 _ALL = 1 << (32 - _SHIFT)

@@ -14,17 +14,6 @@ import numpy as np
 from keras_qat.config.specs import QuantSpec
 from keras_qat.training.calibration.histogram import Histogram
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "Range",
-    "entropy",
-    "extremes",
-    "least_squares",
-    "percentile",
-    "squared_error",
-]
-
 Method = Literal["minmax", "percentile", "mse", "entropy"]
 
 Range = tuple[float, float]

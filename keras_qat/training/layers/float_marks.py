@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ask_for_integers", "asked_for_integers", "leave_in_float", "why_left_in_float"]
-
 
 def leave_in_float(layer: Any, reason: str) -> None:
     """Makes a layer compute in float, whatever its operator."""

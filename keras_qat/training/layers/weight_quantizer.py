@@ -19,8 +19,6 @@ from keras_qat.training.ranges import observers
 from keras_qat.training.ranges.learned import fake_quantize_weights_learned
 from keras_qat.training.sparsity_preserving import PRESERVED
 
-__all__ = ["CellQuantizer", "GateQuantizer", "WeightQuantizer", "weight_at", "weights_replaced"]
-
 LEAST_LIMIT = 1e-12
 """Smallest learned limit, so that no training step makes a range empty."""
 

@@ -13,8 +13,6 @@ from keras_qat.frontend.keras2 import backend
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer, weight_at, weights_replaced
 
-__all__ = ["QuantizeWeights"]
-
 
 @backend.register
 class QuantizeWeights(ScheduledLayer):

@@ -18,8 +18,6 @@ from keras_qat.ops.registry import relu_maximum
 from keras_qat.placement.fusion_groups import Group, groups
 from keras_qat.training.schedule import is_quantized
 
-__all__ = ["equalize"]
-
 _layers = keras.layers
 _KERNELS = {
     _layers.Conv1D: (-1,),

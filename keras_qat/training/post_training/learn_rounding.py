@@ -13,8 +13,6 @@ from keras_qat.training.post_training.rounding_levels import Levels
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep
 from keras_qat.training.schedule import recipe_of
 
-__all__ = ["learn_rounding"]
-
 
 @one_at_a_time
 def learn_rounding(

@@ -20,8 +20,6 @@ from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.post_training.sweep import check_calibrated
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["reestimate_batch_norm"]
-
 _LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True, fixed=True)
 
 

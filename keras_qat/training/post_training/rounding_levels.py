@@ -11,8 +11,6 @@ from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.ranges.weight_limits import least_squares_limits
 
-__all__ = ["Levels"]
-
 
 class Levels:
     """The weights of a wrapper as the level below each and the fraction of a step above that.

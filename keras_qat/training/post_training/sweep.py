@@ -24,19 +24,6 @@ from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 
-__all__ = [
-    "IN_FLOAT",
-    "QUANTIZED",
-    "Part",
-    "Tensors",
-    "Visit",
-    "before_activation",
-    "check_calibrated",
-    "computed",
-    "sweep",
-    "walk",
-]
-
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
 QUANTIZED = IN_FLOAT._replace(quantizing=True)
 

@@ -14,8 +14,6 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond
 
-__all__ = ["fake_quantize_learned", "fake_quantize_weights_learned"]
-
 
 def _gain(levels: int, count: Any) -> Any:
     """Returns the factor of an end's gradient.

@@ -13,8 +13,6 @@ from keras_qat.training.layers.recurrent.states import keep_states
 from keras_qat.training.layers.scheduled_layer import Phase
 from keras_qat.training.layers.weight_quantizer import weights_replaced
 
-__all__ = ["lstm_quantized"]
-
 
 def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bits: int = 8) -> Any:
     """Computes an LSTM with given weights, and fake-quantizes its states from step to step.

@@ -15,8 +15,6 @@ import tensorflow as tf
 from keras_qat.frontend.graph import layers_in
 from keras_qat.frontend.keras2.backend import keras
 
-__all__ = ["Stream", "keep_states", "kept_batch", "states_of", "unchanged"]
-
 
 def states_of(model: Any) -> list[Any]:
     """Returns the variables that hold the states of a model."""

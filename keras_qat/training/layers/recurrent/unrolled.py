@@ -27,8 +27,6 @@ from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.recurrent.states import keep_states
 from keras_qat.training.layers.scheduled_layer import Phase
 
-__all__ = ["biases", "steps_quantized", "unrolled_quantized"]
-
 Round = Callable[[str, Any], Any]
 """Function that fake-quantizes a tensor to the range of a name."""
 
