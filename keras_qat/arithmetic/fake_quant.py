@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import cond, straight_through
 
 FAR = 1e38
@@ -226,13 +227,13 @@ def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     largest magnitudes of the channels, shaped to broadcast.
     """
     levels = float(2 ** (bits - 1) - 1)
-    return _whole_steps(weights, limits / _as_it_is(levels), levels)
+    return _whole_steps(weights, quotient(limits, levels), levels)
 
 
 def _whole_steps(weights: Any, scale: Any, levels: float) -> Any:
     """`weights` in steps of `scale`, rounded."""
     # Multiplied, not divided, and shifted to whole numbers first, as in TensorFlow's kernel.
-    steps = (weights + levels * scale) * (_as_it_is(1.0) / scale)
+    steps = (weights + levels * scale) * quotient(1.0, scale)
     return tf.floor(steps - (levels - 0.5))
 
 
@@ -244,19 +245,10 @@ def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     levels = float(2 ** (bits - 1) - 1)
 
     def rounded(weights: Any) -> Any:
-        scale = limits / _as_it_is(levels)
+        scale = quotient(limits, levels)
         return _whole_steps(weights, scale, levels) * scale
 
     return straight_through(rounded, weights)
-
-
-def _as_it_is(number: float) -> Any:
-    """A number that graph optimization does not take for a constant.
-
-    It would turn divisions by or of it into products and reciprocals, and in functions some ten in
-    a million weights would be rounded otherwise than at export, which is eager.
-    """
-    return tf.raw_ops.PlaceholderWithDefault(input=tf.constant(number), shape=[])
 
 
 def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.partial_evaluation import of_numbers
@@ -104,15 +105,15 @@ def _is_eager(each: Any) -> bool:
 def _of_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
     levels = 2.0**bits - 1
     low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
-    scale = (high - low) / levels
+    scale = quotient(high - low, levels)
     scale = tf.where(scale > 0, scale, tf.ones_like(scale))
     if bits == 16:
         return single(scale), tf.zeros([], tf.float64)
     below = tf.clip_by_value(tf.round(-low / scale), 0.0, levels)
     if bits == 8:
-        scale = (single((levels - below) * scale) - single(-below * scale)) / levels
+        scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
     else:  # The file's range has 256 levels, of which the lower ones are used.
-        scale = (single((255.0 - below) * scale) - single(-below * scale)) / 255.0
+        scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
     return single(scale), below - 128.0
 
 
@@ -124,7 +125,7 @@ def single(number: Any) -> Any:
 def ratio(family: KernelFamily, *factors: Any, by: Any) -> Any:
     """The product of scales, divided: in float32, by TFLite Micro's kernels in double precision."""
     step = (lambda x: x) if family.ratios == "float64" else single
-    return step(functools.reduce(lambda x, y: step(x * y), factors) / by)
+    return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
 
 def round_half_away(x: Any) -> Any:

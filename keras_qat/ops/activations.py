@@ -152,7 +152,7 @@ def _scaled_tanh(q: Any, before: Any, after: Any) -> Any:
 
 def _scaled_sigmoid(q: Any, before: Any, after: Any) -> Any:
     """TensorFlow's sigmoid takes twice as long as its tanh."""
-    return _scaled_tanh(q, before / 2, after / 2) + after / 2
+    return _scaled_tanh(q, before * 0.5, after * 0.5) + after * 0.5
 
 
 FARTHEST = 4.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
 from keras_qat.arithmetic.kernel_families import KernelFamily
@@ -145,8 +146,8 @@ def _multiply(a: Arguments) -> Any:
     factor, in_float32, taken = _factor(a.family, tuple(a.params), a.output)
 
     def in_integers() -> Any:
-        product = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
-        return tf.cast(multiply(product, fixed_point(factor)), x.dtype)
+        whole = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
+        return tf.cast(multiply(whole, fixed_point(factor)), x.dtype)
 
     rescale = a.family.products
     if rescale is None or a.wide:
@@ -155,9 +156,7 @@ def _multiply(a: Arguments) -> Any:
     def in_float() -> Any:
         if x is y:
             return _square(dataclasses.replace(a, q=[x], params=a.params[:1]))
-        # Of a chain of Mul graph optimization would multiply the smaller tensors first.
-        product = tf.raw_ops.MulNoNan(x=x, y=y)
-        return rescale(product, in_float32)
+        return rescale(product(x, y), in_float32)
 
     return cond(taken, in_float, in_integers)
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import quotient
+from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
@@ -109,28 +111,38 @@ def _quantized(weight: Any, shape: tuple[int, ...]) -> Part | None:
         return None
     values = tf.reshape(tf.cast(weight, tf.float64), shape)
     largest = tf.reduce_max(tf.abs(values))
-    params = _wide(tf.where(largest > 0, largest, tf.ones_like(largest)) / MOST)
+    params = _wide(quotient(tf.where(largest > 0, largest, tf.ones_like(largest)), MOST))
     return round_half_away(values / params.scale), params
 
 
-def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: QuantParams) -> _Parts:
+@of_numbers
+def _parts(
+    layer: Any,
+    size: int,
+    shape: tuple[int, ...],
+    epsilon: float,
+    x: QuantParams,
+    output: QuantParams,
+) -> _Parts:
+    """The parts for a layer that normalizes `size` numbers; its weights have that shape."""
     x, output = x.as_tensors(), output.as_tensors()
     weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    gamma, beta = (_quantized(weight, view.weights) for weight in weights)
-    squares = _wide(tf.clip_by_value((255.0 * x.scale) ** 2 / MOST, 1e-30, 1e30))
-    variance = _wide(squares.scale / 4.0)
-    inverse = _wide(1.0 / tf.sqrt(variance.scale + epsilon) / MOST)
+    gamma, beta = (_quantized(weight, shape) for weight in weights)
+    squares = _wide(tf.clip_by_value(quotient(tf.square(255.0 * x.scale), MOST), 1e-30, 1e30))
+    variance = _wide(squares.scale * 0.25)
+    inverse = _wide(quotient(quotient(1.0, tf.sqrt(variance.scale + epsilon)), MOST))
     variances = tf.range(2.0**15, dtype=tf.float64) * variance.scale
-    table = round_half_away(1.0 / tf.sqrt(variances + max(epsilon, 1e-60)) / inverse.scale)
-    normalized = _wide(tf.constant(min(view.size**0.5, LARGEST) / MOST, tf.float64))
+    inverses = quotient(1.0, tf.sqrt(variances + max(epsilon, 1e-60)))
+    table = round_half_away(quotient(inverses, inverse.scale))
+    normalized = _wide(tf.constant(min(size**0.5, LARGEST) / MOST, tf.float64))
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
-    reach = tf.maximum(*ends) * output.scale / MOST
+    reach = quotient(tf.maximum(*ends) * output.scale, MOST)
     if beta is not None:
         reach += beta[1].scale
     if gamma is not None:  # Below half of it, products would overflow.
         reach = tf.maximum(reach, 2.0 * normalized.scale * gamma[1].scale)
     return _Parts(
-        x=_wide(x.scale / 128.0),
+        x=_wide(x.scale * 2.0**-7),
         squares=squares,
         variance=variance,
         inverse=inverse,
@@ -145,7 +157,8 @@ def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: Quan
 def _compute(a: Arguments) -> Any:
     (x,), (params,) = a.q, a.params
     view = _view(a.call.inputs[0].shape, a.attributes)
-    parts = _parts(a.call.layer, view, a.attributes["epsilon"], params, a.output)
+    epsilon = a.attributes["epsilon"]
+    parts = _parts(a.call.layer, view.size, view.weights, epsilon, params, a.output)
     wide = tf.cast(x, tf.float64)
     if view.shape != a.call.inputs[0].shape:
         wide = tf.reshape(wide, [-1, *view.shape[1:]])
@@ -175,7 +188,8 @@ def _emit(e: Emission) -> None:
     assert x.params is not None
     assert output is not None
     view = _view(e.shape(e.inputs[0]), e.attributes)
-    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], x.params, output)
+    epsilon = e.attributes["epsilon"]
+    parts = _parts(e.node.call.layer, view.size, view.weights, epsilon, x.params, output)
     source, (target,) = e.reshaped(e.inputs[0], view.shape, "groups"), e.outputs
     if view.shape != e.shape(target):
         target = e.temporary("of_groups", view.shape, target)

@@ -44,7 +44,7 @@ def requantized(family: KernelFamily, q: Any, params: QuantParams, output: Quant
     if family.requantize != "256ths" or 16 in (params.bits, output.bits):
         return exact()
     in_256ths, taken = _in_256ths(before, after, q.dtype)
-    return cond(taken, lambda: tf.floor((q * in_256ths + 128.0) / 256.0), exact)
+    return cond(taken, lambda: tf.floor((q * in_256ths + 128.0) * 2.0**-8), exact)
 
 
 @of_numbers

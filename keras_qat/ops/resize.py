@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
@@ -115,7 +116,7 @@ def _bilinear(a: Arguments) -> Any:
 
 def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
     """For each pixel of a resized axis the two next to it, and the second one's share."""
-    scale = tf.cast(old, tf.float32) / tf.cast(new, tf.float32)
+    scale = quotient(tf.cast(old, tf.float32), float(new))
     place = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     place = tf.clip_by_value(place, 0.0, tf.cast(old - 1, tf.float32))
     low = tf.floor(place)

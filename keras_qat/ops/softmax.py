@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import (
     divide,
@@ -85,7 +86,7 @@ def _in_float32(q: Any, x: QuantParams, output: QuantParams, axis: int) -> Any:
     found = tf.gather(table, tf.cast(below, tf.int32))
     last = tf.constant([-1])
     total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
-    return tf.floor(found * (1.0 / (total * _cast(output.scale, tf.float32))) + 0.5)
+    return tf.floor(found * quotient(1.0, total * _cast(output.scale, tf.float32)) + 0.5)
 
 
 _cast = of_numbers(tf.cast)
@@ -159,7 +160,7 @@ def _of_int16(family: KernelFamily, q: Any, x: QuantParams, axis: int) -> Any:
     """
     precise: Any = np.dtype(family.int16_softmax_tables).type
     below = q - tf.reduce_max(q, axis, keepdims=True)
-    below = multiply(below, fixed_point(single(x.scale) / (10.0 / 65535.0)))
+    below = multiply(below, fixed_point(quotient(single(x.scale), 10.0 / 65535.0)))
     exponentials = _interpolated(
         saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST, precise)
     )
