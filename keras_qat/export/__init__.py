@@ -1,4 +1,4 @@
-"""From a trained quantization-aware model to the files that run elsewhere."""
+"""Exports of a trained quantization-aware model: TFLite, C++, ONNX, SavedModel."""
 
 from keras_qat.export.c_source import export_c
 from keras_qat.export.onnx import export_onnx

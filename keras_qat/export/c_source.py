@@ -1,4 +1,4 @@
-"""Export to C++ source for microcontrollers: the TFLite file as an array, and what reads it."""
+"""Export to C++ source for microcontrollers: the TFLite file as an array, with its header."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADDED = {
     "PADV2": "PadV2",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
-"""TFLite Micro's names of operators that do not follow from TFLite's own."""
+"""Operators whose name in TFLite Micro does not follow from TFLite's name."""
 
 
 @one_at_a_time
@@ -47,7 +47,7 @@ def export_c(
     input_range: tuple[float, float] | None = None,
     rescaling: Any = None,
 ) -> bytes:
-    """Exports a trained model to C++ source that TFLite Micro's interpreter is given.
+    """Exports a trained model to C++ source for TFLite Micro's interpreter.
 
     Beside `path` lies the header: the array and its size, scale, zero point and number of values
     of each input and output, and a function that adds the operators that the file needs to a
@@ -110,23 +110,23 @@ def export_c(
 def _golden(
     resolved: ResolvedGraph, examples: Any, graph: FileGraph, rescaled: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Constant -> the codes of an input or an output, a row for each example."""
+    """Returns the codes of inputs and outputs by constant name, a row for each example."""
     ends = {**graph.inputs, **graph.outputs}
-    in_float = [name for name, each in ends.items() if each.dtype.kind == "f"]
+    in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
         raise ValueError(
             f"examples: '{in_float[0]}' is in float, where kernels differ in the last places. "
             f"Export it with integers, or leave examples out."
         )
-    found = run_examples(resolved, examples, kernel_family(TFLM.kernels))
+    simulation = run_examples(resolved, examples, kernel_family(TFLM.kernels))
     arrays = {}
     infos = tensor_infos(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, arrays_of(resolved.origin.inputs, examples), strict=True):
         # Integers are numbers to a model, and to a runner codes.
         real = x.astype(np.float32) if infos[name].is_quantized else x
         arrays[name] = infos[name].quantize(real)
-    for name, each in found.outputs.items():
-        codes = getattr(each, "codes", each)  # Integers have none: they stand for themselves.
+    for name, output in simulation.outputs.items():
+        codes = getattr(output, "codes", output)  # Integers stand for themselves.
         offset = 128 if graph.outputs[name].dtype == np.uint8 else 0
         arrays[name] = (codes.astype(np.int64) + offset).astype(graph.outputs[name].dtype)
     return {
@@ -156,8 +156,8 @@ def _header(
         yield "// Each Invoke() begins with states of zeros."
     yield from ("extern const unsigned char kFile[];", "extern const size_t kFileSize;")
     for end, tensors in (("Input", graph.inputs), ("Output", graph.outputs)):
-        for place, (each, tensor) in enumerate(tensors.items()):
-            yield from ("", *_end(end, place, each, tensor, each in rescaled))
+        for index, (end_name, tensor) in enumerate(tensors.items()):
+            yield from ("", *_end(end, index, end_name, tensor, end_name in rescaled))
     yield from ("", f"// For tflite::MicroMutableOpResolver<{space}::kOperators>.")
     yield f"constexpr unsigned int kOperators = {len(operators)};"
     yield from ("template <typename Resolver>", "bool AddOperators(Resolver& resolver) {")
@@ -174,9 +174,9 @@ def _header(
     yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")
 
 
-def _end(end: str, place: int, name: str, tensor: Tensor, is_rescaled: bool) -> Iterator[str]:
+def _end(end: str, index: int, name: str, tensor: Tensor, is_rescaled: bool) -> Iterator[str]:
     shape = " x ".join(map(str, tensor.shape)) or "one number"
-    yield f"// {end} {place}, '{name}': {shape}, {tensor.dtype}."
+    yield f"// {end} {index}, '{name}': {shape}, {tensor.dtype}."
     constant = f"k{_identifier(name)}"
     yield f"constexpr size_t {constant}Size = {int(np.prod(tensor.shape))};"
     if is_rescaled:
@@ -213,13 +213,13 @@ def _declared(name: str, rows: np.ndarray) -> str:
 
 
 def _identifier(name: str) -> str:
-    """A name behind the k of C++'s constants: letters and digits, each word with a capital."""
+    """Returns a name for a C++ constant, to go behind its `k`: words with capitals."""
     words = [word for word in re.split(r"[^0-9A-Za-z]+", name) if word]
     return "".join(word[0].upper() + word[1:] for word in words) or "Tensor"
 
 
 def _added(kernel: str) -> str:
-    """What TFLite Micro's resolver calls an operator."""
+    """Returns the name of an operator in TFLite Micro's resolver."""
     return ADDED.get(kernel) or "".join(
         part if part[0].isdigit() else part.capitalize() for part in kernel.split("_")
     )

@@ -1,4 +1,4 @@
-"""Nodes in float inside of a file: TFLite's converter writes them, and them alone."""
+"""Islands of float nodes inside a file, the only nodes that TFLite's converter writes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ def write_island(
     indices: dict[Tensor, int],
     in_float: dict[Tensor, int],
 ) -> None:
-    """Writes nodes in float, connected or not, by one run of the converter.
+    """Writes nodes in float, connected or not, with one run of the converter.
 
     Args:
         builder: the file.
-        graph, nodes: the nodes, in order, and the graph that they are in.
-        ends: what others read of their outputs.
-        indices: tensor -> its index in the file. What enters is there; what leaves is added, the
-            index of another tensor where the converter finds that they hold the same.
-        in_float: quantized tensor -> index of its real values, for all islands; added to.
+        graph: the graph of the nodes.
+        nodes: the nodes, in order.
+        ends: their outputs that other nodes read, or the caller.
+        indices: tensor -> its index in the file. It has the inputs; outputs are added, with the
+            index of another tensor where the converter finds them equal.
+        in_float: quantized tensor -> index of its real values, shared by all islands.
 
     Raises:
         ValueError: if the converter refuses a layer; the message names all such layers of the
@@ -57,24 +58,24 @@ def write_island(
     main = model.subgraphs[0]
     starts, results = (list(map(int, each)) for each in (main.inputs, main.outputs))
     read = {int(index) for operator in main.operators for index in operator.inputs}
-    places: dict[int, int] = {}
+    index_here: dict[int, int] = {}
     """Index in the converter's file -> index in this one."""
     for start, tensor in zip(starts, entering, strict=True):
         if start in read or start in results:
-            places[start] = _real_index(builder, indices, in_float, tensor)
+            index_here[start] = _real_index(builder, indices, in_float, tensor)
     for result, tensor in zip(results, ends, strict=True):
-        if result not in places:
+        if result not in index_here:
             name = f"{SCOPE}/{tensor.name}"
-            places[result] = builder.tensor(name, tensor.shape, tensor.dtype)
-        indices[tensor] = places[result]
-    main.inputs = [each for each in starts if each in places]
+            index_here[result] = builder.tensor(name, tensor.shape, tensor.dtype)
+        indices[tensor] = index_here[result]
+    main.inputs = [each for each in starts if each in index_here]
     main.outputs = [each for each in dict.fromkeys(results) if each not in starts]
-    inputs, outputs = ([places[each] for each in end] for end in (main.inputs, main.outputs))
+    inputs, outputs = ([index_here[each] for each in end] for end in (main.inputs, main.outputs))
     splice_model(builder, model, inputs, outputs)
 
 
 def _rename(file: Any, node: Node) -> None:
-    """Takes out of names what counts up in a process: the same model gives the same file."""
+    """Removes the process's counters from names, so that the same model gives the same file."""
     for number, graph in enumerate(file.subgraphs):
         name = f"{SCOPE}/{node.name}/{number}"
         graph.name = name.encode()
@@ -88,7 +89,7 @@ def _rename(file: Any, node: Node) -> None:
 def _real_index(
     builder: Builder, indices: dict[Tensor, int], in_float: dict[Tensor, int], tensor: Tensor
 ) -> int:
-    """The index of a tensor's real values: a DEQUANTIZE of a quantized tensor, one for all."""
+    """Returns the index of a tensor's real values, adding one DEQUANTIZE for all islands."""
     if tensor.params is None:
         return indices[tensor]
     if tensor not in in_float:
@@ -100,19 +101,19 @@ def _real_index(
 
 
 def _entering(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """What nodes read that others make, for their masks too."""
+    """Returns the tensors that nodes read from other nodes, also for their masks."""
     made = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in reads(graph, node))
     return [tensor for tensor in read if tensor not in made]
 
 
 def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:
-    """What a node reads, or in float needs for the masks of what it reads."""
-    found = _tensors(node)
+    """Returns the tensors that a node reads; in float also those that its masks need."""
+    tensors = _tensors(node)
     if node.op is None:
         needed = map(graph.tensors.get, read_for_masks(node.call))
-        found += [each for each in needed if each is not None]
-    return list(dict.fromkeys(found))
+        tensors += [tensor for tensor in needed if tensor is not None]
+    return list(dict.fromkeys(tensors))
 
 
 def _tensors(node: Node) -> list[Tensor]:
@@ -132,7 +133,7 @@ class _Converter(tf.lite.TFLiteConverter):
 def _converted(
     graph: ResolvedGraph, nodes: Sequence[Node], entering: Sequence[Tensor], ends: Sequence[Tensor]
 ) -> bytes:
-    """What the converter makes of nodes: a file with those inputs and outputs, all real numbers."""
+    """Converts nodes to a TFLite file of their own, whose inputs and outputs are real numbers."""
 
     def serve(*inputs: Any) -> list[Any]:
         numbers = dict(zip(entering, inputs, strict=True))
@@ -140,13 +141,13 @@ def _converted(
         return [_of_type(numbers[each], each.dtype) for each in ends]
 
     signature = [
-        tf.TensorSpec(tensor.shape, tensor.dtype, name=f"input_{place}")
-        for place, tensor in enumerate(entering)
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=f"input_{index}")
+        for index, tensor in enumerate(entering)
     ]
     function = tf.function(serve, input_signature=signature, autograph=False)
     concrete = function.get_concrete_function()
     converter = _Converter.from_concrete_functions([concrete], tf.Module())
-    # By way of a SavedModel, weights are written to the disk and read twice: half of the time.
+    # A SavedModel would write weights to the disk and read them twice: half of the time.
     converter.experimental_lower_to_saved_model = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -154,7 +155,7 @@ def _converted(
 
 
 def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, Any]) -> None:
-    """Computes nodes, by operations named after them; adds what they give to `numbers`."""
+    """Computes nodes, with operations named after them, and adds their outputs to `numbers`."""
 
     def number_of(value: Value) -> Any:
         tensor = graph.tensors.get(value)
@@ -163,11 +164,11 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
     masks = Masks(number_of)
     for node in nodes:
         with tf.name_scope(f"{SCOPE}/{node.name}/"):
-            given = [
+            values = [
                 masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
                 for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
             ]
-            results = tf.nest.flatten(compute_in_float(node, given, for_file=True))
+            results = tf.nest.flatten(compute_in_float(node, values, for_file=True))
         numbers.update(zip(node.outputs, results, strict=True))
 
 
@@ -176,9 +177,9 @@ def _of_type(x: Any, dtype: str) -> Any:
 
 
 def _explained(error: Exception, graph: ResolvedGraph) -> str:
-    """What the converter does not convert, with the layers that have it.
+    """Explains a refusal of the converter: which layers it refuses, and why.
 
-    The converter does not name layers, so each is converted by itself.
+    The converter names no layers, so each layer is converted by itself.
     """
     causes: dict[str, str] = {}
     for node in graph.nodes:
@@ -190,9 +191,10 @@ def _explained(error: Exception, graph: ResolvedGraph) -> str:
     if not causes:
         return f"TFLite's converter refuses the model: {_reason(error)}."
     listed = "; ".join(f"{name}: {reason}" for name, reason in causes.items())
+    count = f"{len(causes)} layer{'s' * (len(causes) > 1)}"
     return (
-        f"TFLite's converter refuses {len(causes)} layers: {listed}. Replace them by what TFLite "
-        f"has, or split the model there and export the parts."
+        f"TFLite's converter refuses {count}: {listed}. Use layers that TFLite supports, or split "
+        f"the model there and export the parts."
     )
 
 
@@ -205,10 +207,10 @@ def _layer_name(node: Node) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first error in the converter's text that says something, without the path in front."""
+    """Returns the first meaningful error in the converter's text, without the path in front."""
     text = str(error)
     missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither a custom op nor a flex op", text)))
     if missing:
         return f"TFLite has no operation for {', '.join(missing)}"
-    found = re.findall(r"error: (.*)", text)
-    return found[0] if found else text.splitlines()[0]
+    errors = re.findall(r"error: (.*)", text)
+    return errors[0] if errors else text.splitlines()[0]

@@ -1,4 +1,4 @@
-"""Export to ONNX, with QuantizeLinear and DequantizeLinear around what is quantized."""
+"""Export to ONNX, with QuantizeLinear and DequantizeLinear around quantized tensors."""
 
 from __future__ import annotations
 
@@ -92,15 +92,15 @@ def export_onnx(
 
 
 def _store_weights(graph: Any, layers: list[Weights]) -> None:
-    """Replaces float weights and biases by integer ones with DequantizeLinear behind them.
+    """Replaces float weights and biases by integers with DequantizeLinear behind them.
 
-    tf2onnx brings the axes of weights into another order, and names them as it likes; which layer
-    they belong to shows in the values.
+    tf2onnx reorders the axes of weights and renames them, so that layers are recognised by the
+    values of their weights.
     """
     from onnx import numpy_helper
 
-    floats = {each.name: each for each in graph.initializer}
-    makers = {each.output[0]: each for each in graph.node}
+    floats = {array.name: array for array in graph.initializer}
+    makers = {node.output[0]: node for node in graph.node}
     nodes = []
     for node in list(graph.node):
         axis, steps = CHANNEL_AXIS.get(node.op_type, 0), None
@@ -108,7 +108,7 @@ def _store_weights(graph: Any, layers: list[Weights]) -> None:
             kernel = numpy_helper.to_array(floats[node.input[1]])
             steps = _steps(kernel, axis, layers)
         if steps is not None:
-            shape = [-1 if each == axis else 1 for each in range(kernel.ndim)]
+            shape = [-1 if dim == axis else 1 for dim in range(kernel.ndim)]
             codes = np.round(kernel / steps.reshape(shape)).astype(np.int8)
             nodes += _dequantize(graph, node, 1, codes, steps, axis)
             source = makers.get(node.input[0])
@@ -126,13 +126,13 @@ def _store_weights(graph: Any, layers: list[Weights]) -> None:
 
 
 def _replace(field: Any, entries: list[Any]) -> None:
-    """Gives a field of a protocol buffer other entries."""
+    """Replaces the entries of a protocol buffer's field."""
     del field[:]
     field.extend(entries)
 
 
 def _steps(kernel: np.ndarray, axis: int, layers: list[Weights]) -> Any:
-    """The step of each output channel of a kernel, or None if no quantized layer has it."""
+    """Returns the scale of each output channel of a kernel, None if no quantized layer has it."""
     columns = _columns(kernel, [axis])
     for weights in layers:
         if not weights.name:
@@ -143,30 +143,30 @@ def _steps(kernel: np.ndarray, axis: int, layers: list[Weights]) -> Any:
                 return np.full(columns.shape[1], weights.scale.item(), np.float32)
             continue
         sizes = weights.scale.shape
-        axes = [each for each, size in enumerate(sizes) if size > 1] or [real.ndim - 1]
-        found = _columns(real, axes)
-        if found.shape == columns.shape and np.array_equal(found, columns):
+        axes = [axis for axis, size in enumerate(sizes) if size > 1] or [real.ndim - 1]
+        candidates = _columns(real, axes)
+        if candidates.shape == columns.shape and np.array_equal(candidates, columns):
             return np.broadcast_to(weights.scale.reshape(-1), columns.shape[1]).astype(np.float32)
     return None
 
 
 def _columns(kernel: np.ndarray, axes: list[int]) -> np.ndarray:
-    """The weights of each output channel in a column, sorted."""
-    others = [each for each in range(kernel.ndim) if each not in axes]
-    count = int(np.prod([kernel.shape[each] for each in axes]))
+    """Returns the weights of each output channel, sorted, in a column."""
+    others = [axis for axis in range(kernel.ndim) if axis not in axes]
+    count = int(np.prod([kernel.shape[axis] for axis in axes]))
     return np.sort(kernel.transpose(*others, *axes).reshape(-1, count), axis=0)
 
 
 def _dequantize(
-    graph: Any, node: Any, place: int, codes: np.ndarray, steps: np.ndarray, axis: int
+    graph: Any, node: Any, index: int, codes: np.ndarray, steps: np.ndarray, axis: int
 ) -> list[Any]:
-    """Makes an input of a node a constant in integers, with what turns it into real numbers."""
+    """Replaces an input of a node by integers; returns the node that dequantizes them."""
     from onnx import helper, numpy_helper
 
-    name = f"{node.output[0]}/input_{place}"
+    name = f"{node.output[0]}/input_{index}"
     parts = {"codes": codes, "step": steps, "zero": np.zeros(steps.shape, codes.dtype)}
     inputs = [f"{name}/{part}" for part in parts]
     for part, values in zip(inputs, parts.values(), strict=True):
         graph.initializer.append(numpy_helper.from_array(values, part))
-    node.input[place] = name
+    node.input[index] = name
     return [helper.make_node("DequantizeLinear", inputs, [name], name=name, axis=axis)]

@@ -1,7 +1,6 @@
-"""Export to SavedModel, and what it computes: the inference function in real numbers.
+"""Export to SavedModel: the resolved graph with fake quantization in place of integers.
 
-BatchNormalization is folded, weights are what kernels hold, every range is a constant: the resolved
-graph with fake quantization in the place of integers.
+BatchNormalization is folded, weights are the file's, and every range is a constant.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def inference_module(graph: ResolvedGraph) -> tf.Module:
         return _outputs(graph, list(inputs))
 
     module = tf.Module()
-    # What is not folded has to be saved along. Not the layers: Keras would trace each of them.
+    # Weights that are not folded are saved too, but not their layers, which Keras would trace.
     in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
@@ -118,7 +117,7 @@ def _computed(node: Node, numbers: list[Any]) -> Any:
 
 
 def _called(node: Node, numbers: list[Any]) -> Any:
-    """The call's own layer, with the weights that kernels hold."""
+    """Calls the node's layer with the weights that files hold."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
         return _recurrent(node, weights, numbers)
@@ -134,9 +133,9 @@ def _called(node: Node, numbers: list[Any]) -> Any:
                 replaced["use_bias"] = True
         with swapped(layer, **replaced), computing_in_float32(layer):
             return layer.call(x)
-    given = iter(numbers)
+    remaining = iter(numbers)
     args, kwargs = graph_lib.map_values(
-        lambda value: next(given), (node.call.args, node.call.kwargs)
+        lambda value: next(remaining), (node.call.args, node.call.kwargs)
     )
     if graph_lib.takes_training(layer):
         kwargs = {**kwargs, "training": False}
@@ -151,14 +150,14 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
         each.name: tf.constant((each.q * each.scale).astype(np.float32)) for each in (weights, own)
     }
     if weights.bias is not None or own.bias is not None:
-        given, fed_back = node.inputs[0].params, params_named(weights, "hidden")
-        pairs = ((weights, given), (own, fed_back))
-        found = [
+        input_params, fed_back = node.inputs[0].params, params_named(weights, "hidden")
+        pairs = ((weights, input_params), (own, fed_back))
+        biases = [
             each.bias * (np.float64(read.scale) * each.scale).reshape(-1)  # type: ignore[union-attr]
             for each, read in pairs
             if each.bias is not None
         ]
-        bias = np.stack(found) if len(found) > 1 else found[0]
+        bias = np.stack(biases) if len(biases) > 1 else biases[0]
         real["cell.bias"] = tf.constant(bias.astype(np.float32))
     phase = Phase(training=False, quantizing=True, frozen=True)
     with computing_in_float32(layer):
@@ -173,7 +172,7 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:
-    """Fake quantization; with fewer than 8 bits in 256 levels of which the lower ones are used."""
+    """Fake-quantizes; with fewer than 8 bits to the lowest of 256 levels."""
     scale, bits = float(params.scale), max(params.bits, 8)
     low = (params.lowest - params.zero_point) * scale
     y = tf.quantization.fake_quant_with_min_max_args(x, low, low + (2**bits - 1) * scale, bits)

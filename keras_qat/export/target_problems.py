@@ -1,4 +1,4 @@
-"""What of a model a target does not run, by the file that the model would become."""
+"""Operators that a target does not run, found in the file that a model becomes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHANGES = {
     "GATHER": "index before the model",
     "WHILE": "unroll the layer, or leave it out of the model",
 }
-"""Operator -> what helps where a target lacks it."""
+"""Operator -> advice where a target lacks it."""
 
 OPEN = "export with batch_size=1 and give all other sizes in keras.Input"
 IN_FLOAT = "keras_qat.plan says why it computes in float"
@@ -37,7 +37,7 @@ IN_FLOAT = "keras_qat.plan says why it computes in float"
 def problems(
     model: Any, target: str | Target, *, input_range: tuple[float, float] | None = None
 ) -> tuple[Problem, ...]:
-    """What of a model a target does not run: asked before training, or of a file.
+    """Finds what a target does not run of a model, before or after training, or of a file.
 
     Args:
         model: what `quantize_model` returned, with or without ranges, or a file's contents.
@@ -89,13 +89,13 @@ def _name(site: Site) -> str:
 
 
 def _is_open(site: Site) -> bool:
-    """Whether an operator reads an input of the file of which a size is open."""
+    """Whether an operator reads an input of the file that has an open size."""
     ends = site.graph.inputs.values()
     return any(each in ends and -1 in each.shape for each in site.tensors)
 
 
 def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
-    """Why a target does not run an operator, and what helps."""
+    """Returns why a target does not run an operator, with advice; None if it does."""
     name = site.operation.kernel
     if target.operators is None:
         return _checked(target.checks, site)
@@ -131,6 +131,6 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _checked(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """What the first check that refuses an operator says."""
-    found = (check(site) for check in checks)
-    return next(((reason, "") for reason in found if reason is not None), None)
+    """Returns the reason of the first check that refuses an operator."""
+    reasons = (check(site) for check in checks)
+    return next(((reason, "") for reason in reasons if reason is not None), None)

@@ -219,14 +219,14 @@ def _check_states(graph: ResolvedGraph) -> None:
 
 
 def _warn_of_problems(contents: bytes, target: Target) -> None:
-    """Names the operators with which the file does not run at all."""
-    found = file_problems(contents, target)
-    if found and target.elsewhere is None:
-        warnings.warn("\n".join(described(target, found)), stacklevel=5)
+    """Warns of operators with which the file does not run at all."""
+    refused = file_problems(contents, target)
+    if refused and target.elsewhere is None:
+        warnings.warn("\n".join(described(target, refused)), stacklevel=5)
 
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
-    """The type of an end; None for that of the quantized values."""
+    """Returns the type of an input or output; None for the type of its quantized values."""
     dtype = _name_of(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
@@ -236,12 +236,12 @@ def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 
 
 def _name_of(dtype: Any) -> Any:
-    """A type by its name: TFLiteConverter takes tf.uint8 and np.uint8."""
+    """Returns a type's name. TFLiteConverter takes tf.uint8 and np.uint8, and so do we."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:
-    """Tells which weights TFLite cannot hold as they were trained."""
+    """Warns of weights that TFLite cannot hold as they were trained."""
     wide = {
         node.layer.name: node.weights.rounding
         for node in graph.nodes

@@ -1,4 +1,4 @@
-"""Writing a resolved graph into a TFLite file."""
+"""Writes a resolved graph into a TFLite file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.tensor_names import SCOPE
 
 ZERO_OF_UINT8 = 128
-"""What a quantized value of uint8 has more than one of int8 with the same meaning."""
+"""Difference between the uint8 and the int8 quantized value of the same number."""
 
 
 def write_graph(
@@ -26,19 +26,19 @@ def write_graph(
     input_dtype: str | None = None,
     output_dtype: str | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Writes all nodes, and the file's ends.
+    """Writes all nodes, inputs and outputs.
 
-    Zeros around a convolution's input become its own padding.
-    Nodes in float that follow on each other are one island, which TFLite's converter writes.
-    Quantized ends get the type "uint8", "float32", or with None that of their quantized values.
+    Explicit padding becomes the convolution's own. Consecutive nodes in float are one island,
+    which TFLite's converter writes. Quantized inputs and outputs get the type "uint8" or
+    "float32", or with None the type of their quantized values.
 
     Returns:
-        The tensors of inputs and of outputs, by name in the model's order.
+        The tensor indices of inputs and of outputs, by name in the model's order.
     """
     graph = with_own_padding(graph)
     indices: dict[Tensor, int] = {}
     in_float: dict[Tensor, int] = {}
-    """Quantized tensor -> that of its real values."""
+    """Quantized tensor -> index of the tensor with its real values."""
     inputs = {
         name: _write_input(builder, indices, name, tensor, input_dtype)
         for name, tensor in graph.inputs.items()
@@ -79,7 +79,7 @@ def write_graph(
 
 
 def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
-    """Type and quantization parameters of an end of the file."""
+    """Returns type and quantization parameters of an input or output of the file."""
     if dtype == "float32":
         return dtype, None
     if dtype == "uint8":
@@ -98,7 +98,7 @@ def _write_input(
     converts, clips = params != tensor.params, tensor.params.bits < 8
     if not (converts or clips):
         indices[tensor] = end
-    else:  # Callers know no upper end but int8's.
+    else:  # Callers clip to int8, not to fewer bits.
         inside = tensor_index(builder, indices, tensor)
         _bring(builder, f"{SCOPE}/{name}", [end, inside], tensor, converts, clips)
     return end
@@ -107,7 +107,7 @@ def _write_input(
 def _bring(
     builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
 ) -> None:
-    """Adds what brings values into a tensor's range: out of another one, from above its end."""
+    """Adds the operators that requantize values to a tensor's range and clip them to its bits."""
     params = tensor.params
     assert params is not None
     source, target = ends
@@ -128,7 +128,7 @@ def _write_output(
     dtype: str | None,
     taken: list[int],
 ) -> int:
-    """The tensor of an output: one of its own, as interpreters take none that is an end twice."""
+    """Returns the tensor of an output: interpreters do not allow one tensor as two outputs."""
     inside = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
@@ -147,7 +147,7 @@ def _write_output(
 
 
 def tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -> int:
-    """The index of a tensor in the file, added where it is missing."""
+    """Returns the index of a tensor in the file, and adds the tensor if it is missing."""
     if tensor not in indices:
         dtype = tensor.dtype if tensor.params is None else tensor.params.dtype.name
         name = f"{SCOPE}/{tensor.name}"
@@ -156,10 +156,10 @@ def tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -
 
 
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
-    """Writes an operator, and what brings its result to the output's quantization parameters.
+    """Writes an operator, and the conversion of its result to the output's parameters.
 
-    Kernels that fix their output's parameters are followed by a QUANTIZE where others are wanted;
-    those of fewer than 8 bits by a MINIMUM, as kernels know no upper end but int8's.
+    A QUANTIZE follows where a TFLite kernel fixes other parameters for its output, and a MINIMUM
+    for fewer than 8 bits, as TFLite kernels only clip to int8.
     """
     assert node.op is not None
     inputs = [

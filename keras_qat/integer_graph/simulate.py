@@ -30,7 +30,7 @@ class Codes:
 
     Args:
         codes: its quantized values, int8 or int16.
-        params: what they stand for.
+        params: its quantization parameters.
     """
 
     codes: np.ndarray
@@ -53,7 +53,7 @@ class Codes:
 
 
 class _ByName(dict[str, Any]):
-    """Tensors by name; says which there are if one is asked for that is not."""
+    """Tensors by name. The error for an unknown name lists similar names."""
 
     def __missing__(self, name: Any) -> Any:
         near = difflib.get_close_matches(str(name), self, n=3)
@@ -67,7 +67,7 @@ class _ByName(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What a simulated file gives.
+    """Result of a simulation.
 
     Args:
         kernels: the family of kernels.
@@ -139,18 +139,18 @@ def run_examples(
     for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
         with stream:
-            found = run_batch(graph, batch, family)
+            tensors = run_batch(graph, batch, family)
         for name, tensor in graph.outputs.items():
-            outputs[name].append(found[tensor])
+            outputs[name].append(tensors[tensor])
         for label, tensor in labels.items():
-            inside[label].append(found[tensor])
+            inside[label].append(tensors[tensor])
     of_examples = set(graph.inputs.values())
     for node in graph.nodes:
         if of_examples.intersection(each for each in node.inputs if isinstance(each, Tensor)):
             of_examples.update(node.outputs)
 
     def joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
-        """All examples; of numbers, and of what is made of weights alone, the first batch's."""
+        """Joins all batches; of tensors without examples, such as weights, returns the first."""
         has_examples = tensor in of_examples and parts[0].ndim > 0
         values = np.concatenate(parts) if has_examples else parts[0]
         return values if tensor.params is None else Codes(values, tensor.params)
@@ -167,8 +167,8 @@ def run_examples(
 def run_batch(
     graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily
 ) -> dict[Tensor, np.ndarray]:
-    """All tensors for some examples: quantized values, or real ones of what is not quantized."""
-    inputs = [_fed(each, tensor) for each, tensor in zip(batch, graph.inputs.values(), strict=True)]
+    """Computes all tensors for a batch: quantized values, or real ones where not quantized."""
+    inputs = [_as_input(x, tensor) for x, tensor in zip(batch, graph.inputs.values(), strict=True)]
     return {
         tensor: np.asarray(values)
         if tensor.params is None
@@ -177,8 +177,8 @@ def run_batch(
     }
 
 
-def _fed(x: np.ndarray, tensor: Tensor) -> Any:
-    """An input as `run` takes it: real numbers are quantized as a caller of the file does."""
+def _as_input(x: np.ndarray, tensor: Tensor) -> Any:
+    """Converts an input to what `run` takes; real numbers are quantized as for the file."""
     params = tensor.params
     if params is None:
         return tf.constant(x, tensor.dtype)

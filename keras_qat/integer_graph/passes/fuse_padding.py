@@ -1,4 +1,4 @@
-"""Padding with zeros in front of a convolution that the convolution's own kernel can do."""
+"""Explicit zero padding replaced by the padding of the convolution behind it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from keras_qat.ops.padding import PAD
 
 
 def with_own_padding(graph: ResolvedGraph) -> ResolvedGraph:
-    """The same graph, with "same" padding in place of zeros that are put around its input before.
+    """Replaces explicit zero padding before a convolution by the convolution's own SAME padding.
 
-    Keras pads so in front of convolutions with strides. The sums are the same, and the padded
-    images, which are the largest tensor of a small network, need no memory.
+    Keras applications pad so before strided convolutions. The sums stay the same, and the padded
+    image, the largest tensor of a small network, needs no memory.
     """
-    reads = Counter(each for node in graph.nodes for each in node.inputs)
+    reads = Counter(operand for node in graph.nodes for operand in node.inputs)
     reads.update(graph.outputs.values())
     pads = {node.output: node for node in graph.nodes if node.op is PAD and reads[node.output] == 1}
     nodes: list[Node] = []
@@ -34,7 +34,7 @@ def with_own_padding(graph: ResolvedGraph) -> ResolvedGraph:
 
 
 def _is_own(pad: Node, node: Node) -> bool:
-    """Whether a convolution pads its input just so, if it is told to pad."""
+    """Whether a convolution with SAME padding pads its input exactly as `pad` does."""
     options, weights, (source,) = node.attributes, node.weights, pad.inputs
     assert isinstance(source, Tensor)
     sizes, shape = source.shape[1:-1], () if weights is None else weights.q.shape[:-2]

@@ -1,4 +1,4 @@
-"""Resolved graphs whose weights lie in 4 bits, two in a byte: with other sums than in 8 bits."""
+"""Weights packed in 4 bits, two in a byte, which TFLite kernels sum otherwise than 8-bit ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from keras_qat.ops.node import Node
 from keras_qat.ops.weights import Weights
 
 HIGHEST = 7
-"""The largest quantized value of a weight of 4 bits; the lowest one, -8, is left out."""
+"""Largest quantized value of a 4-bit weight; -8 is not used."""
 
 
 def packs_int4(graph: ResolvedGraph) -> bool:
-    """Whether any weights of a graph lie in 4 bits."""
+    """Whether any weights of a graph are packed in 4 bits."""
     return any(node.weights is not None and node.weights.packed for node in graph.nodes)
 
 
@@ -46,10 +46,9 @@ def packed(node: Node, family: KernelFamily = XNNPACK) -> Node:
 
 
 def _divided(weights: Weights, channels: tuple[int, ...]) -> Weights | None:
-    """Weights less what those of a channel have in common, or None if they do not fit.
+    """Divides weights by the common divisor of their channel; None if they still exceed 4 bits.
 
-    Weights trained with few bits have a common divisor in each channel, as their scales were made
-    that many times finer.
+    Weights trained with few bits have such a divisor, because their scales were made finer by it.
     """
     q = np.asarray(weights.q).astype(np.int32)
     kept = [axis % q.ndim for axis in channels] if weights.per_channel else []

@@ -1,4 +1,4 @@
-"""Files that take pixels of 0 to 255 as they are, where the model takes them rescaled."""
+"""Inputs that take pixels of 0 to 255 where the model takes rescaled numbers."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from keras_qat.ops.slicing import CONCATENATE
 from keras_qat.ops.weights import Weights
 
 Rescaling = tuple[Any, Any]
-"""Scale and offset, numbers or one for each channel: a model takes `scale * pixel + offset`."""
+"""Scale and offset, one number or one per channel: the model takes `scale * pixel + offset`."""
 
 RAW: Rescaling = (1.0, 0.0)
-"""That of a model that takes pixels as they are."""
+"""Rescaling of a model that takes pixels of 0 to 255."""
 
 PIXELS = np.arange(256.0)
 
 ZERO = -128
-"""The quantized value that a pixel of 0 is."""
+"""Quantized value of a pixel of 0."""
 
 LARGEST = 127.0
-"""The quantized value of a constant and of weights: the finest that int8 has."""
+"""Quantized value of constants and weights here: the largest of int8, for the finest scale."""
 
 MOST = 8
-"""How many channels are computed each by itself: TFLite Micro joins up to 10 tensors."""
+"""How many channels may be computed one by one: TFLite Micro concatenates up to 10 tensors."""
 
 POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
 
 SIDE_BY_SIDE = dataclasses.replace(
     CONCATENATE, compute=lambda a: tf.concat(a.q, a.attributes["axis"])
 )
-"""That of no layer."""
+"""Concatenation of computed channels; no Keras layer maps to this row."""
 
 FEW = 0.6
-"""Pixels and the input's range that have less than this in common are not of the same scale."""
+"""A smaller overlap of the pixels' range and the input's range means another scale."""
 
 
 def rescalings(given: Any, names: list[str]) -> dict[str, Rescaling]:
-    """The rescaling of each input by name, of what `export_tflite` was given.
+    """Reads the argument `rescaling` of `export_tflite` as a rescaling for each input.
 
     Args:
-        given: a rescaling for a model of one input, or a dict by name: each a tuple of scale and
-            offset, or a Keras layer, `Rescaling` or `Normalization`.
-        names: of the model's inputs.
+        given: a rescaling for a model with one input, or a dict of them by name. A rescaling is a
+            tuple of scale and offset, or a Keras layer `Rescaling` or `Normalization`.
+        names: names of the model's inputs.
 
     Raises:
-        ValueError: if it is none of these.
+        ValueError: for anything else.
     """
     if given is None:
         return {}
@@ -75,21 +75,21 @@ def rescalings(given: Any, names: list[str]) -> dict[str, Rescaling]:
         raise ValueError(
             f"rescaling: there is no input '{unknown[0]}'. There are: {', '.join(names)}."
         )
-    return {name: _rescaling(name, each) for name, each in given.items()}
+    return {name: _rescaling(name, value) for name, value in given.items()}
 
 
 def _rescaling(name: str, given: Any) -> Rescaling:
     if isinstance(given, keras.layers.Rescaling):
         given = given.scale, given.offset
     elif isinstance(given, keras.layers.Normalization) and not given.invert:
-        mean, variance = (  # It has the former only once it is built.
-            np.asarray(getattr(given, each, getattr(given, f"input_{each}")), np.float64)
-            for each in ("mean", "variance")
+        mean, variance = (  # A built layer has `mean`, others `input_mean`.
+            np.asarray(getattr(given, name, getattr(given, f"input_{name}")), np.float64)
+            for name in ("mean", "variance")
         )
         scale = 1 / np.maximum(np.sqrt(variance), keras.backend.epsilon())
         given = scale, -mean * scale
     try:
-        scale, offset = (np.asarray(each, np.float64).squeeze() for each in given)
+        scale, offset = (np.asarray(part, np.float64).squeeze() for part in given)
     except (TypeError, ValueError):
         scale = offset = np.array(np.nan)
     if max(scale.ndim, offset.ndim) > 1 or not np.all(np.isfinite(scale) & np.isfinite(offset)):
@@ -102,9 +102,9 @@ def _rescaling(name: str, given: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input takes pixels: a `Rescaling` or a `Normalization` reads it, and nothing else.
+    """Whether an input takes pixels: only `Rescaling` or `Normalization` layers read it.
 
-    Ranges that are not near 0 to 255 are of something else.
+    Its range also has to be about 0 to 255.
     """
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     readers = [node for node in graph.nodes if tensor in node.inputs]
@@ -121,34 +121,34 @@ def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def with_pixels(
     graph: ResolvedGraph, given: Mapping[str, Rescaling]
 ) -> tuple[ResolvedGraph, dict[str, Rescaling]]:
-    """The same graph with inputs that take pixels, less 128, in place of real numbers.
+    """Returns the graph with inputs that take pixels minus 128 in place of real numbers.
 
     Returns:
-        The graph, and the rescalings of those inputs whose numbers are others than the model's:
-        not of those whose codes are pixels anyway.
+        The graph, and the rescalings of inputs whose numbers differ from the model's. Inputs whose
+        quantized values are pixels anyway are left out.
 
     Raises:
         ValueError: if an input is not quantized to 8 bits or fewer, or has other channels.
     """
     rescaled = {}
-    for name, each in given.items():
-        nodes = _rescaling_nodes(graph, name, each)
+    for name, rescaling in given.items():
+        nodes = _rescaling_nodes(graph, name, rescaling)
         if not nodes:
             continue
         pixels = nodes[0].inputs[0]
         assert isinstance(pixels, Tensor)
-        inputs = {key: pixels if key == name else at for key, at in graph.inputs.items()}
+        inputs = {**graph.inputs, name: pixels}
         graph = dataclasses.replace(graph, inputs=inputs, nodes=(*nodes, *graph.nodes))
-        if nodes[0].op is not ADD or each[1]:
-            rescaled[name] = each
+        if nodes[0].op is not ADD or rescaling[1]:
+            rescaled[name] = rescaling
     return graph, rescaled
 
 
 def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """What makes an input of pixels less 128; nothing if they are its codes already."""
+    """Returns nodes that compute an input from pixels minus 128; none where both are the same."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
-    scale, offset = (np.asarray(each, np.float64) for each in rescaling)
+    scale, offset = (np.asarray(part, np.float64) for part in rescaling)
     if params is None or params.bits == 16:
         raise ValueError(f"rescaling: the input '{name}' is not quantized to 8 bits.")
     if len(tensor.shape) < 2 or channels is None or {scale.size, offset.size} - {1, channels}:
@@ -161,7 +161,7 @@ def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> l
     _check_range(name, real, params)
     if np.array_equal(expected, np.broadcast_to(PIXELS[:, None] + ZERO, expected.shape)):
         return []
-    scales, offsets = (np.broadcast_to(each, channels) for each in (scale, offset))
+    scales, offsets = (np.broadcast_to(part, channels) for part in (scale, offset))
     if scale.size == offset.size == 1 and scale > 0:
         pixels = dataclasses.replace(
             tensor, name=f"{tensor.name}/pixels", params=QuantParams(np.float32(scale), ZERO)
@@ -185,10 +185,10 @@ def _node(
 def _sum(
     pixels: Tensor, output: Tensor, scaled: np.ndarray, offset: float, codes: np.ndarray
 ) -> Node:
-    """A constant added to scaled pixels, which kernels do with 20 bits behind the point.
+    """Makes a node that adds a constant to scaled pixels, which TFLite kernels do with 20 bits.
 
-    It is the offset, moved so that no pixel is nearer to the half above its code than another is to
-    the half below: what lies halfway, the caller's rounding takes up.
+    The constant is the offset, moved so that the pixels keep the same distance from the rounding
+    boundaries above and below their quantized values.
     """
     params = output.params
     assert params is not None
@@ -199,7 +199,7 @@ def _sum(
     away = (exact - codes)[inside] if inside.any() else np.zeros(1)
     moved = float(offset - (away.max() + away.min()) / 2 * params.scale)
     size = np.float32(abs(moved) / LARGEST)
-    if size < 1e-6 * scale:  # No kernel takes scales that are so far apart.
+    if size < 1e-6 * scale:  # No implementation takes scales that are so far apart.
         added = Constant(np.zeros(1, np.int8), QuantParams(scale, 0))
     else:
         q = np.array([np.sign(moved) * LARGEST], np.int8)
@@ -210,10 +210,10 @@ def _sum(
 def _by_channel(
     tensor: Tensor, scale: np.ndarray, offset: np.ndarray, expected: np.ndarray
 ) -> list[Node]:
-    """A sum for each channel, which a convolution takes out with its own scale, side by side.
+    """Makes nodes that rescale each channel: a 1x1 convolution extracts it, and `_sum` follows.
 
-    Kernels of products keep 6 or 7 bits behind the point, with which some pixels would be rounded
-    the wrong way.
+    TFLite kernels of products keep 6 or 7 fractional bits, which would round some pixels the wrong
+    way.
     """
     raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
     shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2
@@ -235,7 +235,7 @@ def _by_channel(
 
 
 def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
-    """A weight and a bias for each channel."""
+    """Makes a node with a weight and a bias for each channel."""
     pixels = dataclasses.replace(
         tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
     )
@@ -246,7 +246,7 @@ def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
 
 
 def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
-    """Warns of pixels on another scale than the model's input."""
+    """Warns if pixels are on another scale than the model's input."""
     codes = np.array([params.lowest, params.highest])
     low, high = (codes - params.zero_point) * float(params.scale)
     common = min(high, real.max()) - max(low, real.min())
@@ -260,7 +260,7 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
 
 
 def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
-    """Warns of pixels that the file makes another code of than the model's callers."""
+    """Warns if the file quantizes some pixels otherwise than the model's callers do."""
     pixels, output = nodes[0].inputs[0], nodes[-1].output
     assert isinstance(pixels, Tensor)
     assert pixels.params is not None

@@ -1,4 +1,4 @@
-"""Resolved graphs for batches of a size that is known, as microcontrollers and NPUs ask."""
+"""Shapes for a fixed batch size, which microcontrollers and NPUs require."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from keras_qat.ops.node import Constant, Node, Operand, Tensor
 
 
 def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
-    """The same graph for batches of `size` examples, all shapes being what TensorFlow infers.
+    """Returns the graph for batches of `size` examples, with the shapes that TensorFlow infers.
 
-    Sizes that the input leaves open besides stay open, as does what follows from them. `sized`:
-    whether operators round as with a known size, too.
+    Other sizes that the inputs leave open stay open. `sized` says whether operators also round as
+    with a known size.
     """
     shapes = _shapes(graph, size)
     made: dict[Tensor, Tensor] = {}
@@ -48,7 +48,7 @@ def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedG
 
 
 def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, ...]]:
-    """The shapes of all tensors that are computed, in a graph that never runs."""
+    """Infers the shapes of all tensors, by tracing a function that never runs."""
 
     def given(tensor: Tensor) -> Any:
         dtype = tensor.dtype if tensor.params is None else held_in(tensor.params)
