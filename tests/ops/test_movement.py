@@ -232,7 +232,7 @@ REFUSED = {
     ),
     "pads with ones": (
         lambda x: tf.pad(x, [[0, 0]] * 3 + [[1, 1]], constant_values=1.0),
-        "other numbers",
+        "numbers other than 0",
     ),
     "channels_first": (layers.UpSampling2D(2, data_format="channels_first"), "channels_first"),
     "crops all": (layers.Resizing(1, 9, crop_to_aspect_ratio=True), "not known"),
