@@ -1,4 +1,4 @@
-"""The command line, `keras-qat`: the library's verbs on files.
+"""The command line `keras-qat`, which runs the library's functions on files.
 
 A package of its own because every import from keras_qat first imports TensorFlow, which takes
 seconds: help and completion do not wait for that. Commands import keras_qat when they run.

@@ -1,4 +1,4 @@
-"""The commands."""
+"""Defines the commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT = click.Path(path_type=Path)
 
 
 class Settings(NamedTuple):
-    """What holds for all commands."""
+    """Options of all commands."""
 
     modules: tuple[str, ...]
     trust: bool
@@ -75,14 +75,17 @@ def plan(
     """Say what quantizing MODEL would do to each tensor, and why."""
     with quiet(settings.debug):
         import keras_qat
+        from keras_qat.frontend.messages import counted
 
-        given = _load(settings, model)
-        found = keras_qat.plan(given, recipe, scope=list(scope) or None, target=target)
-    _print(found, found.to_dict(), as_json)
-    if strict and found.float_layers:
-        fail(f"{len(found.float_layers)} layers stay in float: {', '.join(found.float_layers)}")
-    if strict and found.problems:
-        fail(f"{len(found.problems)} operators have no kernel on the target {target}.")
+        loaded = _load(settings, model)
+        result = keras_qat.plan(loaded, recipe, scope=list(scope) or None, target=target)
+    _print(result, result.to_dict(), as_json)
+    if strict and result.float_layers:
+        layers = counted(len(result.float_layers), "layer stays", "layers stay")
+        fail(f"{layers} in float: {', '.join(result.float_layers)}")
+    if strict and result.problems:
+        operators = counted(len(result.problems), "operator has", "operators have")
+        fail(f"{operators} no kernel on the target {target}.")
 
 
 @cli.command()
@@ -102,9 +105,9 @@ def summary(
     with quiet(settings.debug):
         import keras_qat
 
-        given = _load(settings, model)
-        found = keras_qat.summary(models.quantized(given, recipe, scope, target))
-    _print(found, found.to_dict(), as_json)
+        loaded = _load(settings, model)
+        result = keras_qat.summary(models.quantized(loaded, recipe, scope, target))
+    _print(result, result.to_dict(), as_json)
 
 
 @cli.command()
@@ -140,32 +143,34 @@ def calibrate(
     """Take the ranges of MODEL from DATA, without training; quantize it first if it is float."""
     count = 0
 
-    def counted() -> Iterator[Any]:
+    def counting() -> Iterator[Any]:
         nonlocal count
         from keras_qat.io.progress import shown
 
-        found = data_files.load(data, qat, options)
-        for batch in shown(found, "Calibration", settings.verbose, found.total):
+        loaded = data_files.load(data, qat, options)
+        for batch in shown(loaded, "Calibration", settings.verbose, loaded.total):
             count += len(batch[0])
             yield batch
 
     with quiet(settings.debug):
         import keras_qat
+        from keras_qat.frontend.messages import counted
 
         outputs.check_model(output, model)
         qat = models.quantized(_load(settings, model), recipe, scope, target)
-        keras_qat.calibrate(qat, counted(), method=method, percentile=percentile)
+        keras_qat.calibrate(qat, counting(), method=method, percentile=percentile)
         qat.save(str(output))
         ranges = [
             {
-                "tensors": list(each.quantizes),
-                "minimum": float(each.minimum),
-                "maximum": float(each.maximum),
+                "tensors": list(quantizer.quantizes),
+                "minimum": float(quantizer.minimum),
+                "maximum": float(quantizer.maximum),
             }
-            for each in keras_qat.quantizers(qat)
-            if each.name.endswith("/output")
+            for quantizer in keras_qat.quantizers(qat)
+            if quantizer.name.endswith("/output")
         ]
-    text = f"{output}: {len(ranges)} ranges of activations, from {count} examples"
+    found = counted(len(ranges), "range of activations", "ranges of activations")
+    text = f"{output}: {found}, from {counted(count, 'example')}"
     _print(text, {"output": str(output), "examples": count, "ranges": ranges}, as_json)
 
 
@@ -205,7 +210,7 @@ def export(
     as_json: bool,
 ) -> None:
     """Write a quantization-aware MODEL to FILE: .tflite, .cc, .onnx, or a SavedModel directory."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "input_dtype": input_dtype,
         "output_dtype": output_dtype,
         "input_range": input_range,
@@ -214,8 +219,8 @@ def export(
         "pack_int4": pack_int4 or None,
         "batch_size": batch_size,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    outputs.check_exported(file, given)
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    outputs.check_exported(file, arguments)
     with quiet(settings.debug):
         import keras_qat
 
@@ -225,8 +230,8 @@ def export(
             **dict.fromkeys(outputs.SOURCES, keras_qat.export_c),
         }
         verb: Any = verbs.get(file.suffix, keras_qat.export_saved_model)
-        verb(_load_quantized(settings, model), str(file), **given)
-        size = sum(each.stat().st_size for each in [file, *file.rglob("*")] if each.is_file())
+        verb(_load_quantized(settings, model), str(file), **arguments)
+        size = sum(part.stat().st_size for part in [file, *file.rglob("*")] if part.is_file())
         metadata = keras_qat.read_metadata(str(file)) if file.suffix == ".tflite" else {}
     _print(f"{file}: {size} bytes", {"file": str(file), "bytes": size, **(metadata or {})}, as_json)
 
@@ -255,7 +260,7 @@ def verify(
     kernels: Any,
     as_json: bool,
 ) -> None:
-    """Run MODEL and its TFLite FILE on DATA and compare what they give."""
+    """Run MODEL and its TFLite FILE on DATA and compare their outputs."""
     with quiet(settings.debug):
         import keras_qat
 
@@ -275,13 +280,17 @@ def verify(
     identical, difference = 100 * report.identical, report.max_difference
     findings = []
     if min_identical is not None and identical < min_identical:
-        findings.append(f"{identical:.4f} % of the codes are identical, not {min_identical:g} %")
+        findings.append(
+            f"{identical:.4f} % of the output values are identical (required: {min_identical:g} %)"
+        )
     if max_difference is not None and difference > max_difference:
-        findings.append(f"the largest difference is {difference:g} LSB, above {max_difference:g}")
+        findings.append(
+            f"the largest difference is {difference:g} LSB (allowed: {max_difference:g})"
+        )
     totals = {"identical": report.identical, "max_difference": difference, "failed": findings}
     _print(report, {**report.to_dict(), **totals}, as_json)
     if findings:
-        fail(f"{file} does not do: {'; '.join(findings)}.")
+        fail(f"{file} differs from the model: {'; '.join(findings)}.")
 
 
 @cli.command()
@@ -306,31 +315,31 @@ def sensitivity(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Rank the layers of a float MODEL by what fewer bits for their weights cost.
+    """Rank the layers of a float MODEL by the cost of fewer bits for their weights.
 
-    With --budget: choose the bits of each so that the weights take no more bytes than that, or, up
-    to 1, no greater share of those in 8 bits.
+    With --budget, choose the bits of each layer so that the weights take at most that many bytes,
+    or, for a budget of up to 1, that share of their size in 8 bits.
     """
     with quiet(settings.debug):
         import keras_qat
 
         outputs.check_page(html)
-        given = _load(settings, model)
-        found = keras_qat.sensitivity(
-            given,
-            data_files.load(data, given, options),
+        float_model = _load(settings, model)
+        ranking = keras_qat.sensitivity(
+            float_model,
+            data_files.load(data, float_model, options),
             bits=bits or (4, 8),
             verbose=settings.verbose,
         )
         if html is not None:
-            found.to_html(html)
-        result = found.to_dict()
+            ranking.to_html(html)
+        result = ranking.to_dict()
         chosen = None
         if budget is not None:
             choices = bits or (4, 8)
-            chosen = keras_qat.search_bits(given, None, budget, bits=choices, known=found)
+            chosen = keras_qat.search_bits(float_model, None, budget, bits=choices, known=ranking)
             result |= {"bits": chosen.bits, "bytes": chosen.bytes, "cost": chosen.cost}
-    _print(found if chosen is None else f"{found}\n\n{chosen}", result, as_json)
+    _print(ranking if chosen is None else f"{ranking}\n\n{chosen}", result, as_json)
 
 
 @cli.command()
@@ -349,44 +358,45 @@ def simulate(
     kernels: Any,
     as_json: bool,
 ) -> None:
-    """Compute in integers what the file of MODEL gives for DATA, without a file."""
+    """Compute the integer outputs of MODEL's file for DATA, without a file."""
     import numpy as np
 
     with quiet(settings.debug):
         import keras_qat
+        from keras_qat.frontend.messages import counted
 
         outputs.check_codes(output)
         qat = _load_quantized(settings, model)
-        found = keras_qat.simulate(
+        result = keras_qat.simulate(
             qat,
             data_files.load(data, qat, options),
             kernels,
             batch_size=options.batch_size,
             verbose=settings.verbose,
         )
-        arrays = {**found.tensors, **found.outputs}
-        codes = {name: getattr(each, "codes", each) for name, each in arrays.items()}
+        arrays = {**result.tensors, **result.outputs}
+        codes = {name: getattr(array, "codes", array) for name, array in arrays.items()}
         if output is not None:
             np.savez(output, **codes)
     shown: dict[str, dict[str, Any]] = {
         name: {
             "shape": list(codes[name].shape),
             "dtype": str(codes[name].dtype),
-            "scale": float(each.scale) if name in found.tensors else None,
-            "zero_point": each.zero_point if name in found.tensors else None,
+            "scale": float(output_tensor.scale) if name in result.tensors else None,
+            "zero_point": output_tensor.zero_point if name in result.tensors else None,
         }
-        for name, each in found.outputs.items()
+        for name, output_tensor in result.outputs.items()
     }
     lines = [
-        f"{name}: {each['dtype']} {tuple(each['shape'])}, scale {each['scale']}, zero point "
-        f"{each['zero_point']}"
-        for name, each in shown.items()
+        f"{name}: {info['dtype']} {tuple(info['shape'])}, scale {info['scale']}, zero point "
+        f"{info['zero_point']}"
+        for name, info in shown.items()
     ]
     if output is not None:
-        lines.append(f"{output}: the codes of {len(codes)} tensors")
+        lines.append(f"{output}: the codes of {counted(len(codes), 'tensor')}")
     text = "\n".join(lines)
     written = None if output is None else str(output)
-    _print(text, {"outputs": shown, "output": written, "kernels": found.kernels}, as_json)
+    _print(text, {"outputs": shown, "output": written, "kernels": result.kernels}, as_json)
 
 
 def _load(settings: Settings, path: Path) -> Any:
@@ -401,7 +411,7 @@ def _load_quantized(settings: Settings, path: Path) -> Any:
     if not is_quantized(model):
         raise ValueError(
             f"{path} is a float model. Quantize it first: keras-qat calibrate {path} DATA -o "
-            f"qat.keras; or train what keras_qat.quantize_model makes of it, and save that."
+            f"qat.keras. Or train the result of keras_qat.quantize_model, and save it."
         )
     return model
 

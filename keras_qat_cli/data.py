@@ -1,4 +1,4 @@
-"""Data from files, as the library's reader of data takes it."""
+"""Loads data from files and modules."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PIXELS: dict[str, tuple[float, float]] = {
     "0..1": (1 / 255, 0.0),
     "-1..1": (2 / 255, -1.0),
 }
-"""Range of pixels that a model was trained on -> factor and offset from 0 to 255."""
+"""Range of pixels that a model was trained on -> factor and offset for pixels of 0 to 255."""
 
 
 class Options(NamedTuple):
-    """How data is read.
+    """Options for reading data.
 
     Args:
-        key: which array of an `.npz` file.
-        drop: columns of a table that are no inputs: names, or numbers from 0.
+        key: name of an array in an `.npz` file.
+        drop: columns of a table that are not inputs: names, or numbers from 0.
         pixels: one of `PIXELS`.
         batch_size: examples at a time.
-        limit: how many examples at most.
+        limit: the most examples to read.
     """
 
     key: str | None = None
@@ -43,8 +43,8 @@ class Batches:
     """Batches of a model's inputs: arrays in the model's order.
 
     Args:
-        parts: makes them.
-        total: how many there are, if that is known.
+        parts: yields the batches.
+        total: number of batches, if it is known.
     """
 
     def __init__(self, parts: Iterator[list[np.ndarray]], total: int | None) -> None:
@@ -55,30 +55,30 @@ class Batches:
 
 
 def load(source: str, model: Any, options: Options) -> Batches:
-    """Batches of a model's inputs.
+    """Loads batches of a model's inputs.
 
     Args:
         source: path of an `.npy`, `.npz` or `.csv` file or of a directory of images, or
-            `module:name` of an array, a dataset or a function that gives batches.
-        model: what the data is for.
-        options: how it is read.
+            `module:name` of an array, a dataset or a function that returns batches.
+        model: the model that the data is for.
+        options: options for reading.
 
     Raises:
-        ValueError: if there is no such data, or the model does not take it.
+        ValueError: if there is no such data, or it does not fit the model.
     """
-    found = _found(source, model, options)
-    count = len(found) if isinstance(found, (np.ndarray, _Images)) else None
+    data = _source_data(source, model, options)
+    count = len(data) if isinstance(data, (np.ndarray, _Images)) else None
     if count is not None:
         count = -(-min(count, options.limit or count) // options.batch_size)
-    return Batches(_limited(model, found, options), count)
+    return Batches(_limited(model, data, options), count)
 
 
-def _limited(model: Any, found: Any, options: Options) -> Iterator[list[np.ndarray]]:
+def _limited(model: Any, data: Any, options: Options) -> Iterator[list[np.ndarray]]:
     from keras_qat.io.data import batches
 
     left = options.limit
-    for batch in batches(model, found, options.batch_size):
-        part = batch if left is None else [each[:left] for each in batch]
+    for batch in batches(model, data, options.batch_size):
+        part = batch if left is None else [array[:left] for array in batch]
         yield part
         if left is not None:
             left -= len(part[0])
@@ -86,7 +86,7 @@ def _limited(model: Any, found: Any, options: Options) -> Iterator[list[np.ndarr
                 return
 
 
-def _found(source: str, model: Any, options: Options) -> Any:
+def _source_data(source: str, model: Any, options: Options) -> Any:
     path = Path(source)
     if path.is_dir():
         return _images(path, model, options)
@@ -124,13 +124,13 @@ def _arrays(path: Path, model: Any, options: Options) -> Any:
 
 
 def _table(path: Path, model: Any, options: Options) -> Any:
-    """Rows of numbers, with names in the first line or without; each is one example."""
+    """Reads rows of numbers, one per example, with or without names in the first line."""
     separator = "\t" if path.suffix == ".tsv" else ","
     with path.open() as file:
         first = [cell.strip().strip('"') for cell in file.readline().split(separator)]
     has_names = not all(map(_is_number, first))
     names = first if has_names else [str(number) for number in range(len(first))]
-    unknown = [each for each in options.drop if each not in names]
+    unknown = [column for column in options.drop if column not in names]
     if unknown:
         raise ValueError(f"{path} has no column {', '.join(unknown)}, but {', '.join(names)}.")
     kept = [number for number, name in enumerate(names) if name not in options.drop]
@@ -140,15 +140,15 @@ def _table(path: Path, model: Any, options: Options) -> Any:
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}. Leave columns out with --drop.") from error
-    by_name = {names[number]: table[:, place] for place, number in enumerate(kept)}
+    by_name = {names[number]: table[:, column] for column, number in enumerate(kept)}
     if len(model.input_names) > 1:
         return by_name
     shape = model.inputs[0].shape[1:]
     sizes = [size for size in shape if size is not None]
     if len(sizes) == len(shape) and int(np.prod(sizes)) != table.shape[1]:
         raise ValueError(
-            f"{path} has {table.shape[1]} numbers in a row, the model takes {int(np.prod(sizes))} "
-            f"({' x '.join(map(str, shape))}). Leave columns out with --drop."
+            f"{path} has {table.shape[1]} numbers in a row, but the model takes "
+            f"{int(np.prod(sizes))} ({' x '.join(map(str, shape))}). Leave columns out with --drop."
         )
     return table.reshape(-1, *(-1 if size is None else size for size in shape))
 
@@ -162,19 +162,19 @@ def _is_number(cell: str) -> bool:
 
 
 def _images(folder: Path, model: Any, options: Options) -> Any:
-    """Images of a directory and those within, in the order of their names, sized for the model."""
-    paths = sorted(each for each in folder.rglob("*") if each.suffix.lower() in IMAGES)
+    """Finds the images of a directory and its subdirectories, sorted by name."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
     if not paths:
         raise ValueError(f"{folder} has no images ({', '.join(IMAGES)}).")
     if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
         raise ValueError(
-            f"A directory of images is for a model with one input of images; {folder}."
+            f"{folder} is a directory of images, but the model does not have one input of images."
         )
     return _Images(paths, model.inputs[0].shape[1:], options.pixels)
 
 
 class _Images:
-    """Files of images, read one by one."""
+    """Image files, read one by one."""
 
     def __init__(self, paths: list[Path], shape: Any, pixels: str) -> None:
         self.paths, self.shape, self.pixels = paths, shape, pixels
@@ -193,7 +193,7 @@ class _Images:
         try:
             image = tf.io.decode_image(path.read_bytes(), channels or 3, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
-            raise ValueError(f"{path} is no image that can be read.") from error
+            raise ValueError(f"{path} is not an image that can be read.") from error
         size = height or image.shape[0], width or image.shape[1]
         if tuple(image.shape[:2]) != size:
             image = tf.image.resize(image, size, antialias=True)
@@ -206,11 +206,11 @@ def _from_module(source: str) -> Any:
     module, _, name = source.partition(":")
     import_modules(())
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ModuleNotFoundError, AttributeError) as error:
         raise ValueError(
-            f"{source}: {error}. Give module:name, as in prepare:representative."
+            f"{source}: {error}. Pass module:name, as in prepare:representative."
         ) from error
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""What goes wrong, in one message and an exit code instead of a traceback."""
+"""Shows errors as one message and an exit code instead of a traceback."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ import click
 __all__ = ["FAILED", "TROUBLE", "Commands", "fail", "quiet"]
 
 FAILED, TROUBLE = 1, 2
-"""Exit codes: a check did not hold; arguments, files, the model or the data are not usable."""
+"""Exit codes: a check failed; or arguments, files, the model or the data are not usable."""
 
 LONGEST = 1500
-"""Characters of a message; Keras puts whole configurations into some."""
+"""Most characters of a message: Keras puts whole configurations into some."""
 
 
 def fail(message: str) -> None:
-    """Ends the program as one whose check did not hold."""
+    """Ends the program because a check failed."""
     click.secho(message, fg="red", err=True)
     sys.exit(FAILED)
 
 
 @contextlib.contextmanager
 def quiet(debug: bool) -> Iterator[None]:
-    """Leaves out what TensorFlow's C++ writes to the terminal; what Python prints is no result.
-
-    With `debug` it is shown.
-    """
+    """Hides TensorFlow's C++ messages unless `debug`, and moves Python's output to stderr."""
     with contextlib.ExitStack() as stack:
         errors = sys.stderr
         if not debug:
@@ -44,7 +41,7 @@ def quiet(debug: bool) -> Iterator[None]:
             stack.callback(os.close, terminal)
             stack.callback(os.dup2, terminal, 2)
             if _writes_to_terminal(errors):
-                # Left open: logging keeps it.
+                # It stays open, as logging keeps it.
                 errors = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 2)
@@ -62,7 +59,7 @@ def _writes_to_terminal(stream: Any) -> bool:
 
 
 class Commands(click.Group):
-    """Commands whose errors are told as messages."""
+    """A group of commands that shows errors as messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with _warnings_as_lines(), _errors_as_messages(ctx.params.get("debug", False)):
@@ -75,9 +72,9 @@ class _Trouble(click.ClickException):
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Shows warnings of the library without the line of code that they are about."""
+    """Shows the library's warnings without the line of code that they refer to."""
 
-    def show(message: Any, category: Any, *place: Any, **rest: Any) -> None:
+    def show(message: Any, category: Any, *location: Any, **rest: Any) -> None:
         if issubclass(category, UserWarning):
             click.secho(f"Warning: {message}", fg="yellow", err=True)
 

@@ -1,4 +1,4 @@
-"""Models from files: of Keras 2 or 3, float or quantization-aware."""
+"""Loads models of Keras 2 or 3, float or quantization-aware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = (".keras", ".h5", ".hdf5")
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Imports modules of the user's, from the current directory too."""
+    """Imports a user's modules, also from the current directory."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     for name in names:
@@ -24,23 +24,23 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def load(path: Path, trust: bool = False) -> Any:
-    """A model from a `.keras` or `.h5` file or the directory of a SavedModel.
+    """Loads a model from a `.keras` or `.h5` file or from the directory of a SavedModel.
 
     Args:
-        path: of the file or directory.
-        trust: whether code in the file may run, as that of `Lambda` layers.
+        path: the file or directory.
+        trust: whether code in the file may run, such as `Lambda` layers.
 
     Raises:
-        ValueError: if Keras cannot load it; says what to do.
+        ValueError: if Keras cannot load the model; the message says what to do.
     """
     from keras_qat import keras
 
     if not path.is_dir() and path.suffix not in FILES:
-        raise ValueError(f"{path} is no model: those are {', '.join(FILES)} files and SavedModels.")
+        raise ValueError(f"{path} is not a model: pass a SavedModel or a {', '.join(FILES)} file.")
     if path.is_dir() and not (path / "keras_metadata.pb").exists():
         raise ValueError(
-            f"{path} holds no Keras model. Of SavedModels those can be loaded that model.save "
-            f"wrote; what keras_qat.export_saved_model wrote is for servers."
+            f"{path} holds no Keras model. Pass a SavedModel from model.save; one from "
+            f"keras_qat.export_saved_model is for servers only."
         )
     models = keras.models
     if _is_of_keras_3(path):
@@ -54,8 +54,8 @@ def load(path: Path, trust: bool = False) -> Any:
         return models.load_model(str(path), compile=False, **options)
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ValueError(
-            f"Keras cannot load {path}. Custom layers have to be imported (--import MODULE), code "
-            f"in files to be trusted (--trust). It says: {str(error)[:400]}"
+            f"Keras cannot load {path}. Import custom layers with --import MODULE, and allow code "
+            f"in the file with --trust. Keras' error: {str(error)[:400]}"
         ) from error
 
 
@@ -68,14 +68,14 @@ def _is_of_keras_3(path: Path) -> bool:
 
 
 def quantized(model: Any, recipe: str | None, scope: tuple[str, ...], target: str | None) -> Any:
-    """A quantization-aware model: what was loaded, or made from it."""
+    """Returns a quantization-aware model: the loaded one, or one made from it."""
     import keras_qat
     from keras_qat.training.schedule import is_quantized
 
     if not is_quantized(model):
         return keras_qat.quantize_model(model, recipe, scope=list(scope) or None, target=target)
-    given = {"--recipe": recipe, "--scope": scope, "--target": target}
-    for option, value in given.items():
+    options = {"--recipe": recipe, "--scope": scope, "--target": target}
+    for option, value in options.items():
         if value:
             raise ValueError(f"'{model.name}' is quantized already: {option} is for float models.")
     return model

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ batch_size = click.option(
 
 
 def quantizing(command: Command) -> Command:
-    """How a float model is quantized."""
+    """Adds options for quantizing a float model."""
     for option in (
         click.option(
             "--target",
@@ -45,8 +45,8 @@ def quantizing(command: Command) -> Command:
         click.option(
             "--scope",
             multiple=True,
-            help="Quantize these layers only: a name, its beginning, a pattern with *, or a class. "
-            "May be given several times.",
+            help="Quantize only these layers: a name, its beginning, a pattern with *, or a class. "
+            "Can be repeated.",
         ),
         click.option(
             "--recipe",
@@ -60,7 +60,7 @@ def quantizing(command: Command) -> Command:
 
 
 def data(command: Command) -> Command:
-    """Where data comes from, and how it is read."""
+    """Adds the argument for data, and options for reading it."""
 
     @functools.wraps(command)
     def with_options(
@@ -75,7 +75,7 @@ def data(command: Command) -> Command:
 
     for option in (
         click.option(
-            "--limit", type=click.IntRange(1), help="Use so many examples at most, the first ones."
+            "--limit", type=click.IntRange(1), help="Use only this many examples, the first ones."
         ),
         batch_size,
         click.option(
@@ -83,10 +83,12 @@ def data(command: Command) -> Command:
             type=click.Choice(list(PIXELS)),
             default="0..255",
             show_default=True,
-            help="What the model takes the pixels of a directory of images as.",
+            help="Range of pixels that the model takes, for directories of images.",
         ),
         click.option(
-            "--drop", multiple=True, help="A column of a table that is no input: name or number."
+            "--drop",
+            multiple=True,
+            help="A column of a table that is not an input: name or number.",
         ),
         click.option("--key", help="The array of an .npz file."),
         click.argument("data"),
