@@ -99,9 +99,7 @@ def test_what_a_target_lacks(tmp_path):
     model.save(tmp_path / "float.keras")
     arguments = "plan", tmp_path / "float.keras", "--target", "ethos_u55"
     assert "left to the CPU" in run(*arguments)
-    assert "1 operator has no kernel on the target ethos_u55" in run(
-        *arguments, "--strict", code=1
-    )
+    assert "1 operator has no kernel on the target ethos_u55" in run(*arguments, "--strict", code=1)
 
 
 def test_verify(files):
@@ -139,7 +137,7 @@ def test_a_file_that_is_not_as_good_as_asked_for(files):
     assert "from 1 example" in told
     paths = files / "o.h5", files / "model.tflite", files / "x.npy"
     told = run("verify", *paths, "--min-identical", 100, "--max-difference", "0.5", code=1)
-    assert "% of the output values are identical (required: 100 %); the largest difference is" in told
+    assert "% of the output values are identical (required: 100 %); the largest" in told
     assert "Warning: The file was exported from other weights or ranges" in told
     run("verify", *paths, "--min-identical", 0)
 
@@ -248,7 +246,7 @@ def test_images(tmp_path):
 
 ERRORS = {
     "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
-    "no model file": (["plan", "x.npy"], r"x.npy is not a model: pass a SavedModel or a \.keras, \.h5"),
+    "no model file": (["plan", "x.npy"], r"x.npy is not a model: pass a .*\.keras, \.h5"),
     "damaged": (["plan", "damaged.keras"], "Keras cannot load damaged.keras"),
     "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
     "float model": (
@@ -275,7 +273,7 @@ ERRORS = {
     ),
     "calibrated to TFLite": (
         ["calibrate", "float.keras", "x.npy", "-o", "q.tflite"],
-        "q.tflite: models are written to .keras, .h5.* keras-qat export makes",
+        "q.tflite: models are written to .keras, .h5.* keras-qat export turns",
     ),
     "calibrated in place": (
         ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],

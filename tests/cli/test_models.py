@@ -68,7 +68,7 @@ def test_custom_layers(tmp_path, monkeypatch):
     before = known.pop("mine>Double")
     try:
         told = run("plan", "model.h5", code=2)
-        assert "Keras cannot load model.h5. Custom layers have to be imported (--import" in told
+        assert "Keras cannot load model.h5. Import custom layers with --import" in told
     finally:
         known["mine>Double"] = before
     assert "double" in run("--import", "my_layers", "plan", "model.h5")
