@@ -40,6 +40,15 @@ def _split_division(call: Call, context: LoweringContext) -> list[Call]:
     return parts.end(parts.new("", type(call.layer), tf.math.multiply), x, factor)
 
 
+def _swap_constant(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers constant + x to x + constant: Keras saves the former so that it cannot be loaded."""
+    x, y = operands(call, "x", "y")
+    if isinstance(x, Value) or not isinstance(y, Value):
+        return []
+    parts = PartsBuilder(call, context)
+    return parts.end(parts.new("", type(call.layer), tf.math.add), y, x)
+
+
 def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.nn.bias_add along the last axis to a sum."""
     x, bias, layout = operands(call, "value", "bias", "data_format")
@@ -262,6 +271,7 @@ OPERATIONS: dict[str, Lowering] = {
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
+    "__operators__.add": _swap_constant,
     "nn.bias_add": _split_bias,
     "__operators__.getitem": _split_getitem,
     "math.add_n": _split_add_n,

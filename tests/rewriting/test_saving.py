@@ -11,6 +11,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -155,3 +156,24 @@ def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
     for model in (qat, keras.models.load_model(tmp_path / "qat.keras")):
         norms = [each for each in model._flatten_layers() if "gamma" in vars(each)]
         assert [each.synchronized for each in norms] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "constant", [np.arange(4, dtype=np.float32), tf.constant([1.0, 2.0, 3.0, 4.0]), 2.0]
+)
+def test_a_constant_on_the_left(constant, tmp_path):
+    """Keras saves `constant + x` as a list and a tensor, of which it cannot make a sum again."""
+
+    class Anchors(layers.Layer):
+        def call(self, x):
+            return constant + x
+
+    path = str(tmp_path / "qat.keras")
+    inputs = keras.Input((4,))
+    qat = keras_qat.quantize_model(keras.Model(inputs, Anchors()(layers.Dense(4)(inputs))))
+    keras_qat.calibrate(qat, images(16, (4,)))
+    qat.save(path)
+    loaded = keras.models.load_model(path, custom_objects={"Anchors": Anchors})
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.export_tflite(loaded) == contents
+    assert keras_qat.verify(qat, contents, images(16, (4,))).outputs[0].identical == 1
