@@ -176,7 +176,9 @@ def test_weights_of_the_float_model(name, tmp_path):
     model = tiny_net()
     model.save_weights(str(tmp_path / name))
     qat = keras_qat.quantize_model(model)
-    with pytest.raises(ValueError, match=r"loaded into that, before keras_qat\.quantize_model"):
+    with pytest.raises(
+        ValueError, match="weights of a float model into the float model, and quantize"
+    ):
         qat.load_weights(str(tmp_path / name))
     with pytest.raises(ValueError, match=r"9 weights are given, and 'tiny' has \d+, of which some"):
         qat.set_weights([*model.get_weights(), np.zeros(1)])
@@ -197,7 +199,7 @@ def test_training_data_with_nan():
     x = X.copy()
     x[3, 0, 0, 0] = np.nan
     qat(x, training=True)
-    with pytest.raises(ValueError, match=r"data for 'image' held NaN .*Take such examples out"):
+    with pytest.raises(ValueError, match=r"data for 'image' held NaN .*Remove such examples"):
         keras_qat.export_tflite(qat)
 
 

@@ -97,7 +97,7 @@ def _quantized(weights: Any, quantizer: Any) -> Any:
     return fake_quant.fake_quantize(weights, minimum, maximum, spec.bits, spec.narrow_range)
 
 
-def _inner_weights(wrapper: Any) -> dict[str, Any]:
+def _inner_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
     """Returns the fake-quantized weights of a wrapper, by path."""
     return {
         path: _quantized(weight_at(wrapper.layer, path), quantizer)
@@ -105,7 +105,7 @@ def _inner_weights(wrapper: Any) -> dict[str, Any]:
     }
 
 
-def _folded(wrapper: Any, x: Any, for_file: bool) -> Any:
+def _folded(wrapper: QuantizeWrapper, x: Any, for_file: bool) -> Any:
     """Computes a `QuantizeWrapper`: layer, BatchNormalization and activation."""
     layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
     if "." in name:  # A recurrent layer.
@@ -124,7 +124,7 @@ def _folded(wrapper: Any, x: Any, for_file: bool) -> Any:
     return _applied(wrapper.activation, (y,), {}, for_file)
 
 
-def _folded_weights(wrapper: Any) -> dict[str, Any]:
+def _folded_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
     """Returns the folded weights of a wrapper's layer, by the names of its attributes.
 
     Symmetric per-channel weights are quantized, then folded, which equals folding first. Other

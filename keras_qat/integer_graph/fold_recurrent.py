@@ -17,6 +17,7 @@ from keras_qat.integer_graph.fold_weights import LARGEST_MULTIPLIER, Ends, fitti
 from keras_qat.ops.recurrent.lstm import HIDDEN
 from keras_qat.ops.recurrent.step_math import parts
 from keras_qat.ops.weights import Weights
+from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.recurrent.unrolled import biases
 from keras_qat.training.layers.weight_quantizer import weight_at
 
@@ -25,7 +26,10 @@ GATES = 4
 
 
 def weights_of_calls(
-    wrapper: Any, ends: list[Ends], in_graph: bool, params_of: Callable[[Any], QuantParams]
+    wrapper: QuantizeWrapper,
+    ends: list[Ends],
+    in_graph: bool,
+    params_of: Callable[[Any], QuantParams],
 ) -> list[Weights]:
     """Returns the weights of each call of a wrapper, as `fold_weights.weights_of_calls` does.
 
@@ -39,7 +43,7 @@ def weights_of_calls(
     return _of_lstm(wrapper, ends, in_graph)
 
 
-def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
+def _of_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
     """Folds the weights of an LSTM, which always has a bias in files."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
@@ -61,7 +65,7 @@ def _of_lstm(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
 
 
 def _of_unrolled(
-    wrapper: Any, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
+    wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
 ) -> list[Weights]:
     """Folds the weights of an unrolled recurrent layer, one matrix per gate."""
     layer, bits = wrapper.layer, wrapper.weight_spec.bits
@@ -102,7 +106,12 @@ def _of_unrolled(
 
 
 def _quantized(
-    wrapper: Any, path: str, largest_bias: Any, input_scale: Any, in_graph: bool, wide: bool
+    wrapper: QuantizeWrapper,
+    path: str,
+    largest_bias: Any,
+    input_scale: Any,
+    in_graph: bool,
+    wide: bool,
 ) -> tuple[Any, Any]:
     """Returns the quantized values of a weight and a scale for each of its columns."""
     kernel = weight_at(wrapper.layer, path)

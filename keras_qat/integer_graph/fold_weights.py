@@ -18,6 +18,7 @@ from keras_qat.ops.op import Op
 from keras_qat.ops.weights import Weights, reach_of, terms
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
+from keras_qat.training.layers import QuantizeWrapper
 
 INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which leaves out -128."""
@@ -44,12 +45,12 @@ Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
 
-def has_codes(wrapper: Any) -> bool:
+def has_codes(wrapper: QuantizeWrapper) -> bool:
     """Whether a wrapper's weights are quantized, or single factors, which are always exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
-def table_params(wrapper: Any) -> QuantParams:
+def table_params(wrapper: QuantizeWrapper) -> QuantParams:
     """Returns int16 parameters for an embedding table that has its own range."""
     _, scale, _ = _folded(wrapper)
     (scale,) = tf.reshape(scale, [-1])
@@ -57,7 +58,9 @@ def table_params(wrapper: Any) -> QuantParams:
     return QuantParams(np.float32(scale.numpy()) if is_number else scale, 0, 16)
 
 
-def table_of(wrapper: Any, output: QuantParams, quantizer: Any, in_graph: bool) -> Weights:
+def table_of(
+    wrapper: QuantizeWrapper, output: QuantParams, quantizer: Any, in_graph: bool
+) -> Weights:
     """Quantizes an embedding table to its output's parameters, rounded as in training."""
     table = tf.convert_to_tensor(wrapper.layer.embeddings)
     scale = output.as_tensors().scale
@@ -71,7 +74,7 @@ def table_of(wrapper: Any, output: QuantParams, quantizer: Any, in_graph: bool) 
     return Weights("embeddings", q, scale, bits=output.bits)
 
 
-def weights_of_calls(wrapper: Any, ends: list[Ends], in_graph: bool) -> list[Weights]:
+def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
     """Returns the weights of each call of a wrapper: the same values, the bias in the call's scale.
 
     Args:
@@ -130,7 +133,7 @@ def _quantized_bias(bias: Any, scale: Any, input_scale: Any) -> Any:
     return tf.round(bias / products)
 
 
-def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
+def _folded(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     """Returns quantized values (float32), scales and real bias (float64) of symmetric weights.
 
     Q(a W) = a Q(W): the unfolded kernel is quantized, and its scales are multiplied by |a|. With
@@ -164,7 +167,7 @@ def _folded(wrapper: Any) -> tuple[Any, Any, Any]:
     return q, tf.reshape(scale, channels), bias
 
 
-def _folded_per_tensor(wrapper: Any) -> tuple[Any, Any, Any]:
+def _folded_per_tensor(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     """Returns what `_folded` returns for per-tensor weights, which are folded, then quantized."""
     _, bias = factor_and_bias(wrapper, tf.float64)
     q, scale, gains = per_tensor_fold.codes_of(wrapper)
@@ -242,7 +245,7 @@ def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
     return _rounded(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
 
 
-def _folded_in_range(wrapper: Any) -> tuple[Any, Any, Any, float]:
+def _folded_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float]:
     """Quantizes a folded kernel to the range that training stored for it (`recipes.contrib`).
 
     TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
+from keras_qat.training.layers.weight_quantizer import WeightQuantizer
 
 __all__ = ["Oscillations"]
 
@@ -20,7 +21,7 @@ class Oscillations:
         momentum: the momentum of the moving averages.
     """
 
-    def __init__(self, weights: Any, quantizer: Any, momentum: float) -> None:
+    def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
         codes = self._codes()
         zeros = tf.zeros_like(codes)

@@ -131,7 +131,7 @@ class PhaseFinder:
         def ranges() -> Any:
             quantizers = [x for layer in layers for x in layer.quantizers if not x.learns]
             observers = [observer for x in quantizers for observer in x.observers]
-            variables = [v for observer in observers for v in getattr(observer, "variables", ())]
+            variables = [v for observer in observers for v in observer.variables]
             return tf.stack([0.0, *variables])
 
         self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges

@@ -15,7 +15,7 @@ from keras_qat.io.progress import shown
 from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
 from keras_qat.training.calibration.methods import squared_error
 from keras_qat.training.calibration.watch import Observed
-from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
 from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 
@@ -93,9 +93,9 @@ def _of_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStati
     return QuantizerStatistics(quantizer, histogram, False, float(below), above, sqnr)
 
 
-def _weights(layer: Any) -> tuple[Iterable[np.ndarray], Iterable[np.ndarray]]:
+def _weights(layer: ScheduledLayer) -> tuple[Iterable[np.ndarray], Iterable[np.ndarray]]:
     """Returns the quantized weights of a layer, before and after quantization."""
-    quantizers = getattr(layer, "weight_quantizers", {})
+    quantizers = layer.weight_quantizers
     before = [tf.convert_to_tensor(quantized_weight(layer, name)) for name in quantizers]
     after = [q(weight, QUANTIZING) for weight, q in zip(before, quantizers.values(), strict=True)]
     return [weight.numpy() for weight in before], [weight.numpy() for weight in after]

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec
 from keras_qat.training.batch_norm.per_tensor_fold import folded
-from keras_qat.training.layers import Quantize, QuantizeWeights
+from keras_qat.training.layers import Quantize, QuantizeWeights, ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 
@@ -76,7 +76,7 @@ def activation_quantizers(model: Any) -> list[Quantizer]:
     return [x for layer in scheduled_layers(model) for x in _activation_quantizers(layer)]
 
 
-def layer_quantizers(layer: Any) -> tuple[list[Quantizer], list[Quantizer]]:
+def layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quantizer]]:
     """Lists the quantizers of a layer: those of its weights, and those of activations."""
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
@@ -88,16 +88,16 @@ def quantized_weight(layer: Any, name: str) -> Any:
     return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
 
 
-def _weight_quantizers(layer: Any) -> list[Quantizer]:
+def _weight_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
     listed = []
-    for name, quantizer in getattr(layer, "weight_quantizers", {}).items():
+    for name, quantizer in layer.weight_quantizers.items():
         limits = quantizer.current_range(quantized_weight(layer, name))
         label = f"{layer.name.removeprefix(PREFIX)}/{name}"
         listed.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
     return listed
 
 
-def _activation_quantizers(layer: Any) -> list[Quantizer]:
+def _activation_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
     """Lists the quantizers inside a layer, then that of its output."""
     tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
     inner = getattr(layer, "inner", {})

@@ -55,12 +55,8 @@ def _before_delay(model: Any, calls: Graph) -> str:
 
 def _without_data(model: Any) -> str:
     """Returns a sentence if ranges are still the initial ones of the recipe."""
-    blind = [
-        quantizer.spec.initial_range
-        for layer in scheduled_layers(model)
-        for quantizer in layer.quantizers
-        if quantizer.has_only_begun
-    ]
+    ranges = [x.untouched_range for layer in scheduled_layers(model) for x in layer.quantizers]
+    blind = [ends for ends in ranges if ends is not None]
     if not blind:
         return ""
     low, high = blind[0]

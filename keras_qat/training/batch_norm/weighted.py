@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from keras_qat.config.specs import QuantSpec
@@ -21,7 +22,7 @@ class Weighted(Protocol):
     weight_axes: dict[str, tuple[int, ...]]
     """Path of each weight -> axes of its output channels, counted from the end; none if affine."""
     weight_spec: QuantSpec | None
-    weight_quantizers: dict[str, WeightQuantizer]
+    weight_quantizers: Mapping[str, WeightQuantizer]
     """The quantizers, by the paths of their weights; none where weights stay in float."""
     channels: int
     """How many channels the layer reads."""

@@ -22,6 +22,7 @@ from keras_qat.training.calibration.watch import Observed, infer
 from keras_qat.training.layers import Quantize, ScheduledLayer
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
+from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.ranges.weight_limits import clip_weights
 from keras_qat.training.schedule import check_quantized, schedule, scheduled_layers
 from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
@@ -143,7 +144,7 @@ def _input_limits(
     return limits
 
 
-def _set(observer: Any, ends: Range, count: float, reset: bool) -> None:
+def _set(observer: LastValue, ends: Range, count: float, reset: bool) -> None:
     """Sets the range of an observer, or averages it with the one it has."""
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -160,8 +161,8 @@ def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None
     observers = [
         quantizer.observer
         for layer in layers
-        for quantizer in getattr(layer, "weight_quantizers", {}).values()
-        if getattr(quantizer.observer, "minimum", None) is not None
+        for quantizer in layer.weight_quantizers.values()
+        if isinstance(quantizer.observer, LastValue)
     ]
     if not observers:
         return

@@ -17,6 +17,7 @@ from keras_qat.frontend.keras2.backend import traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.training.calibration.histogram import Histogram, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import Range
+from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import scheduled_layers
@@ -37,7 +38,7 @@ class _Watch:
         self.fixed = fixed
         self.layers = list(scheduled_layers(model))
         self.graph = graph_lib.read(model)
-        self.tensors: list[tuple[Any, int]] = []
+        self.tensors: list[tuple[ActivationQuantizer, int]] = []
         """The quantizer and slot of each watched tensor, in the order of computation."""
         signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
 
@@ -52,7 +53,7 @@ class _Watch:
         seen: list[Any] = []
         self.tensors.clear()
 
-        def note(quantizer: Any, slot: int, x: Any) -> None:
+        def note(quantizer: ActivationQuantizer, slot: int, x: Any) -> None:
             self.tensors.append((quantizer, slot))
             seen.append(x)
 
@@ -157,7 +158,7 @@ class Observed:
 
 
 @contextlib.contextmanager
-def _watched(quantizer: Any, note: Callable[[int, Any], None]) -> Iterator[None]:
+def _watched(quantizer: ActivationQuantizer, note: Callable[[int, Any], None]) -> Iterator[None]:
     """Runs a block in which a quantizer passes its tensors to `note`."""
     quantizer.watched = note
     try:

@@ -38,7 +38,7 @@ class ActivationQuantizer:
         self.spec = spec
         self.watched: Callable[[int, Any], None] | None = None
         """Function that is called with the slot and the values of each tensor, for `calibrate`."""
-        self.observers: list[Any] = []
+        self.observers: list[observers.LastValue | observers.CurrentValue] = []
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
             self.observers = [observers.make(spec, host, prefix) for prefix in names]
@@ -154,12 +154,13 @@ class ActivationQuantizer:
         return maximum > minimum
 
     @property
-    def has_only_begun(self) -> bool:
-        """Whether its range is still the initial one of the recipe."""
+    def untouched_range(self) -> tuple[float, float] | None:
+        """The recipe's initial range, as long as no data has changed it; else None."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
-            return False
+            return None
         counters = [observer.counter for observer in self.observers]
-        return all(counter is not None and counter.numpy() == 0 for counter in counters)
+        is_untouched = all(counter is not None and counter.numpy() == 0 for counter in counters)
+        return self.spec.initial_range if is_untouched else None
 
     def is_calibrated(self) -> Any:
         """Whether it has a range."""
@@ -214,7 +215,7 @@ class Quantize(ScheduledLayer):
         super().build(input_shape)
 
     @property
-    def quantizers(self) -> list[Any]:
+    def quantizers(self) -> list[ActivationQuantizer]:
         return [self.quantizer]
 
     @tf.autograph.experimental.do_not_convert

@@ -70,7 +70,7 @@ class QuantizeWrapper(ScheduledLayer):
         }
 
     @property
-    def quantizers(self) -> list[Any]:
+    def quantizers(self) -> list[ActivationQuantizer]:
         last = [] if self.output_quantizer is None else [self.output_quantizer]
         return [*self.inner.values(), *last]
 

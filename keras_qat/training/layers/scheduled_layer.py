@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.frontend.keras2 import backend
+
+if TYPE_CHECKING:
+    from keras_qat.training.layers.quantize import ActivationQuantizer
+    from keras_qat.training.layers.weight_quantizer import WeightQuantizer
 
 __all__ = [
     "NEVER",
@@ -118,6 +123,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
     """The recipe of the model that it was made for, for models that users make of its layers."""
     made_in: int = 0
     """The id of the process that made its weights."""
+    weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
+    """The quantizers of the weights inside, by the paths of the weights."""
     assumed: Phase | None = None
     """The phase of all calls, if known. No thread local: replicas run in threads of their own."""
 
@@ -168,7 +175,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
         return [self.step, self.quantize_from, self.freeze_from]
 
     @property
-    def quantizers(self) -> list[Any]:
+    def quantizers(self) -> list[ActivationQuantizer]:
         """The layer's activation quantizers."""
         return []
 

@@ -63,7 +63,7 @@ def bias_correction(
     sweep(model, data, visit, "Bias correction", **options)  # type: ignore[arg-type]
 
 
-def means_in_float(part: Part, in_float: list[Tensors]) -> dict[Any, np.ndarray]:
+def means_in_float(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
     """Returns the mean float output of each wrapper of a part that has quantized weights."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
@@ -72,7 +72,7 @@ def means_in_float(part: Part, in_float: list[Tensors]) -> dict[Any, np.ndarray]
     }
 
 
-def correct(part: Part, quantized: list[Tensors], means: dict[Any, np.ndarray]) -> None:
+def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
     """Shifts the outputs of wrappers, from first to last, so that they have the given means."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import swapped, traced
-from keras_qat.training.layers import ScheduledLayer
+from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
 from keras_qat.training.post_training.rounding_levels import Levels
 from keras_qat.training.post_training.sweep import (
     IN_FLOAT,
@@ -50,7 +50,7 @@ class Reconstruction:
     def __init__(
         self,
         part: Part,
-        levels: dict[Any, Levels],
+        levels: dict[QuantizeWrapper, Levels],
         in_float: list[Tensors],
         quantized: list[Tensors],
     ) -> None:

@@ -238,6 +238,9 @@ class ShadowedMovingAverage(LastValue):
 class CurrentValue:
     """The extremes of the current tensor; nothing is stored."""
 
+    counter: Any = None
+    variables: tuple[Any, ...] = ()
+
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec = spec
 
@@ -280,12 +283,12 @@ class Learned(LastValue):
         return self.range(x)
 
 
-def make(spec: QuantSpec, host: Any, name: str) -> Any:
+def make(spec: QuantSpec, host: Any, name: str) -> LastValue | CurrentValue:
     """Makes the observer that `spec` names, and adds its variables to the layer `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 
 
-OBSERVERS: dict[str, Any] = {
+OBSERVERS: dict[str, type[LastValue | CurrentValue]] = {
     "moving_average": MovingAverage,
     "shadowed_moving_average": ShadowedMovingAverage,
     "last_value": LastValue,

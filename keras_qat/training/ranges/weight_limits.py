@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.layers.weight_quantizer import CellQuantizer
+from keras_qat.training.layers.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.schedule import scheduled_layers
 
 __all__ = ["clip_weights", "least_squares_limits", "per_channel", "rounded", "start_limits"]
@@ -67,7 +67,7 @@ def start_limits(model: Any) -> None:
             quantizer.set_limits(least_squares_limits(weights.numpy(), axes, bits))
 
 
-def per_channel(model: Any) -> Iterator[tuple[Any, Any]]:
+def per_channel(model: Any) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields each weight in a wrapper that has a range for each channel, and its quantizer."""
     for layer in scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper):
