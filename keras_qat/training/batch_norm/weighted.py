@@ -9,8 +9,6 @@ from keras_qat.config.specs import QuantSpec
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer
 
-__all__ = ["Weighted"]
-
 
 class Weighted(Protocol):
     """A layer with weights, the BatchNormalization behind it, and the quantizers of the weights."""
