@@ -369,6 +369,6 @@ def test_functions_are_traced_without_warnings():
         if re.search(r"tf\.function\b(?!`)", path.read_text())
     }
     # Traced once, to be converted or saved, or of no model.
-    others = "branching", "export/saved_model", "ops/by_converter", "resolved/settled"
-    others = *others, "tflite/islands"
-    assert made == {"keras2/backend.py", *(f"{each}.py" for each in others)}
+    others = "arithmetic/control_flow", "export/saved_model", "export/float_islands"
+    others = *others, "ops/emit_by_converter", "integer_graph/cached_inference"
+    assert made == {"frontend/keras2/backend.py", *(f"{each}.py" for each in others)}
