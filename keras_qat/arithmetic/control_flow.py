@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable
@@ -9,9 +10,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.partial_evaluation import decided
+__all__ = ["Choice", "cond", "straight_through", "traced_once", "with_gradient_of"]
 
-__all__ = ["cond", "straight_through", "traced_once", "with_gradient_of"]
+
+@dataclasses.dataclass(eq=False)
+class Choice:
+    """A condition on ranges and weights, known while a graph is traced for them.
+
+    Args:
+        value: whether it is true now.
+        tensor: the same in the graph, true or false as ranges and weights go on changing.
+        is_taken: whether the graph holds for this value alone.
+    """
+
+    value: bool
+    tensor: Any
+    is_taken: bool = False
 
 
 def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -19,10 +33,15 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
 
     The gradient of a `tf.cond` takes long to trace: where there are many, give them one by
     `tf.custom_gradient`.
+
+    Args:
+        predicate: a bool, a scalar tensor or a `Choice`.
+        true_fn, false_fn: the branches.
     """
-    known = decided(predicate)
-    if known is not None:
-        return true_fn() if known else false_fn()
+    if isinstance(predicate, Choice):
+        predicate.is_taken, predicate = True, predicate.value
+    if isinstance(predicate, bool):
+        return true_fn() if predicate else false_fn()
     return tf.cond(predicate, true_fn, false_fn)
 
 
@@ -61,7 +80,7 @@ def with_gradient_of(
     return list(replaced(*inputs))
 
 
-def traced_once(function: Callable[..., Any], signature: Any = None) -> Any:
+def traced_once(function: Callable[..., Any], signature: Any = None, in_line: bool = False) -> Any:
     """A function of tensors as one operation of the graphs that call it.
 
     Traced and optimized once, or once for each combination of other arguments, instead of for
@@ -70,12 +89,13 @@ def traced_once(function: Callable[..., Any], signature: Any = None) -> Any:
     Args:
         function: without state.
         signature: `tf.TensorSpec`s of the arguments, if their sizes differ from call to call.
+        in_line: whether graphs run its operations as their own.
     """
     traced = tf.function(
         function,
         input_signature=signature,
         autograph=False,
-        experimental_attributes={"_noinline": True},
+        experimental_attributes={} if in_line else {"_noinline": True},
     )
 
     @functools.wraps(function)

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.partial_evaluation import of_numbers
-
 __all__ = [
     "divide",
     "exact_multiplier",
@@ -88,7 +86,6 @@ def saturate(x: Any, bits: int) -> Any:
     return tf.clip_by_value(x, low, high)
 
 
-@of_numbers
 def fixed_point(number: Any) -> tuple[Any, Any]:
     """A positive number as a multiplier of 31 bits and a power of two.
 
@@ -127,7 +124,6 @@ def _in_32_bits(x: Any) -> Any:
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
-@of_numbers
 def upper_bits(number: tuple[Any, Any]) -> tuple[Any, Any]:
     """A `fixed_point` number with a multiplier of 15 bits."""
     multiplier, exponent = number

@@ -7,6 +7,7 @@ approximations of `gates`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -24,54 +25,72 @@ from keras_qat.arithmetic.fixed_point import (
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
-from keras_qat.arithmetic.partial_evaluation import of_numbers
-from keras_qat.arithmetic.quant_params import QuantParams
 
-__all__ = ["sigmoid_of_int16", "tanh_of_int16"]
+__all__ = ["Curve", "prepare_sigmoid", "prepare_tanh", "sigmoid_of_int16", "tanh_of_int16"]
 
 INTEGER_BITS = 3
 """In front of the point, of what `gates` is given: steps of 2^-12."""
 
 
-def sigmoid_of_int16(family: KernelFamily, q: Any, x: QuantParams) -> Any:
-    """sigmoid(x) in 32768ths, int64.
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The numbers of a sigmoid or hyperbolic tangent.
 
     Args:
-        family: whose kernel.
-        q: quantized values.
-        x: what they stand for, with the zero point 0.
+        is_power: whether the scale counts as a power of two for the family's kernel.
+        left: how far it is above 2^-12 then.
+        factor, bits: what brings quantized values to the places of the table.
     """
-    return _of_int16(family, q, x, _sigmoid_along_lines, sigmoid_table, wider=0)
+
+    is_power: Any
+    left: Any
+    factor: Any
+    bits: Any
 
 
-def tanh_of_int16(family: KernelFamily, q: Any, x: QuantParams) -> Any:
+def prepare_sigmoid(family: KernelFamily, scale: Any) -> Curve:
+    """Prepares `sigmoid_of_int16` for inputs of this scale, with the zero point 0."""
+    return _prepared(family, scale, wider=0)
+
+
+def prepare_tanh(family: KernelFamily, scale: Any) -> Curve:
+    """Prepares `tanh_of_int16`, likewise."""
+    return _prepared(family, scale, wider=1)
+
+
+def _prepared(family: KernelFamily, scale: Any, wider: int) -> Curve:
+    """Kernels tell steps of 2^-12, and of `wider` more powers of two, from others."""
+    is_power, left, scale = _as_power(scale, wider)
+    has_gates = family.int16_curves == "gates"
+    return Curve(is_power if has_gates else False, left, *_factor_to_table(scale))
+
+
+def sigmoid_of_int16(q: Any, numbers: Curve) -> Any:
+    """sigmoid(x) in 32768ths, int64, of quantized values."""
+    return _of_int16(q, numbers, _sigmoid_along_lines, sigmoid_table)
+
+
+def tanh_of_int16(q: Any, numbers: Curve) -> Any:
     """tanh(x) = 2 sigmoid(2x) - 1, likewise."""
-    return _of_int16(family, q, x, _tanh_along_lines, tanh_table, wider=1)
+    return _of_int16(q, numbers, _tanh_along_lines, tanh_table)
 
 
 def _of_int16(
-    family: KernelFamily,
     q: Any,
-    x: QuantParams,
-    along_lines: Callable[[Any, Any], Any],
+    numbers: Curve,
+    along_lines: Callable[[Any, Curve], Any],
     table: Callable[[int], np.ndarray],
-    wider: int,
 ) -> Any:
-    """One of both, whose kernels tell steps of 2^-12 and `wider` more powers of two from others."""
     q = tf.cast(q, tf.int64)
-    is_power, left, scale = _as_power(x.scale, wider)
 
     def by_gates() -> Any:
-        places = saturate(shift(q, left), 15) + 2**15
+        places = saturate(shift(q, numbers.left), 15) + 2**15
         found = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), places)
         return tf.cast(found, tf.int64)
 
-    if family.int16_curves == "table":
-        return along_lines(q, scale)
-    return cond(is_power, by_gates, lambda: along_lines(q, scale))
+    return cond(numbers.is_power, by_gates, lambda: along_lines(q, numbers))
 
 
-@of_numbers
 @traced_once
 def _as_power(scale: Any, wider: int) -> tuple[Any, Any, Any]:
     """Whether a scale counts as a power of two, how far above 2^-12, and the scale that counts."""
@@ -82,29 +101,27 @@ def _as_power(scale: Any, wider: int) -> tuple[Any, Any, Any]:
     return is_power, left, tf.where(is_power, power_of_two(exponent), scale)
 
 
-def _sigmoid_along_lines(q: Any, scale: Any) -> Any:
+def _sigmoid_along_lines(q: Any, numbers: Curve) -> Any:
     """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
-    place, size = _place_in_table(q, scale)
+    place, size = _place_in_table(q, numbers)
     ahead = _between(size, 9)
     return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
 
 
-def _tanh_along_lines(q: Any, scale: Any) -> Any:
+def _tanh_along_lines(q: Any, numbers: Curve) -> Any:
     """2 sigmoid(2x) - 1 with the same table."""
-    place, size = _place_in_table(q, scale)
+    place, size = _place_in_table(q, numbers)
     ahead = _between(size, 8)
     return shift_back(tf.where(place >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
 
 
-def _place_in_table(q: Any, scale: Any) -> tuple[Any, Any]:
+def _place_in_table(q: Any, numbers: Curve) -> tuple[Any, Any]:
     """A number in steps of 1/12288, and its magnitude: times a multiplier of 14 to 15 bits."""
-    factor, bits = _factor_to_table(scale)
-    half = shift_back(shift(tf.ones_like(bits), bits), 1)
-    place = shift_back(q * factor + half, bits)
+    half = shift_back(shift(tf.ones_like(numbers.bits), numbers.bits), 1)
+    place = shift_back(q * numbers.factor + half, numbers.bits)
     return place, tf.abs(place)
 
 
-@of_numbers
 @traced_once
 def _factor_to_table(scale: Any) -> tuple[Any, Any]:
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,6 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 
 __all__ = ["QuantParams", "ratio", "round_half_away", "single"]
 
@@ -51,10 +52,11 @@ class QuantParams:
             None if _is_eager(each) else tf.get_static_value(each) for each in (minimum, maximum)
         ]
         if any(each is None for each in known):
-            scale, zero_point = _of_range(minimum, maximum, bits)
+            scale, zero_point = _of_range(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
         with tf.init_scope():  # A known range, once and for all.
-            scale, zero_point = _of_range(*(tf.constant(each, tf.float32) for each in known), bits)
+            ends = (tf.constant(each, tf.float32) for each in known)
+            scale, zero_point = _of_range(bits)(*ends)
             return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
 
     @property
@@ -100,21 +102,26 @@ def _is_eager(each: Any) -> bool:
     return isinstance(each, tf.__internal__.EagerTensor)
 
 
-@of_numbers
-@traced_once
-def _of_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
-    levels = 2.0**bits - 1
-    low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
-    scale = quotient(high - low, levels)
-    scale = tf.where(scale > 0, scale, tf.ones_like(scale))
-    if bits == 16:
-        return single(scale), tf.zeros([], tf.float64)
-    below = tf.clip_by_value(tf.round(-low / scale), 0.0, levels)
-    if bits == 8:
-        scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
-    else:  # The file's range has 256 levels, of which the lower ones are used.
-        scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
-    return single(scale), below - 128.0
+@functools.cache
+def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """From the ends of a range to the scale and the zero point."""
+
+    @partial(traced_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
+    def found(minimum: Any, maximum: Any) -> tuple[Any, Any]:
+        levels = 2.0**bits - 1
+        low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
+        scale = quotient(high - low, levels)
+        scale = tf.where(scale > 0, scale, tf.ones_like(scale))
+        if bits == 16:
+            return single(scale), tf.zeros([], tf.float64)
+        below = tf.clip_by_value(tf.round(-low / scale), 0.0, levels)
+        if bits == 8:
+            scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
+        else:  # The file's range has 256 levels, of which the lower ones are used.
+            scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
+        return single(scale), below - 128.0
+
+    return found
 
 
 def single(number: Any) -> Any:

@@ -1,29 +1,35 @@
 """Runs a resolved graph in integers, with the rounding of a kernel family.
 
+Each node is prepared and computed, as in TFLite: `prepare` makes the numbers that follow from
+ranges and weights alone, `run` computes tensors with them.
+
 Quantized tensors hold their quantized values minus the zero point: whole numbers in float32, or in
 float64 with 16 bits.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.graph import Value
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.masks import Masks
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import Arguments, FixedRange
-from keras_qat.ops.requantize import requantized
+from keras_qat.ops.requantize import Requantization, requantization, requantized
 
-__all__ = ["compute_node", "dequantized", "quantized_input", "run"]
+__all__ = ["Numbers", "compute_node", "prepare", "quantized_input", "run"]
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
+
+Ends = tuple[Any, Any]
+"""The lowest and the highest quantized value less the zero point."""
 
 
 def held_in(params: QuantParams) -> tf.DType:
@@ -33,94 +39,207 @@ def held_in(params: QuantParams) -> tf.DType:
 
 def quantized_input(x: Any, params: QuantParams) -> Any:
     """Quantizes real inputs of a model as a caller of its file does: round half up."""
-    dtype = held_in(params)
-    scaled = tf.cast(x, dtype) / _cast(params.as_tensors().scale, dtype)
-    return clipped(tf.floor(scaled + 0.5), params)
+    return _quantized_input(x, _scale(params), _ends(params))
 
 
-def dequantized(q: Any, params: QuantParams) -> Any:
+def _quantized_input(x: Any, scale: Any, ends: Ends) -> Any:
+    return _clipped(tf.floor(tf.cast(x, scale.dtype) / scale + 0.5), ends)
+
+
+def _scale(params: QuantParams) -> Any:
+    """Returns the scale, in the type of the quantized values."""
+    return tf.cast(params.as_tensors().scale, held_in(params))
+
+
+def _dequantized(q: Any, scale: Any) -> Any:
     """Returns real values, in float32."""
-    return tf.cast(q * _cast(params.as_tensors().scale, q.dtype), tf.float32)
+    return tf.cast(q * tf.cast(scale, q.dtype), tf.float32)
 
 
-_cast = of_numbers(tf.cast)
+def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
+    """The ends of a range; with a `maximum` those of a ReLU up to there (infinity: to no end)."""
+    params = params.as_tensors()
+    low, high = (each - params.zero_point for each in (params.lowest, params.highest))
+    if maximum is not None:
+        low = tf.maximum(low, 0.0)
+        if maximum == 6:
+            high = tf.minimum(high, round_half_away(maximum / params.scale))
+    dtype = held_in(params)
+    return tf.cast(low, dtype), tf.cast(high, dtype)
 
 
-def clipped(
-    q: Any, params: QuantParams, maximum: float | None = None, is_bound: bool = False
-) -> Any:
-    """Clips values to the range, and with a `maximum` as a ReLU that ends there.
-
-    Args:
-        q: quantized values minus the zero point.
-        params: their quantization parameters.
-        maximum: where the ReLU ends, infinity for a plain ReLU; None for no ReLU.
-        is_bound: whether no value is below the lower end: the range's, or 0 with a `maximum`.
-    """
-    low, high = _ends(params.as_tensors(), maximum, q.dtype)
+def _clipped(q: Any, ends: Ends, is_bound: bool = False) -> Any:
+    """Clips values to a range; `is_bound` says that no value is below its lower end."""
+    low, high = (tf.cast(each, q.dtype) for each in ends)
     if not is_bound:  # Two operations, as they compute in place, which ClipByValue does not.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
 
 
-@of_numbers
-def _ends(params: QuantParams, maximum: float | None, dtype: tf.DType) -> tuple[Any, Any]:
-    """Returns the lowest and the highest value of `clipped`."""
-    low, high = params.lowest - params.zero_point, params.highest - params.zero_point
-    if maximum is not None:
-        low = tf.maximum(low, 0.0)
-        if maximum == 6:
-            high = tf.minimum(high, round_half_away(maximum / params.scale))
-    return tf.cast(low, dtype), tf.cast(high, dtype)
+@dataclasses.dataclass(frozen=True)
+class NodeNumbers:
+    """What is prepared for a node with an operator.
+
+    Args:
+        constants: for each input its values; None for a tensor.
+        row: what the row's `prepare` returned; ranges and weights if it has none.
+        ends: of the range that the row computes in; None if its output is not quantized.
+        conversion: from that range to the output's, None if they are the same.
+        output_ends: of the output's range then.
+    """
+
+    constants: tuple[Any, ...]
+    row: Any
+    ends: Ends | None = None
+    conversion: Requantization | None = None
+    output_ends: Ends | None = None
 
 
-def compute_node(node: Node, numbers: list[Any], family: KernelFamily) -> list[Any]:
-    """Computes the outputs of a node that has an operator."""
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """What is prepared for a graph.
+
+    Args:
+        nodes: for each node; None for one in float.
+        scales: of quantized tensors, by the tensor's name.
+        ends: of the graph's inputs, likewise.
+    """
+
+    nodes: tuple[NodeNumbers | None, ...]
+    scales: dict[str, Any]
+    ends: dict[str, Ends]
+
+    def quantized(self, x: Any, tensor: Tensor) -> Any:
+        """Quantizes an input of the graph as a caller of its file does."""
+        if tensor.params is None:
+            return x
+        return _quantized_input(x, self.scales[tensor.name], self.ends[tensor.name])
+
+    def real(self, q: Any, tensor: Tensor) -> Any:
+        """Returns the real values of a tensor, in float32 if it is quantized."""
+        return q if tensor.params is None else _dequantized(q, self.scales[tensor.name])
+
+
+def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
+    """Computes what follows from ranges and weights alone."""
+    tensors = [*graph.tensors.values(), *(each for node in graph.nodes for each in node.outputs)]
+    scales = {each.name: _scale(each.params) for each in tensors if each.params}
+    ends = {each.name: _ends(each.params) for each in graph.inputs.values() if each.params}
+    nodes = (None if each.op is None else _prepare_node(each, family) for each in graph.nodes)
+    return Numbers(tuple(nodes), scales, ends)
+
+
+def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
     op, output = node.op, node.output.params
     assert op is not None
-    given = [_operand(each, number) for each, number in zip(node.inputs, numbers, strict=True)]
-    params = [each.params.as_tensors() if each.params else each.params for each in node.inputs]
-    native, is_bound = output, False
-    if isinstance(op.output, FixedRange) and output is not None:
-        native, is_bound = op.output.params(output.bits), op.output.is_bound
-    arguments = Arguments(
+    specs = {id(each): _spec(each) for each in node.inputs}
+    params: Any = [each.params.as_tensors() if each.params else None for each in node.inputs]
+    native = _native(node)
+    arguments = dataclasses.replace(
+        _arguments(node, family, [specs[id(each)] for each in node.inputs]),
+        params=params,
+        output=native.as_tensors() if native else native,  # type: ignore[arg-type]
+        weights=node.weights,
+    )
+    if op.prepare is not None:
+        row = op.prepare(arguments)
+    else:
+        row = {"params": params, "output": arguments.output, "weights": node.weights}
+    constants = tuple(map(_constant, node.inputs))
+    if output is None or native is None:
+        return NodeNumbers(constants, row)
+    if native is output or not (tf.is_tensor(output.scale) or native != output):
+        return NodeNumbers(constants, row, _ends(native, node.maximum))
+    conversion = requantization(family, native, output)
+    return NodeNumbers(constants, row, _ends(native, node.maximum), conversion, _ends(output))
+
+
+def _spec(operand: Operand) -> Any:
+    shape = operand.q.shape if isinstance(operand, Constant) else operand.shape
+    if operand.params is not None:
+        return tf.TensorSpec(shape, held_in(operand.params))
+    assert isinstance(operand, Tensor)
+    return tf.TensorSpec(shape, operand.dtype)
+
+
+def _native(node: Node) -> QuantParams | None:
+    """Returns the range that a node's row computes in: the output's, or what its kernels fix."""
+    assert node.op is not None
+    output = node.output.params
+    fixed = node.op.output
+    is_fixed = isinstance(fixed, FixedRange) and output is not None
+    return fixed.params(output.bits) if is_fixed else output  # type: ignore[union-attr]
+
+
+def _constant(operand: Operand) -> Any:
+    """Returns the values of a constant minus the zero point; None for a tensor."""
+    if not isinstance(operand, Constant):
+        return None
+    dtype = held_in(operand.params)
+    if tf.is_tensor(operand.q):
+        return tf.cast(operand.q - operand.params.zero_point, dtype)
+    precise = dtype.as_numpy_dtype
+    return tf.constant(operand.q.astype(precise) - precise(operand.params.zero_point))
+
+
+def _arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
+    """Returns the arguments of a row without ranges and weights: parameters have bits alone."""
+
+    def bits(params: QuantParams | None) -> Any:
+        return params and QuantParams(None, None, params.bits)
+
+    return Arguments(
         family=family,
         attributes=node.attributes,
-        q=given,
-        params=params,  # type: ignore[arg-type]
-        output=native.as_tensors() if native else native,  # type: ignore[arg-type]
+        q=q,
+        params=[bits(each.params) for each in node.inputs],
+        output=bits(_native(node)),
         call=node.call,
-        weights=node.weights,
         merges_relu=node.maximum is not None,
         sized=node.sized,
     )
+
+
+def compute_node(
+    node: Node, numbers: list[Any], family: KernelFamily, prepared: NodeNumbers | None = None
+) -> list[Any]:
+    """Computes the outputs of a node that has an operator.
+
+    Args:
+        node: the node.
+        numbers: its inputs; anything for constants.
+        family: whose rounding.
+        prepared: what was prepared for it; by default it is now.
+    """
+    op, output = node.op, node.output.params
+    assert op is not None
+    known = prepared or _prepare_node(node, family)
+    pairs = zip(known.constants, numbers, strict=True)
+    q = [number if constant is None else constant for constant, number in pairs]
+    arguments = _arguments(node, family, q)
+    if op.prepare is None:
+        arguments = dataclasses.replace(arguments, **known.row)
+    else:
+        arguments = dataclasses.replace(arguments, numbers=known.row)
     results = tf.nest.flatten(op.compute(arguments))
-    if output is None or native is None:
+    if known.ends is None or output is None:
         return results
+    is_bound = isinstance(op.output, FixedRange) and op.output.is_bound
     # Sums of products are clipped below before they are multiplied.
     is_bound |= arguments.merges_relu and op.is_weighted and output.bits != 16
-    results = [clipped(each, native, node.maximum, is_bound) for each in results]
-    if native is not output and (tf.is_tensor(output.scale) or native != output):
-        results = [clipped(requantized(family, each, native, output), output) for each in results]
+    results = [_clipped(each, known.ends, is_bound) for each in results]
+    if known.conversion is not None and known.output_ends is not None:
+        converted = [requantized(each, known.conversion) for each in results]
+        results = [_clipped(each, known.output_ends) for each in converted]
     return results
 
 
-def _operand(operand: Operand, number: Any) -> Any:
-    if not isinstance(operand, Constant):
-        return number
-    if tf.is_tensor(operand.q):
-        return _centred(operand.q, operand.params.zero_point, held_in(operand.params))
-    dtype = held_in(operand.params).as_numpy_dtype
-    return tf.constant(operand.q.astype(dtype) - dtype(operand.params.zero_point))
-
-
-@of_numbers
-def _centred(q: Any, zero_point: Any, dtype: tf.DType) -> Any:
-    return tf.cast(q - zero_point, dtype)
-
-
 def run(
-    graph: ResolvedGraph, inputs: list[Any], family: KernelFamily, in_float: ComputeInFloat
+    graph: ResolvedGraph,
+    inputs: list[Any],
+    family: KernelFamily,
+    in_float: ComputeInFloat,
+    numbers: Numbers | None = None,
 ) -> dict[Tensor, Any]:
     """Computes all tensors of a graph.
 
@@ -129,24 +248,28 @@ def run(
         inputs: the model's inputs: real numbers, or quantized values minus the zero point.
         family: whose rounding.
         in_float: computes nodes without an operator, from real numbers with Keras masks.
+        numbers: what `prepare` made of the graph; by default each node is prepared when it is
+            computed.
 
     Returns:
         Each tensor's values: real numbers where it is not quantized.
     """
+    prepared = numbers.nodes if numbers else (None,) * len(graph.nodes)
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
 
     def real(tensor: Tensor) -> Any:
         number = tensors.get(tensor)
         if number is None or tensor.params is None:
             return number
-        return dequantized(number, tensor.params)
+        if numbers is not None:
+            return numbers.real(number, tensor)
+        return _dequantized(number, _scale(tensor.params))
 
     def number_of(value: Value) -> Any:
         return real(graph.tensors[value]) if value in graph.tensors else None
 
     masks = Masks(number_of)
-    for node in graph.nodes:
-        numbers = [None if isinstance(each, Constant) else tensors[each] for each in node.inputs]
+    for node, of_node in zip(graph.nodes, prepared, strict=True):
         if node.op is None:
             given = [
                 masks.attached(value, real(each))  # type: ignore[arg-type]
@@ -154,6 +277,7 @@ def run(
             ]
             results = tf.nest.flatten(in_float(node, given))
         else:
-            results = compute_node(node, numbers, family)
+            read = [None if isinstance(each, Constant) else tensors[each] for each in node.inputs]
+            results = compute_node(node, read, family, of_node)
         tensors.update(zip(node.outputs, results, strict=True))
     return tensors

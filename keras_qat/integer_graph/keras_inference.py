@@ -19,8 +19,8 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.integer_graph.cached_inference import Settled
-from keras_qat.integer_graph.execute import dequantized, quantized_input, run
+from keras_qat.integer_graph.cached_inference import CachedInference
+from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_in_graph
@@ -51,7 +51,7 @@ class Inference:
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.loss_only
         self.read_by_losses = self._read_by_losses()
-        self.settled = Settled(model, self.graph, self._tensors)
+        self.settled = CachedInference(model, self.graph, self._prepare, self._tensors)
         self.traced: tuple[int, Any] = (0, None)
         """What eager calls run, and the version of `settled` that it was made for."""
         self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
@@ -77,21 +77,18 @@ class Inference:
                 known = tf.logical_not(tf.reduce_any(tf.math.is_nan(x)))
                 tf.debugging.Assert(known, [f"Input {name} of {self.model.name} holds NaN."])
 
-    def _tensors(self, resolved: ResolvedGraph, inputs: list[Any]) -> list[Any]:
+    def _prepare(self, resolved: ResolvedGraph) -> Numbers:
+        return prepare(resolved, self.family)
+
+    def _tensors(self, resolved: ResolvedGraph, numbers: Numbers, inputs: list[Any]) -> list[Any]:
         """The real values of the outputs, and of what layers that add losses read."""
-        given = [
-            x if tensor.params is None else quantized_input(x, tensor.params)
-            for x, tensor in zip(inputs, resolved.inputs.values(), strict=True)
-        ]
-        tensors = run(resolved, given, self.family, compute_in_float)
+        given = list(map(numbers.quantized, inputs, resolved.inputs.values()))
+        tensors = run(resolved, given, self.family, compute_in_float, numbers)
         wanted = [
             *resolved.outputs.values(),
             *(resolved.tensors[value] for value in self.read_by_losses),
         ]
-        return [
-            tensors[each] if each.params is None else dequantized(tensors[each], each.params)
-            for each in wanted
-        ]
+        return [numbers.real(tensors[each], each) for each in wanted]
 
     def _read_by_losses(self) -> list[Value]:
         made = {
@@ -125,7 +122,9 @@ class Inference:
         """The same in ranges and weights that are read whenever this runs."""
         self._check(inputs)
         resolved = resolve_in_graph(self.graph, self.model.target)
-        return self._finished(self._tensors(resolved, list(inputs)), adds_losses)
+        return self._finished(
+            self._tensors(resolved, self._prepare(resolved), list(inputs)), adds_losses
+        )
 
     def __call__(self, x: Any, training: Any, **options: Any) -> Any:
         """The model's outputs.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond, traced_once
+from keras_qat.arithmetic.control_flow import Choice, cond, traced_once
 from keras_qat.arithmetic.fixed_point import (
     divide,
     exponent_of,
@@ -21,23 +22,30 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
     upper_bits,
 )
-from keras_qat.arithmetic.int16_sigmoid import sigmoid_of_int16, tanh_of_int16
+from keras_qat.arithmetic.int16_sigmoid import (
+    Curve,
+    prepare_sigmoid,
+    prepare_tanh,
+    sigmoid_of_int16,
+    tanh_of_int16,
+)
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.helper_layers import HardSwish
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import (
+    Entries,
     Kernel,
     by_table,
     in_float32,
+    looked_up,
     lookup_row,
     of_reals,
 )
-from keras_qat.ops.op import Arguments, Attributes, Compute, FixedRange, Op, SharedRange
-from keras_qat.ops.requantize import requantized
+from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op, Prepare, SharedRange
+from keras_qat.ops.requantize import Requantization, requantization, requantized
 
 __all__ = ["ACTIVATIONS"]
 
@@ -90,21 +98,33 @@ def _hard_swish_table(
     return tf.cast(divide(product, tf.maximum(-exponent, 0)), tf.float64)
 
 
-def _directly(
-    function: Callable[[Any], Any], of_tflite: Callable[[Any], Any], scaled: Callable[..., Any]
-) -> Compute:
-    """A real function with a fixed output range, as `in_float32`, in a third of the time.
+@dataclasses.dataclass(frozen=True)
+class _Direct:
+    """The numbers of a curve of 8 bits.
 
-    Computed for each number instead of looked up, if no entry of the table lies so near a half
-    that the last bits of float32 count.
+    Args:
+        is_clear: whether no entry of the table lies so near a half that the last bits of float32
+            count.
+        before, after: what inputs and results are multiplied by.
+        entries: the table.
+        ends: how far an input counts, and the ends of the output; None where all inputs count.
+    """
+
+    is_clear: Any
+    before: Any
+    after: Any
+    entries: Entries
+    ends: tuple[Any, Any, Any] | None
+
+
+def _prepare_directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -> Prepare:
+    """Prepares a real function with a fixed output range.
 
     Args:
         function: the function.
         of_tflite: the same in the operations of TFLite's table.
-        scaled: the same in few and fast operations: from x, and by what to multiply x before and
-            the function behind, to whole numbers.
     """
-    looked_up = by_table(in_float32(of_tflite, xnnpack=function))
+    entries = by_table(in_float32(of_tflite, xnnpack=function))
 
     @traced_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
@@ -112,38 +132,62 @@ def _directly(
         scaled = function(numbers) / output
         return tf.reduce_all(tf.abs(scaled - tf.floor(scaled) - 0.5) > 1e-4)
 
-    @of_numbers
-    def factors(x: QuantParams, output: QuantParams) -> tuple[Any, Any, Any]:
-        clear = is_clear(x.lowest - x.zero_point, x.scale, output.scale)
-        return clear, tf.cast(x.scale, tf.float32), tf.cast(1 / output.scale, tf.float32)
+    def prepare(a: Arguments) -> _Direct:
+        (x,), output = a.params, a.output
+        return _Direct(
+            is_clear(x.lowest - x.zero_point, x.scale, output.scale),
+            tf.cast(x.scale, tf.float32),
+            tf.cast(1 / output.scale, tf.float32),
+            entries(a),
+            _ends(x, output, a.q[0].dtype) if a.family.curves_saturate else None,
+        )
 
-    def compute(a: Arguments) -> Any:
-        clear, before, after = factors(a.params[0], a.output)
-        # Training changes every second table's: not a branch to trace for good.
-        found = tf.cond(clear, lambda: scaled(a.q[0], before, after), lambda: looked_up(a))
-        return _ended(a, found) if a.family.curves_saturate else found
+    return prepare
+
+
+def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
+    """Computes each number, in a third of the time that a look-up takes, if all are clear.
+
+    Args:
+        scaled: the function in few and fast operations: from x, and by what to multiply x before
+            and the function behind, to whole numbers.
+
+    Returns:
+        From quantized values less the zero point, and what was prepared, to results.
+    """
+    real = tf.TensorSpec([])
+    signature = [tf.TensorSpec([], tf.bool), tf.TensorSpec(None), real, real]
+
+    # Training changes every second table's condition: not a branch to trace for good.
+    @partial(traced_once, signature=[*signature, tf.TensorSpec([256]), real], in_line=True)
+    def found(is_clear: Any, q: Any, before: Any, after: Any, values: Any, first: Any) -> Any:
+        entries = Entries(values, first)
+        return tf.cond(is_clear, lambda: scaled(q, before, after), lambda: looked_up(q, entries))
+
+    def compute(q: Any, numbers: _Direct) -> Any:
+        clear, entries = numbers.is_clear, numbers.entries
+        clear = clear.tensor if isinstance(clear, Choice) else clear
+        result = found(clear, q, numbers.before, numbers.after, entries.values, entries.first)
+        result = tf.ensure_shape(result, q.shape)
+        if numbers.ends is None:
+            return result
+        reach, lowest, highest = numbers.ends
+        return tf.where(q <= -reach, lowest, tf.where(q >= reach, highest, result))
 
     return compute
 
 
-def _ended(a: Arguments, found: Any) -> Any:
-    """What TFLite Micro makes of numbers of 15 and more in steps of 4 and more: the end itself.
+def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, Any, Any]:
+    """How far an input of TFLite Micro's kernels counts, and the ends of the output.
 
-    It compares with 15 divided by the power of two above a step, without a remainder: 0 for steps
-    of 8 and more, with which 0 is at the lower end too.
+    Numbers of 15 and more in steps of 4 and more become the end itself. They are compared with 15
+    divided by the power of two above a step, without a remainder: 0 for steps of 8 and more, with
+    which 0 is at the lower end too.
     """
-    reach, lowest, highest = _reach(a.params[0], a.output)
-    q = tf.cast(a.q[0], found.dtype)
-    ended = tf.where(q >= tf.cast(reach, q.dtype), tf.cast(highest, q.dtype), found)
-    return tf.where(q <= tf.cast(-reach, q.dtype), tf.cast(lowest, q.dtype), ended)
-
-
-@of_numbers
-def _reach(x: QuantParams, output: QuantParams) -> tuple[Any, Any, Any]:
-    """How far an input counts, and the ends of the output."""
     exponent = tf.cast(exponent_of(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
     reach = tf.floor(15.0 / tf.pow(tf.constant(2.0, tf.float64), exponent))
-    return reach, output.lowest - output.zero_point, output.highest - output.zero_point
+    ends = reach, output.lowest - output.zero_point, output.highest - output.zero_point
+    return tuple(tf.cast(each, dtype) for each in ends)
 
 
 def _scaled_tanh(q: Any, before: Any, after: Any) -> Any:
@@ -159,14 +203,19 @@ FARTHEST = 4.0
 """The largest scale of 16 bits: from 5.3 on, products overflow in TFLite's kernels."""
 
 
-@of_numbers
-def _nearer(scale: Any) -> Any:
-    return tf.minimum(scale, FARTHEST)
+@dataclasses.dataclass(frozen=True)
+class _Wide:
+    """The numbers of a curve of 16 bits.
 
+    Args:
+        is_far: whether inputs are brought to the largest scale.
+        conversion: to that.
+        curve: of what they are then.
+    """
 
-@of_numbers
-def _is_far(scale: Any) -> Any:
-    return scale > FARTHEST
+    is_far: Any
+    conversion: Requantization
+    curve: Curve
 
 
 def _bounded(
@@ -174,25 +223,32 @@ def _bounded(
     code: str,
     function: Any,
     of_tflite: Any,
-    of_int16: Any,
+    prepare_curve: Callable[[KernelFamily, Any], Curve],
+    of_int16: Callable[[Any, Curve], Any],
     scaled: Any,
     **how: Any,
 ) -> Op:
     """The row of a function with a fixed output range."""
-    direct = _directly(function, of_tflite, scaled)
+    prepare_int8, compute_int8 = _prepare_directly(function, of_tflite), _directly(scaled)
+
+    def prepare(a: Arguments) -> Any:
+        if not a.wide:
+            return prepare_int8(a)
+        (x,) = a.params
+        nearer = dataclasses.replace(x, scale=tf.minimum(x.scale, FARTHEST))
+        conversion = requantization(a.family, x, nearer)
+        return _Wide(x.scale > FARTHEST, conversion, prepare_curve(a.family, nearer.scale))
 
     def compute(a: Arguments) -> Any:
+        (q,), numbers, highest = a.q, a.numbers, float(a.params[0].highest)
         if not a.wide:
-            return direct(a)
-        (q,), (x,) = a.q, a.params
-        nearer = dataclasses.replace(x, scale=_nearer(x.scale))
+            return compute_int8(q, numbers)
 
         def brought() -> Any:
-            highest = float(nearer.highest)
-            return tf.clip_by_value(requantized(a.family, q, x, nearer), -highest - 1, highest)
+            return tf.clip_by_value(requantized(q, numbers.conversion), -highest - 1, highest)
 
-        q = cond(_is_far(x.scale), brought, lambda: tf.identity(q))
-        return tf.cast(of_int16(a.family, q, nearer), q.dtype)
+        nearer = cond(numbers.is_far, brought, lambda: tf.identity(q))
+        return tf.cast(of_int16(nearer, numbers.curve), q.dtype)
 
     def emit(e: Emission) -> None:
         source, params = e.inputs[0], e.node.inputs[0].params
@@ -206,6 +262,7 @@ def _bounded(
         name,
         compute,
         emit,
+        prepare=prepare,
         accepts=of_reals,
         elementwise=True,
         **how,
@@ -258,6 +315,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "LOGISTIC",
         tf.sigmoid,
         lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
+        prepare_sigmoid,
         sigmoid_of_int16,
         _scaled_sigmoid,
         output=FixedRange(0.0, 255 / 256, is_bound=True),
@@ -270,6 +328,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "TANH",
         tf.tanh,
         tf.tanh,
+        prepare_tanh,
         tanh_of_int16,
         _scaled_tanh,
         output=FixedRange(-1.0, 127 / 128, is_bound=True),

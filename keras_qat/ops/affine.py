@@ -11,7 +11,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.weighted_sums import weight_constants, weighted
+from keras_qat.ops.weighted_sums import Sums, prepare_sums, weight_constants, weighted
 
 __all__ = ["AFFINE"]
 
@@ -30,6 +30,10 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return None if last > 0 and known else "not one factor per channel"
 
 
+def _prepare(a: Arguments) -> Sums:
+    return prepare_sums(a, (-1,))
+
+
 def _compute(a: Arguments) -> Any:
     return weighted(a, lambda x, factors: x * factors, (-1,))
 
@@ -44,6 +48,7 @@ AFFINE = Op(
     "affine",
     _compute,
     _emit,
+    prepare=_prepare,
     doc="one factor and offset for each channel: BatchNormalization that is not folded",
     layers=(_layers.BatchNormalization, _layers.Rescaling, _layers.Normalization),
     paths=("applications.convnext.LayerScale",),

@@ -10,16 +10,21 @@ import tensorflow as tf
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
-from keras_qat.ops.requantize import requantized
+from keras_qat.ops.requantize import Requantization, requantization, requantized
 
 __all__ = ["MASK_SCORES"]
 
 
+def _prepare(a: Arguments) -> tuple[Requantization, Any]:
+    """What brings scores to the output's range, and its lowest value."""
+    numbers = requantization(a.family, a.params[0], a.output)
+    return numbers, tf.cast(a.output.lowest - a.output.zero_point, a.q[0].dtype)
+
+
 def _compute(a: Arguments) -> Any:
     """Requantizes the scores to the output's range, and lowers masked ones to its lowest value."""
-    scores, *masks = a.q
-    result = requantized(a.family, scores, a.params[0], a.output)
-    lowest = tf.cast(a.output.lowest - a.output.zero_point, result.dtype)
+    (scores, *masks), (numbers, lowest) = a.q, a.numbers
+    result = requantized(scores, numbers)
     for mask in a.call.layer.masks(result, masks):
         result = tf.where(mask, result, lowest)
     return result
@@ -65,6 +70,7 @@ MASK_SCORES = Op(
     "mask_scores",
     _compute,
     _emit,
+    prepare=_prepare,
     doc="scores of attention, the lowest value where a mask hides them",
     layers=(MaskScores,),
     attributes=lambda call: {"causal": call.layer.causal, "hidden": call.layer.hidden},

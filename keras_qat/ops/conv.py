@@ -17,7 +17,8 @@ from keras_qat.ops.image_shapes import add_on_images, from_image, image_of, imag
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
     RECENT,
-    Rounding,
+    Sums,
+    prepare_sums,
     products_with_weights,
     weight_constants,
     weighted,
@@ -96,14 +97,21 @@ def _convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     return tf.nn.depthwise_conv2d(x, kernel, strides, _padding(a), dilations=pair(a["dilation"]))
 
 
-def _conv(a: Arguments) -> Any:
+def _prepare_conv(a: Arguments) -> Sums:
     has_groups = a.weights.q.shape[-2] != a.q[0].shape[-1]
-    of_int4: Rounding = "fixed" if has_groups else "up"
-    return weighted(a, partial(convolved, a.attributes), (-1,), of_int4=of_int4)
+    return prepare_sums(a, (-1,), of_int4="fixed" if has_groups else "up")
+
+
+def _conv(a: Arguments) -> Any:
+    return weighted(a, partial(convolved, a.attributes), (-1,))
+
+
+def _prepare_depthwise(a: Arguments) -> Sums:
+    return prepare_sums(a, (-2, -1), of_int4="eights")
 
 
 def _depthwise(a: Arguments) -> Any:
-    return weighted(a, partial(convolved_by_channel, a.attributes), (-2, -1), of_int4="eights")
+    return weighted(a, partial(convolved_by_channel, a.attributes), (-2, -1))
 
 
 def _options(e: Emission) -> dict[str, Any]:
@@ -147,6 +155,7 @@ CONV = Op(
     "conv",
     _conv,
     _emit_conv,
+    prepare=_prepare_conv,
     doc="convolutions along one axis or two, with groups, strides and dilation",
     layers=(_layers.Conv1D, _layers.Conv2D),
     attributes=_attributes,
@@ -163,6 +172,7 @@ CONV = Op(
 DEPTHWISE_CONV = dataclasses.replace(
     CONV,
     name="depthwise_conv",
+    prepare=_prepare_depthwise,
     compute=_depthwise,
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
@@ -226,9 +236,13 @@ def _is_known(node: Arguments | Node) -> bool:
     return None not in (shape[1:] if node.sized else shape)
 
 
-def _transpose(a: Arguments) -> Any:
+def _prepare_transpose(a: Arguments) -> Sums:
     taken = _is_known(a) and (RECENT or not a.weights.per_channel)
-    return weighted(a, partial(transposed, a.attributes), (-2,), "fixed" if taken else "eights")
+    return prepare_sums(a, (-2,), "fixed" if taken else "eights")
+
+
+def _transpose(a: Arguments) -> Any:
+    return weighted(a, partial(transposed, a.attributes), (-2,))
 
 
 def _emit_transpose(e: Emission) -> None:
@@ -281,6 +295,7 @@ def _products_transposed(node: Node) -> int:
 TRANSPOSE_CONV = dataclasses.replace(
     CONV,
     name="transpose_conv",
+    prepare=_prepare_transpose,
     compute=_transpose,
     emit=_emit_transpose,
     doc="transposed convolutions along one axis or two",

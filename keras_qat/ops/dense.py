@@ -23,7 +23,15 @@ from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.weighted_sums import RECENT, products_with_weights, weight_constants, weighted
+from keras_qat.ops.weighted_sums import (
+    RECENT,
+    Rounding,
+    Sums,
+    prepare_sums,
+    products_with_weights,
+    weight_constants,
+    weighted,
+)
 from keras_qat.ops.weights import terms
 
 if TYPE_CHECKING:
@@ -46,22 +54,17 @@ def product(x: Any, kernel: Any) -> Any:
     return tf.matmul(x, kernel) if x.shape.rank == 2 else tf.tensordot(x, kernel, 1)
 
 
-def _weighted(a: Arguments, linear: Any, channels: tuple[int, ...]) -> Any:
+def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     is_connected = _is_fully_connected(a.attributes, a.wide)
     is_double = is_connected and a.family.dense == "double"
     # XNNPACK's weights of 4 bits are pairs.
     is_paired = is_connected and terms(tuple(a.weights.q.shape), channels) % 2 == 0
-    return weighted(
-        a,
-        linear,
-        channels,
-        "double" if is_double else "fixed",
-        of_int4=None if is_paired else "up",
-    )
+    rounding: Rounding = "double" if is_double else "fixed"
+    return prepare_sums(a, channels, rounding, of_int4=None if is_paired else "up")
 
 
 def _dense(a: Arguments) -> Any:
-    return _weighted(a, product, (-1,))
+    return weighted(a, product, (-1,))
 
 
 def _emit_dense(e: Emission) -> None:
@@ -87,6 +90,7 @@ DENSE = Op(
     "dense",
     _dense,
     _emit_dense,
+    prepare=lambda a: _prepare(a, (-1,)),
     doc="products with a matrix along the last axis",
     layers=(_layers.Dense,),
     attributes=lambda call: {"form": FORM},
@@ -170,6 +174,15 @@ def _einsum_per_channel(count: int) -> Any:
     return accepts
 
 
+def _einsum_channels(given: Attributes) -> tuple[int, ...]:
+    return tuple(each - len(given["weights"]) for each in given["weights"][given["summed"] :])
+
+
+def _prepare_einsum(a: Arguments) -> Sums:
+    weights = dataclasses.replace(a.weights, bias=_full_bias(a.attributes, a.weights.bias))
+    return _prepare(dataclasses.replace(a, weights=weights), _einsum_channels(a.attributes))
+
+
 def _einsum(a: Arguments) -> Any:
     given = a.attributes
     summed = given["summed"]
@@ -181,9 +194,7 @@ def _einsum(a: Arguments) -> Any:
         x = tf.transpose(x, given["input"])
         return product(tf.reshape(x, [*_sizes(x)[: x.shape.rank - summed], rows]), columns)
 
-    weights = dataclasses.replace(a.weights, bias=_full_bias(given, a.weights.bias))
-    channels = tuple(each - len(given["weights"]) for each in given["weights"][summed:])
-    y = _weighted(dataclasses.replace(a, weights=weights), linear, channels)
+    y = weighted(a, linear, _einsum_channels(given))
     y = tf.reshape(y, [*_sizes(y)[:-1], *given["sizes"]])
     return tf.transpose(y, given["output"])
 
@@ -234,6 +245,7 @@ EINSUM_DENSE = Op(
     "einsum_dense",
     _einsum,
     _emit_einsum,
+    prepare=_prepare_einsum,
     doc="products with a matrix, along any axes",
     layers=(_layers.EinsumDense,),
     attributes=_einsum_attributes,

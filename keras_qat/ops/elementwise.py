@@ -12,43 +12,79 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
-from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import inputs_and_constants
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import by_table, in_float32, of_reals
+from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
-from keras_qat.ops.requantize import requantized
+from keras_qat.ops.requantize import Requantization, requantization, requantized
 
 __all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
 
 _layers = keras.layers
 
 
+@dataclasses.dataclass(frozen=True)
+class _Sum:
+    """The numbers of a sum of two tensors.
+
+    Args:
+        once: of the kernel that rounds once, None where no kernel does.
+        twice: what both inputs and their sum are multiplied by, in fixed point.
+        is_wider: whether the sum is computed in a wider scale than the output's.
+        ends: the lowest and the highest value of that.
+        conversion: to the output's.
+    """
+
+    once: _Once | None
+    twice: tuple[Any, ...]
+    is_wider: Any
+    ends: tuple[Any, Any]
+    conversion: Requantization
+
+
+@dataclasses.dataclass(frozen=True)
+class _Once:
+    """What XNNPACK adds: inputs times 21 bits, and a half; then it drops bits.
+
+    Args:
+        is_taken: whether it does so.
+    """
+
+    first: Any
+    second: Any
+    bits: Any
+    half: Any
+    is_taken: Any
+
+
+def _prepare_add(a: Arguments) -> _Sum:
+    native, sign = _native(a.params, a.output), a.attributes["sign"]
+    (first, second), dtype = (each.scale for each in a.params), a.q[0].dtype
+    rounds_once = a.family.additions == "rounded_once" and not a.wide
+    low, high = (tf.cast(q - native.zero_point, dtype) for q in (native.lowest, native.highest))
+    return _Sum(
+        once=_Once(*_multipliers(first, second, native.scale, sign)) if rounds_once else None,
+        twice=_common_scale(_bits(a), first, second, native.scale),
+        is_wider=native.scale > a.output.scale,
+        ends=(low, high),
+        conversion=requantization(a.family, native, a.output),
+    )
+
+
 def _add(a: Arguments) -> Any:
     """a + b, or a - b, in a scale that kernels take, and in that of the output."""
-    native = _native(a.params, a.output)
-    result = _add_in(dataclasses.replace(a, output=native))
+    numbers: _Sum = a.numbers
+    result = _add_once(a, numbers.once) if numbers.once else _add_twice(a)
 
     def brought() -> Any:
-        low, high = (
-            tf.cast(q - native.zero_point, result.dtype) for q in (native.lowest, native.highest)
-        )
-        clipped = tf.clip_by_value(result, low, high)
-        return requantized(a.family, clipped, native, a.output)
+        return requantized(tf.clip_by_value(result, *numbers.ends), numbers.conversion)
 
-    return cond(_is_wider(native, a.output), brought, lambda: tf.identity(result))
+    return cond(numbers.is_wider, brought, lambda: tf.identity(result))
 
 
-@of_numbers
-def _is_wider(native: QuantParams, output: QuantParams) -> Any:
-    return native.scale > output.scale
-
-
-@of_numbers
 def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """The output's parameters, or wider ones where an input's scale is far wider.
 
@@ -66,34 +102,31 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     return dataclasses.replace(output, scale=scale)
 
 
-def _add_in(a: Arguments) -> Any:
-    """XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once.
-
-    It leaves ratios below 2^-10 and from 2^8 on to TFLite's kernel.
-    """
-    sign, scales = a.attributes["sign"], [each.scale for each in a.params]
-    if a.family.additions != "rounded_once" or a.wide:
-        return _add_twice(a)
-    first, second, bits, half, taken = _multipliers(*scales, a.output.scale, sign)
+def _add_once(a: Arguments, numbers: _Once) -> Any:
+    """XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once."""
 
     def once() -> Any:
         x, y = (tf.cast(each, tf.int32) for each in a.q)
-        total = tf.bitwise.right_shift(x * first + y * second + half, bits)
-        return tf.cast(total, a.q[0].dtype)
+        total = x * numbers.first + y * numbers.second + numbers.half
+        return tf.cast(tf.bitwise.right_shift(total, numbers.bits), a.q[0].dtype)
 
-    return cond(taken, once, lambda: _add_twice(a))
+    return cond(numbers.is_taken, once, lambda: _add_twice(a))
 
 
-@of_numbers
 @traced_once
 def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any, Any, Any]:
-    """What XNNPACK multiplies the inputs by, the bits it drops of the sum, half, and if it does."""
+    """The numbers of `_Once`. XNNPACK leaves ratios below 2^-10 and from 2^8 on to TFLite."""
     ratios = [single(each / output) for each in (a, b)]
     bits = 20 - exponent_of(tf.maximum(*ratios))
     first, second = (tf.cast(tf.round(each * power_of_two(bits)), tf.int32) for each in ratios)
     half = shift(tf.ones_like(bits), bits - 1)
     taken = tf.reduce_all([(each >= 2.0**-10) & (each < 2.0**8) for each in ratios])
     return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), taken
+
+
+def _bits(a: Arguments) -> int:
+    """How many more bits the scale has that holds both inputs."""
+    return 15 if a.wide else 20
 
 
 def _add_twice(a: Arguments) -> Any:
@@ -103,8 +136,7 @@ def _add_twice(a: Arguments) -> Any:
     once on the way to the common scale. The rest, less than 16, is computed as in other kernels.
     """
     x, y = (tf.cast(each, tf.int64) for each in a.q)
-    scales, bits = [each.scale for each in a.params], 15 if a.wide else 20
-    *numbers, to_output = _common_scale(bits, scales[0], scales[1], a.output.scale)
+    bits, (*numbers, to_output) = _bits(a), a.numbers.twice
 
     def total(scaled: list[Any]) -> Any:
         return multiply(scaled[0] + a.attributes["sign"] * scaled[1], to_output)
@@ -122,7 +154,6 @@ def _add_twice(a: Arguments) -> Any:
     return tf.cast(result, a.q[0].dtype)
 
 
-@of_numbers
 def _common_scale(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
     """What the inputs are multiplied by, and their sum."""
     common = 2 * tf.maximum(first, second)
@@ -137,37 +168,56 @@ def _squared(x: Any) -> Any:
 _square = by_table(in_float32(_squared, xnnpack=_squared))
 
 
-def _multiply(a: Arguments) -> Any:
-    """a * b. XNNPACK: times a ratio in float32, where that is from 2^-16 to below 2^8.
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """The numbers of a product of two tensors.
 
-    It makes a square of a tensor times itself, which it looks up.
+    Args:
+        number: what products are multiplied by, in fixed point.
+        in_float32: the same in float32.
+        is_float: whether the family's kernel multiplies by that.
+        square: the table of a tensor times itself, None for other products.
     """
-    x, y = a.q
-    factor, in_float32, taken = _factor(a.family, tuple(a.params), a.output)
+
+    number: tuple[Any, Any]
+    in_float32: Any
+    is_float: Any
+    square: Any
+
+
+def _prepare_multiply(a: Arguments) -> _Product:
+    """XNNPACK multiplies in float32 where the ratio is from 2^-16 to below 2^8."""
+    factor = ratio(a.family, *(each.scale for each in a.params), by=a.output.scale)
+    takes_float = a.family.products is not None and not a.wide
+    square = None
+    if takes_float and a.q[0] is a.q[1]:
+        square = _square(dataclasses.replace(a, q=a.q[:1], params=a.params[:1]))
+    return _Product(
+        fixed_point(factor),
+        tf.cast(factor, tf.float32),
+        (factor >= 2.0**-16) & (factor < 2.0**8) if takes_float else False,
+        square,
+    )
+
+
+def _multiply(a: Arguments) -> Any:
+    """a * b: times a ratio in float32, or in fixed point.
+
+    XNNPACK makes a square of a tensor times itself, which it looks up.
+    """
+    (x, y), numbers = a.q, a.numbers
 
     def in_integers() -> Any:
         whole = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
-        return tf.cast(multiply(whole, fixed_point(factor)), x.dtype)
-
-    rescale = a.family.products
-    if rescale is None or a.wide:
-        return in_integers()
+        return tf.cast(multiply(whole, numbers.number), x.dtype)
 
     def in_float() -> Any:
-        if x is y:
-            return _square(dataclasses.replace(a, q=[x], params=a.params[:1]))
-        return rescale(product(x, y), in_float32)
+        if numbers.square is not None:
+            return looked_up(x, numbers.square)
+        assert a.family.products is not None
+        return a.family.products(product(x, y), numbers.in_float32)
 
-    return cond(taken, in_float, in_integers)
-
-
-@of_numbers
-def _factor(
-    family: KernelFamily, params: tuple[QuantParams, ...], output: QuantParams
-) -> tuple[Any, Any, Any]:
-    """What products are multiplied by, also in float32, and whether XNNPACK does so."""
-    factor = ratio(family, *(each.scale for each in params), by=output.scale)
-    return factor, tf.cast(factor, tf.float32), (factor >= 2.0**-16) & (factor < 2.0**8)
+    return cond(numbers.is_float, in_float, in_integers)
 
 
 def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
@@ -205,6 +255,7 @@ ADD = Op(
     "add",
     _add,
     _emit_sum,
+    prepare=_prepare_add,
     doc="sums of two tensors, or of one and a constant",
     layers=(_layers.Add,),
     symbols=("__operators__.add", "math.add"),
@@ -229,6 +280,7 @@ SUBTRACT = dataclasses.replace(
 MULTIPLY = dataclasses.replace(
     ADD,
     name="multiply",
+    prepare=_prepare_multiply,
     compute=_multiply,
     emit=lambda e: e.add("MUL", fusedActivationFunction=e.activation),
     doc="products of two tensors, or of one and a constant",
@@ -244,6 +296,7 @@ def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: t
     return dataclasses.replace(
         ADD,
         name=name,
+        prepare=None,
         compute=lambda a: function(*a.q),
         emit=lambda e: e.add(name.upper()),
         doc=f"the {doc} one of two tensors, or of one and a constant, value by value",

@@ -16,15 +16,23 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.op import Arguments, Attributes, Compute, Op, OwnRange
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare
 from keras_qat.tflite.schema import TYPES
 
-__all__ = ["LOOKUPS", "Kernel", "by_table", "in_float32", "lookup_row", "of_reals"]
+__all__ = [
+    "LOOKUPS",
+    "Entries",
+    "Kernel",
+    "by_table",
+    "in_float32",
+    "looked_up",
+    "lookup_row",
+    "of_reals",
+]
 
 Table = Callable[[KernelFamily, Any, QuantParams, QuantParams, Attributes], Any]
 """From the family of kernels, all quantized values that the input's type can hold, less its zero
@@ -40,7 +48,6 @@ def _entries_of(
     Of the parameters, which may be tensors, and attributes.
     """
 
-    @of_numbers
     @traced_once
     def made(bits: tuple[int, int], attributes: Attributes, *numbers: Any) -> Any:
         x = QuantParams(numbers[0], numbers[1], bits[0])
@@ -56,25 +63,34 @@ def _entries_of(
     return entries
 
 
-def by_table(table: Table) -> Compute:
-    """Computes the table as a family of kernels has it, then looks up each value."""
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """A table for all quantized values of an input.
+
+    Args:
+        values: the output's, for the lowest value of the input first.
+        first: what brings the input's values less their zero point to places that count from 0.
+    """
+
+    values: Any
+    first: Any
+
+
+def by_table(table: Table) -> Prepare:
+    """Prepares the table as a family of kernels has it; `looked_up` computes."""
     entries = functools.cache(functools.partial(_entries_of, table))
 
-    def compute(a: Arguments) -> Any:
-        (q,), (x,) = a.q, a.params
-        found = _cast(entries(a.family)(x, a.output, a.attributes), q.dtype)
-        places = q + _first_place(x, q.dtype)
-        return tf.gather(found, tf.cast(places, tf.int32))
+    def prepare(a: Arguments) -> Entries:
+        (x,), dtype = a.params, a.q[0].dtype
+        values = entries(a.family)(x, a.output, a.attributes)
+        return Entries(tf.cast(values, dtype), tf.cast(x.zero_point - x.lowest, dtype))
 
-    return compute
-
-
-_cast = of_numbers(tf.cast)
+    return prepare
 
 
-@of_numbers
-def _first_place(x: QuantParams, dtype: tf.DType) -> Any:
-    return tf.cast(x.zero_point - x.lowest, dtype)
+def looked_up(q: Any, entries: Entries) -> Any:
+    """The entry of each quantized value."""
+    return tf.gather(entries.values, tf.cast(q + entries.first, tf.int32))
 
 
 def _of_function(function: Callable[..., Any]) -> Table:
@@ -189,16 +205,19 @@ def lookup_row(
         fields: the row's other fields.
     """
     generic = _of_function(function)
-    entries, compute_generic = _entries_of(generic, REFERENCE), by_table(generic)
-    compute_kernel = compute_generic
+    entries, prepare_generic = _entries_of(generic, REFERENCE), by_table(generic)
+    prepare_kernel = prepare_generic
     if kernel is not None:
-        compute_kernel = by_table(_where(kernel.takes, kernel.table, generic))
+        prepare_kernel = by_table(_where(kernel.takes, kernel.table, generic))
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:
         return kernel is not None and not wide and kernel.fits(attributes)
 
+    def prepare(a: Arguments) -> Entries:
+        return (prepare_kernel if has_kernel(a.wide, a.attributes) else prepare_generic)(a)
+
     def compute(a: Arguments) -> Any:
-        return (compute_kernel if has_kernel(a.wide, a.attributes) else compute_generic)(a)
+        return looked_up(a.q[0], a.numbers)
 
     def emit(e: Emission) -> None:
         (x,), output = e.node.inputs, e.node.output.params
@@ -211,7 +230,16 @@ def lookup_row(
         found = entries(x.params, output, e.attributes).numpy() + output.zero_point
         emit_entries(e, found.astype(output.dtype))
 
-    return Op(name, compute, emit, doc=doc, accepts=of_reals, elementwise=True, **fields)
+    return Op(
+        name,
+        compute,
+        emit,
+        prepare=prepare,
+        doc=doc,
+        accepts=of_reals,
+        elementwise=True,
+        **fields,
+    )
 
 
 _activations = keras.activations

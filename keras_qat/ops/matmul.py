@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import string
@@ -12,7 +13,6 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Contract
@@ -38,39 +38,48 @@ MAX_AXES = 5
 """Of inputs of the kernel, those of the matrices among them."""
 
 
-def _product(a: Arguments) -> Any:
-    """Sums of products, in whole numbers, times the ratio of the scales.
+@dataclasses.dataclass(frozen=True)
+class _Ratio:
+    """What sums of products are multiplied by.
 
-    XNNPACK multiplies in float32 and rounds half to even, if the second factor's zero point is 0.
+    Args:
+        number: in fixed point.
+        in_float32: the same in float32.
+        is_float: whether the family's kernel multiplies by that.
     """
-    depth = a.attributes["depth"]
+
+    number: tuple[Any, Any]
+    in_float32: Any
+    is_float: Any
+
+
+def _prepare(a: Arguments) -> _Ratio:
+    """Kernels multiply in float32 if the second factor's zero point is 0."""
+    first, second = a.params
+    ratio = single(first.scale * second.scale) / a.output.scale
+    in_float32 = tf.cast(single(ratio), tf.float32)
+    takes_float = a.family.matrix_products is not None and not a.wide
+    return _Ratio(fixed_point(ratio), in_float32, second.zero_point == 0 if takes_float else False)
+
+
+def _product(a: Arguments) -> Any:
+    """Sums of products, in whole numbers, times the ratio of the scales."""
+    depth, numbers = a.attributes["depth"], a.numbers
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
     dtype = a.q[0].dtype
     sums = tf.cast(a.on([tf.cast(each, exact) for each in a.q]), tf.float64)
-    first, second = a.params
-    product, output = single(first.scale * second.scale), a.output.scale
     if a.wide:
-        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), fixed_point(product / output)), dtype)
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.number), dtype)
 
     def in_integers() -> Any:
-        ratio = fixed_point(product / output)
-        return tf.cast(multiply(tf.cast(sums, tf.int64), ratio), dtype)
-
-    rescale = a.family.matrix_products
-    if rescale is None:
-        return in_integers()
+        return tf.cast(multiply(tf.cast(sums, tf.int64), numbers.number), dtype)
 
     def in_float() -> Any:
-        factor = tf.cast(single(product / output), tf.float32)
-        return rescale(tf.cast(sums, tf.float32), factor)
+        assert a.family.matrix_products is not None
+        return a.family.matrix_products(tf.cast(sums, tf.float32), numbers.in_float32)
 
-    return cond(_is_zero(second.zero_point), in_float, in_integers)
-
-
-@of_numbers
-def _is_zero(zero_point: Any) -> Any:
-    return zero_point == 0
+    return cond(numbers.is_float, in_float, in_integers)
 
 
 def _products(node: Node) -> int:
@@ -103,6 +112,7 @@ MATMUL = Op(
     "matmul",
     _product,
     _emit_matmul,
+    prepare=_prepare,
     doc="products of matrices",
     symbols=("linalg.matmul",),
     attributes=_matmul_attributes,
@@ -224,6 +234,7 @@ CONTRACT = Op(
     "contract",
     _product,
     _emit_contract,
+    prepare=_prepare,
     doc="sums of products of two tensors along shared axes",
     layers=(Contract, _layers.Dot),
     attributes=_contract_attributes,

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
@@ -115,26 +114,17 @@ def _quantized(weight: Any, shape: tuple[int, ...]) -> Part | None:
     return round_half_away(values / params.scale), params
 
 
-@of_numbers
-def _parts(
-    layer: Any,
-    size: int,
-    shape: tuple[int, ...],
-    epsilon: float,
-    x: QuantParams,
-    output: QuantParams,
-) -> _Parts:
-    """The parts for a layer that normalizes `size` numbers; its weights have that shape."""
+def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: QuantParams) -> _Parts:
     x, output = x.as_tensors(), output.as_tensors()
     weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    gamma, beta = (_quantized(weight, shape) for weight in weights)
+    gamma, beta = (_quantized(weight, view.weights) for weight in weights)
     squares = _wide(tf.clip_by_value(quotient(tf.square(255.0 * x.scale), MOST), 1e-30, 1e30))
     variance = _wide(squares.scale * 0.25)
     inverse = _wide(quotient(quotient(1.0, tf.sqrt(variance.scale + epsilon)), MOST))
     variances = tf.range(2.0**15, dtype=tf.float64) * variance.scale
     inverses = quotient(1.0, tf.sqrt(variances + max(epsilon, 1e-60)))
     table = round_half_away(quotient(inverses, inverse.scale))
-    normalized = _wide(tf.constant(min(size**0.5, LARGEST) / MOST, tf.float64))
+    normalized = _wide(tf.constant(min(view.size**0.5, LARGEST) / MOST, tf.float64))
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     reach = quotient(tf.maximum(*ends) * output.scale, MOST)
     if beta is not None:
@@ -154,33 +144,94 @@ def _parts(
     )
 
 
-def _compute(a: Arguments) -> Any:
-    (x,), (params,) = a.q, a.params
+ROWS = {
+    "source": REQUANTIZE,
+    "mean": MEAN,
+    "difference": SUBTRACT,
+    "squares": MULTIPLY,
+    "variance": MEAN,
+    "normalized": MULTIPLY,
+    "scaled": MULTIPLY,
+    "shifted": ADD,
+    "result": REQUANTIZE,
+}
+"""What computes each part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a normalization.
+
+    Args:
+        rows: of what computes each part.
+        table: the inverse of each variance.
+        gamma, beta: quantized values, None for none.
+    """
+
+    rows: dict[str, Any]
+    table: Any
+    gamma: Any
+    beta: Any
+
+
+def _prepare(a: Arguments) -> _Numbers:
     view = _view(a.call.inputs[0].shape, a.attributes)
-    epsilon = a.attributes["epsilon"]
-    parts = _parts(a.call.layer, view.size, view.weights, epsilon, params, a.output)
+    parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0], a.output)
+    given: dict[str, tuple[QuantParams, list[QuantParams]]] = {
+        "source": (parts.x, a.params),
+        "mean": (parts.x, [parts.x]),
+        "difference": (parts.x, [parts.x, parts.x]),
+        "squares": (parts.squares, [parts.x, parts.x]),
+        "variance": (parts.variance, [parts.squares]),
+        "normalized": (parts.normalized, [parts.x, parts.inverse]),
+    }
+    last = parts.normalized
+    for name, weight in (("scaled", parts.gamma), ("shifted", parts.beta)):
+        if weight is not None:
+            given[name], last = (parts.scaled, [last, weight[1]]), parts.scaled
+    given["result"] = a.output, [last]
+    rows = {}
+    for name, (output, params) in given.items():
+        q = [tf.TensorSpec(None, tf.float64)] * len(params)
+        part = _part(a, view, name, q, params, output)
+        rows[name] = ROWS[name].prepared(part).numbers
+    gamma, beta = (part and part[0] for part in (parts.gamma, parts.beta))
+    return _Numbers(rows, parts.table, gamma, beta)
+
+
+def _part(
+    a: Arguments, view: _View, name: str, q: list[Any], params: list[Any], output: QuantParams
+) -> Arguments:
+    """What the row that computes a part is given."""
+    sign = -1 if ROWS[name] is SUBTRACT else 1
+    options = {"axes": view.axes, "keepdims": True, "sign": sign}
+    return dataclasses.replace(a, q=q, params=params, output=output, attributes=options)
+
+
+def _compute(a: Arguments) -> Any:
+    (x,), numbers = a.q, a.numbers
+    view = _view(a.call.inputs[0].shape, a.attributes)
     wide = tf.cast(x, tf.float64)
     if view.shape != a.call.inputs[0].shape:
         wide = tf.reshape(wide, [-1, *view.shape[1:]])
+    of_16_bits = QuantParams(None, None, 16)
 
-    def step(row: Op, output: QuantParams, *inputs: Part, sign: int = 1) -> Part:
-        q, given = map(list, zip(*inputs, strict=True))
-        options = {"axes": view.axes, "keepdims": True, "sign": sign}
-        part = dataclasses.replace(a, q=q, params=given, output=output, attributes=options)
-        return tf.clip_by_value(row.compute(part), -MOST - 1, MOST), output
+    def step(name: str, *q: Any) -> Any:
+        params = a.params if name == "source" else [of_16_bits] * len(q)
+        output = a.output if name == "result" else of_16_bits
+        part = _part(a, view, name, list(q), params, output)
+        result = ROWS[name].compute(dataclasses.replace(part, numbers=numbers.rows[name]))
+        return result if name == "result" else tf.clip_by_value(result, -MOST - 1, MOST)
 
-    source = step(REQUANTIZE, parts.x, (wide, params))
-    difference = step(SUBTRACT, parts.x, source, step(MEAN, parts.x, source), sign=-1)
-    squares = step(MULTIPLY, parts.squares, difference, difference)
-    variance, _ = step(MEAN, parts.variance, squares)
-    inverse = tf.gather(parts.table, tf.cast(variance, tf.int32)), parts.inverse
-    result = step(MULTIPLY, parts.normalized, difference, inverse)
-    if parts.gamma is not None:
-        result = step(MULTIPLY, parts.scaled, result, parts.gamma)
-    if parts.beta is not None:
-        result = step(ADD, parts.scaled, result, parts.beta)
-    final = dataclasses.replace(a, q=[result[0]], params=[result[1]])
-    return tf.cast(tf.reshape(REQUANTIZE.compute(final), tf.shape(x)), x.dtype)
+    source = step("source", wide)
+    difference = step("difference", source, step("mean", source))
+    variance = step("variance", step("squares", difference, difference))
+    inverse = tf.gather(numbers.table, tf.cast(variance, tf.int32))
+    result = step("normalized", difference, inverse)
+    for name, weight in (("scaled", numbers.gamma), ("shifted", numbers.beta)):
+        if weight is not None:
+            result = step(name, result, weight)
+    return tf.cast(tf.reshape(step("result", result), tf.shape(x)), x.dtype)
 
 
 def _emit(e: Emission) -> None:
@@ -188,8 +239,7 @@ def _emit(e: Emission) -> None:
     assert x.params is not None
     assert output is not None
     view = _view(e.shape(e.inputs[0]), e.attributes)
-    epsilon = e.attributes["epsilon"]
-    parts = _parts(e.node.call.layer, view.size, view.weights, epsilon, x.params, output)
+    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], x.params, output)
     source, (target,) = e.reshaped(e.inputs[0], view.shape, "groups"), e.outputs
     if view.shape != e.shape(target):
         target = e.temporary("of_groups", view.shape, target)
@@ -248,6 +298,7 @@ LAYER_NORM = Op(
     "layer_norm",
     _compute,
     _emit,
+    prepare=_prepare,
     doc="normalization along the last axis, in parts of 16 bits, where asked for",
     layers=(keras.layers.LayerNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon},

@@ -7,8 +7,11 @@ none of them asks a layer for its options. A new operator is a new row.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
@@ -26,6 +29,7 @@ __all__ = [
     "Op",
     "OutputRange",
     "OwnRange",
+    "Prepare",
     "SharedRange",
 ]
 
@@ -74,8 +78,10 @@ class FixedRange:
     def params(self, bits: int) -> QuantParams:
         """What the kernels give: with fewer than 8 bits that of 8, which is then converted."""
         limits = self.wide if bits == 16 else (self.minimum, self.maximum)
-        return QuantParams.of_range(*limits, 16 if bits == 16 else 8)
+        return _of_range(*limits, 16 if bits == 16 else 8)
 
+
+_of_range = functools.cache(QuantParams.of_range)
 
 OutputRange = OwnRange | SharedRange | FixedRange
 
@@ -97,6 +103,7 @@ class Arguments:
         weights: of a weighted operator, see `keras_qat.ops.weights.Weights`; else None.
         merges_relu: whether results below zero count as zero.
         sized: whether the file knows the size of batches, whatever the call does.
+        numbers: what the row's `prepare` returned.
     """
 
     family: KernelFamily
@@ -108,6 +115,7 @@ class Arguments:
     weights: Any = None
     merges_relu: bool = False
     sized: bool = False
+    numbers: Any = None
 
     @property
     def wide(self) -> bool:
@@ -123,6 +131,14 @@ class Arguments:
         with computing_in_float32(self.call.layer):
             return self.call.layer.call(*args, **kwargs)
 
+
+Prepare = Callable[[Arguments], Any]
+"""From arguments to the numbers that follow from ranges and weights alone, in any structure.
+
+In `q` are then the shapes and types of the inputs, as `tf.TensorSpec`s: one object for one tensor.
+Numbers are computed in
+TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph that reads both each
+time. `compute` finds them in `numbers`, but no longer the weights, nor the scales of `params`."""
 
 Compute = Callable[[Arguments], Any]
 """From arguments to the output's quantized values less its zero point (a structure of them, where
@@ -169,6 +185,8 @@ class Op:
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
         converts: places of inputs -> the range that they are converted to, whatever theirs is: an
             input of the model that is read in no other way has it.
+        prepare: computes the numbers of the integer implementation that follow from ranges and
+            weights alone: once for many batches. Without it `compute` finds ranges and weights.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
         products: of sums of products: how many there are for one example, asked for where all
@@ -205,6 +223,7 @@ class Op:
     symmetric: tuple[int, ...] = ()
     converts: Mapping[int, FixedRange] = dataclasses.field(default_factory=dict)
     alias: bool = False
+    prepare: Prepare | None = None
     products: Callable[[Node], int] = lambda node: 0
 
     @property
@@ -223,6 +242,18 @@ class Op:
         if bits not in self.families:
             return ()
         return tuple(name for name, each in FAMILIES.items() if self.families[bits](each))
+
+    def prepared(self, a: Arguments) -> Arguments:
+        """Returns the arguments with what `prepare` makes of them."""
+        if self.prepare is None:
+            return a
+        specs = {id(each): tf.TensorSpec(each.shape, each.dtype) for each in a.q}
+        of_shapes = dataclasses.replace(a, q=[specs[id(each)] for each in a.q])
+        return dataclasses.replace(a, numbers=self.prepare(of_shapes), weights=None)
+
+    def __call__(self, a: Arguments) -> Any:
+        """Prepares and computes."""
+        return self.compute(self.prepared(a))
 
     def __repr__(self) -> str:
         return f"<Op {self.name}>"

@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.partial_evaluation import of_numbers
-from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import operands
@@ -108,7 +107,7 @@ MAX_POOLING = move(
 
 def _average(a: Arguments) -> Any:
     """Averages of the quantized values themselves, half away from zero."""
-    (x,), zero_point = a.q, a.params[0].zero_point
+    (x,), zero_point = a.q, a.numbers
     averages = a.on([tf.cast(x, tf.float64)]) + zero_point
     # Halves are off by far less than the distance to the next quotient of whole numbers.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
@@ -118,6 +117,7 @@ def _average(a: Arguments) -> Any:
 AVERAGE_POOLING = dataclasses.replace(
     MAX_POOLING,
     name="average_pooling",
+    prepare=lambda a: a.params[0].zero_point,
     compute=_average,
     emit=_emit_pool("AVERAGE_POOL_2D"),
     doc="the mean of windows",
@@ -168,12 +168,40 @@ REDUCE_MIN = dataclasses.replace(
 )
 
 
+def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
+    """What sums are multiplied by; where sizes are open, as far as they do not count."""
+    (params,), output = a.params, a.output
+    if _is_fixed_point(a):
+        return fixed_point(params.scale / output.scale)
+    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
+    count = _known_count(a)
+    return numbers if count is None else _factor_and_offset(*numbers, count)
+
+
+def _known_count(a: Arguments) -> int | None:
+    """How many values a mean is of; None if that is open."""
+    shape = a.q[0].shape
+    sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
+    return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+
+
+def _factor_and_offset(ratio: Any, zero: Any, zero_point: Any, count: Any) -> tuple[Any, ...]:
+    """What XNNPACK multiplies sums by, what zero points add to them, and what it adds."""
+    of_all = tf.cast(count, tf.float64)
+    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
+    return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point
+
+
+def _is_fixed_point(a: Arguments) -> bool:
+    return a.family.means != "float32" or a.wide
+
+
 def _mean(a: Arguments) -> Any:
     """XNNPACK: the sum, zero point included, times a factor, in float32.
 
     TFLite divides a multiplier of 31 bits by the number of values, which it was shifted for.
     """
-    (x,), (params,), output = a.q, a.params, a.output
+    (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
     keep = a.attributes["keepdims"]
     most = math.prod(x.shape[axis] or 2**24 for axis in axes) * 2**params.bits
@@ -184,25 +212,20 @@ def _mean(a: Arguments) -> Any:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
     else:
         count = tf.constant(math.prod(sizes), tf.int64)
-    if a.family.means != "float32" or a.wide:
-        multiplier, exponent = fixed_point(params.scale / output.scale)
+    if _is_fixed_point(a):
+        multiplier, exponent = a.numbers
         bits = exponent_of(tf.cast(count, tf.float64))
         bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)
         whole = tf.cast(sums, tf.int64)
         scaled = multiply(whole, (shift(multiplier, bits) // count, exponent - bits))
         return tf.cast(scaled, x.dtype)
-    factor, of_zero, offset = _factor_and_offset(params, output, count)
-    scaled = tf.round(single(single((sums + of_zero) * factor) + offset))
-    return tf.cast(scaled - output.zero_point, x.dtype)
-
-
-@of_numbers
-def _factor_and_offset(params: QuantParams, output: QuantParams, count: Any) -> tuple[Any, ...]:
-    """What XNNPACK multiplies sums by, what zero points add to them, and what it adds."""
-    of_all = tf.cast(count, tf.float64)
-    factor = single(single(params.scale / output.scale) * single(1.0 / of_all))
-    of_zero = of_all * params.zero_point
-    return factor, of_zero, single(output.zero_point - single(of_zero * factor))
+    numbers: Any = a.numbers
+    if len(numbers) == 3:
+        ratio, zero, zero_point = numbers
+        numbers = _factor_and_offset(ratio, zero, zero_point, count)
+    factor, of_zeros, offset, zero_point = numbers
+    scaled = tf.round(single(single((sums + of_zeros) * factor) + offset))
+    return tf.cast(scaled - zero_point, x.dtype)
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
@@ -213,6 +236,7 @@ def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
 MEAN = dataclasses.replace(
     REDUCE_MAX,
     name="mean",
+    prepare=_prepare_mean,
     compute=_mean,
     emit=_emit_reduce("MEAN"),
     doc="means along axes",

@@ -15,7 +15,7 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import is_operation, number, operands
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import by_table, of_reals
+from keras_qat.ops.lookup import by_table, looked_up, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 
 __all__ = ["LEAKY_RELU", "PRELU", "RELU"]
@@ -40,28 +40,37 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
     return of_reals(call)
 
 
-def _relu_table(
-    family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
-) -> Any:
-    number = fixed_point(ratio(family, x.scale, by=output.scale))
-    scaled = multiply(tf.cast(q, tf.int64), number)
-    result = tf.maximum(tf.cast(scaled, tf.float64), 0.0)
-    if attributes["maximum"] == 6:
-        result = tf.minimum(result, round_half_away(single(6.0 / output.scale)))
-    return result
+def _relu_numbers(
+    family: KernelFamily, x: QuantParams, output: QuantParams, attributes: Attributes
+) -> tuple[Any, Any]:
+    """What values are multiplied by, and where they end: None for nowhere."""
+    end = round_half_away(single(6.0 / output.scale)) if attributes["maximum"] == 6 else None
+    return fixed_point(ratio(family, x.scale, by=output.scale)), end
 
 
-_relu_by_table = by_table(_relu_table)
+def _relu_of(q: Any, number: Any, end: Any) -> Any:
+    result = tf.maximum(tf.cast(multiply(tf.cast(q, tf.int64), number), tf.float64), 0.0)
+    return result if end is None else tf.minimum(result, end)
+
+
+_relu_table = by_table(
+    lambda family, q, x, output, attributes: _relu_of(
+        q, *_relu_numbers(family, x, output, attributes)
+    )
+)
+
+
+def _prepare_relu(a: Arguments) -> Any:
+    """One that ends elsewhere than at 6 is a ReLU without end: the output's range ends there."""
+    if not a.wide:
+        return _relu_table(a)
+    return _relu_numbers(a.family, a.params[0], a.output, a.attributes)
 
 
 def _relu(a: Arguments) -> Any:
-    """A ReLU by itself. XNNPACK leaves it to TFLite.
-
-    One that ends elsewhere than at 6 is a ReLU without end: the output's range ends there.
-    """
-    if not a.wide:
-        return _relu_by_table(a)
-    return _relu_table(a.family, a.q[0], a.params[0], a.output, a.attributes)
+    """A ReLU by itself. XNNPACK leaves it to TFLite."""
+    (q,) = a.q
+    return _relu_of(q, *a.numbers) if a.wide else looked_up(q, a.numbers)
 
 
 def _emit_relu(e: Emission) -> None:
@@ -81,6 +90,7 @@ RELU = Op(
     "relu",
     _relu,
     _emit_relu,
+    prepare=_prepare_relu,
     doc="ReLU, also with a maximum",
     layers=(_layers.ReLU,),
     symbols=("nn.relu", "nn.relu6"),
@@ -113,14 +123,27 @@ def _leaky_table(
     family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
 ) -> Any:
     """TFLite's: two products; one below zero with the slope in its scale."""
-    slope, whole = attributes["slope"], tf.cast(q, tf.int64)
-    sign = -1 if slope < 0 else 1
-    number = fixed_point(ratio(family, x.scale, abs(slope), by=output.scale))
+    numbers = _leaky_numbers(family, x, output, attributes)
+    return _leaky_of(family, q, numbers, attributes, x.bits == 16)
+
+
+def _leaky_numbers(
+    family: KernelFamily, x: QuantParams, output: QuantParams, attributes: Attributes
+) -> tuple[Any, Any]:
+    """What is multiplied with above zero and below."""
+    below = ratio(family, x.scale, abs(attributes["slope"]), by=output.scale)
+    return fixed_point(ratio(family, x.scale, by=output.scale)), fixed_point(below)
+
+
+def _leaky_of(
+    family: KernelFamily, q: Any, numbers: tuple[Any, Any], attributes: Attributes, wide: bool
+) -> Any:
+    whole, (above, below) = tf.cast(q, tf.int64), numbers
+    sign = -1 if attributes["slope"] < 0 else 1
     # The optimized int16 kernel has a negative multiplier: halves go up.
-    negates_first = family.optimized and x.bits == 16
-    below = multiply(sign * whole, number) if negates_first else sign * multiply(whole, number)
-    above = multiply(whole, fixed_point(ratio(family, x.scale, by=output.scale)))
-    return tf.cast(tf.where(whole >= 0, above, below), tf.float64)
+    negates_first = family.optimized and wide
+    falling = multiply(sign * whole, below) if negates_first else sign * multiply(whole, below)
+    return tf.cast(tf.where(whole >= 0, multiply(whole, above), falling), tf.float64)
 
 
 def _int8_leaky_table(
@@ -145,20 +168,28 @@ def _int8_leaky_table(
     return tf.where(taken, coarse, exact)
 
 
-_leaky_by_table = by_table(_int8_leaky_table)
+_leaky_entries = by_table(_int8_leaky_table)
+
+
+def _prepare_leaky(a: Arguments) -> Any:
+    if not a.wide:
+        return _leaky_entries(a)
+    return _leaky_numbers(a.family, a.params[0], a.output, a.attributes)
 
 
 def _leaky_relu(a: Arguments) -> Any:
     """x above zero, slope * x below."""
+    (q,) = a.q
     if not a.wide:
-        return _leaky_by_table(a)
-    return _leaky_table(a.family, a.q[0], a.params[0], a.output, a.attributes)
+        return looked_up(q, a.numbers)
+    return _leaky_of(a.family, q, a.numbers, a.attributes, a.wide)
 
 
 LEAKY_RELU = Op(
     "leaky_relu",
     _leaky_relu,
     lambda e: e.add("LEAKY_RELU", alpha=e.attributes["slope"]),
+    prepare=_prepare_leaky,
     doc="LeakyReLU, with any slope; |x| is one with the slope -1",
     layers=(_layers.LeakyReLU, _layers.ReLU),
     symbols=("nn.leaky_relu",),
@@ -170,14 +201,20 @@ LEAKY_RELU = Op(
 )
 
 
-def _prelu(a: Arguments) -> Any:
-    """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
-    x, slopes = tf.cast(a.q[0], tf.int64), tf.cast(a.weights.q, tf.int64)
+def _prepare_prelu(a: Arguments) -> Any:
+    """What is multiplied with: above zero, below zero, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
-    above = multiply(x, fixed_point(ratio(a.family, before, by=after)))
-    below = multiply(x * slopes, fixed_point(ratio(a.family, before, scale, by=after)))
-    return tf.cast(tf.where(x >= 0, above, below), a.q[0].dtype)
+    above = fixed_point(ratio(a.family, before, by=after))
+    below = fixed_point(ratio(a.family, before, scale, by=after))
+    return above, below, tf.cast(a.weights.q, tf.int64)
+
+
+def _prelu(a: Arguments) -> Any:
+    """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
+    x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.numbers
+    result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
+    return tf.cast(result, a.q[0].dtype)
 
 
 def _emit_prelu(e: Emission) -> None:
@@ -189,6 +226,7 @@ PRELU = Op(
     "prelu",
     _prelu,
     _emit_prelu,
+    prepare=_prepare_prelu,
     doc="PReLU",
     layers=(_layers.PReLU,),
     accepts=of_reals,

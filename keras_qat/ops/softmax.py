@@ -26,15 +26,14 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.partial_evaluation import of_numbers
-from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import is_operation, number, operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.requantize import requantized
+from keras_qat.ops.requantize import Requantization, requantization, requantized
 
 __all__ = ["SOFTMAX", "UNIT_NORM"]
 
@@ -57,52 +56,72 @@ _product = functools.partial(high_product, bits=31)
 """Of 32-bit integers."""
 
 
-def _softmax(a: Arguments) -> Any:
-    (q,), (x,), axis = a.q, a.params, a.attributes["axis"]
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    """The numbers of softmax of 8 bits.
+
+    Args:
+        is_wider: whether inputs are brought to the least scale that the kernel takes.
+        conversion: to that.
+        table: of exponentials, where they are computed in float32.
+        output: the output's scale, likewise.
+        factor: of differences, as a multiplier and bits, where they are in fixed point.
+    """
+
+    is_wider: Any
+    conversion: Requantization
+    table: Any = None
+    output: Any = None
+    factor: Any = None
+
+
+def _prepare(a: Arguments) -> Any:
+    (x,) = a.params
     if a.wide:
-        return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), x, axis), q.dtype)
-    wide, is_wider = _wide_enough(x.scale)
-    wider = dataclasses.replace(x, scale=wide)
+        return fixed_point(quotient(single(x.scale), 10.0 / 65535.0))
+    wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
+    is_wider, conversion = x.scale < LEAST_SCALE, requantization(a.family, x, wider)
+    if a.family.softmax == "float32":
+        places = -wider.scale * tf.range(256, dtype=tf.float64)
+        table = tf.cast(tf.exp(single(places)), tf.float32)
+        output = tf.cast(a.output.scale, tf.float32)
+        return _Numbers(is_wider, conversion, table, output)
+    multiplier, bits = fixed_point(tf.minimum(wider.scale * 2.0**26, 2.0**31 - 1))
+    return _Numbers(is_wider, conversion, factor=(multiplier, tf.maximum(bits, 0)))
+
+
+def _softmax(a: Arguments) -> Any:
+    (q,), numbers, axis = a.q, a.numbers, a.attributes["axis"]
+    if a.wide:
+        return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), numbers, axis), q.dtype)
     q = cond(
-        is_wider,
-        lambda: requantized(a.family, a.q[0], a.params[0], wider),
+        numbers.is_wider,
+        lambda: requantized(a.q[0], numbers.conversion),
         lambda: tf.identity(a.q[0]),
     )
-    x = wider
     if a.family.softmax != "float32":
-        return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), x, axis), q.dtype)
-    return _in_float32(q, x, a.output, axis)
+        return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), numbers.factor, axis), q.dtype)
+    return _in_float32(q, numbers, axis)
 
 
-@of_numbers
-def _wide_enough(scale: Any) -> tuple[Any, Any]:
-    return tf.maximum(scale, LEAST_SCALE), scale < LEAST_SCALE
-
-
-def _in_float32(q: Any, x: QuantParams, output: QuantParams, axis: int) -> Any:
+def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
     """TFLite's optimized kernel: exponentials from a table, added up one after another."""
-    table = _exponentials(x.scale)
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    found = tf.gather(table, tf.cast(below, tf.int32))
+    found = tf.gather(numbers.table, tf.cast(below, tf.int32))
     last = tf.constant([-1])
     total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
-    return tf.floor(found * quotient(1.0, total * _cast(output.scale, tf.float32)) + 0.5)
+    return tf.floor(found * quotient(1.0, total * numbers.output) + 0.5)
 
 
-_cast = of_numbers(tf.cast)
+def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
+    """TFLite's reference kernel. Qn has n bits in front of the point, a sign, 31 - n behind it.
 
-
-@of_numbers
-def _exponentials(scale: Any) -> Any:
-    places = -scale * tf.range(256, dtype=tf.float64)
-    return tf.cast(tf.exp(single(places)), tf.float32)
-
-
-def _in_fixed_point(q: Any, x: QuantParams, axis: int) -> Any:
-    """TFLite's reference kernel. Qn has n bits in front of the point, a sign, 31 - n behind it."""
-    factor = tf.minimum(x.scale * 2.0**26, 2.0**31 - 1)  # Differences in Q5.
-    multiplier, bits = fixed_point(factor)
-    bits = tf.maximum(bits, 0)
+    Args:
+        q: quantized values.
+        factor: what brings differences to Q5: a multiplier and bits.
+        axis: that of the sums.
+    """
+    multiplier, bits = factor
     radius = shift_back(tf.constant(31 * 2**26, tf.int64), bits)
     below = q - tf.reduce_max(q, axis, keepdims=True)
     counts = below >= -radius
@@ -153,14 +172,14 @@ def _one_over_one_plus(x: Any) -> Any:
     return saturate(shift(result, 1), 31)
 
 
-def _of_int16(family: KernelFamily, q: Any, x: QuantParams, axis: int) -> Any:
+def _of_int16(family: KernelFamily, q: Any, factor: tuple[Any, Any], axis: int) -> Any:
     """Exponentials and one over their sum from tables of 512 steps.
 
     TFLite Micro makes the tables in float32.
     """
     precise: Any = np.dtype(family.int16_softmax_tables).type
     below = q - tf.reduce_max(q, axis, keepdims=True)
-    below = multiply(below, fixed_point(quotient(single(x.scale), 10.0 / 65535.0)))
+    below = multiply(below, factor)
     exponentials = _interpolated(
         saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST, precise)
     )
@@ -256,6 +275,7 @@ SOFTMAX = Op(
     "softmax",
     _softmax,
     _emit,
+    prepare=_prepare,
     doc="softmax along one axis; its output has 256 steps from 0 to 1",
     layers=(_layers.Softmax,),
     symbols=("nn.softmax",),

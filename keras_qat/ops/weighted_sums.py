@@ -6,6 +6,7 @@ x weight scale / output scale, which each kernel rounds in its own way.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,6 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
-from keras_qat.arithmetic.partial_evaluation import of_numbers
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments
@@ -25,7 +25,16 @@ from keras_qat.tflite.int4 import in_halves
 if TYPE_CHECKING:
     from keras_qat.ops.node import Node
 
-__all__ = ["EXACT", "RECENT", "Rounding", "products_with_weights", "weight_constants", "weighted"]
+__all__ = [
+    "EXACT",
+    "RECENT",
+    "Rounding",
+    "Sums",
+    "prepare_sums",
+    "products_with_weights",
+    "weight_constants",
+    "weighted",
+]
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
@@ -56,18 +65,35 @@ def products_with_weights(node: Node) -> int:
     return node.output.elements * depth
 
 
-def weighted(
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """The numbers of a weighted operator.
+
+    Args:
+        kernel: the weights, in the type that their products are added up in.
+        bias: for each output channel, or None.
+        factor: what sums are multiplied by: in float32 or float64, or in fixed point.
+        rounding: how they are multiplied; "family" in float32 as the family's kernels do.
+        fits: whether no sum of products passes what float32 holds.
+    """
+
+    kernel: Any
+    bias: Any
+    factor: Any
+    rounding: Rounding | Literal["family"]
+    fits: Any
+
+
+def prepare_sums(
     a: Arguments,
-    linear: Linear,
     channels: tuple[int, ...],
     rounding: Rounding = "fixed",
     of_int4: Rounding | None = None,
-) -> Any:
-    """The quantized values less the zero point of a weighted operator.
+) -> Sums:
+    """Prepares `weighted`.
 
     Args:
-        a: its arguments.
-        linear: adds up products.
+        a: the arguments of a weighted operator.
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's own kernel rounds. XNNPACK's kernels, which have no int16, multiply
             in float32 and round half to even.
@@ -75,42 +101,73 @@ def weighted(
             to it; None if it does not.
     """
     weights: Weights = a.weights
-    before, after = a.params[0].scale, a.output.scale
+    how: Rounding | Literal["family"] = rounding
     if a.family.sums is not None and not a.wide:
         if weights.packed and of_int4 is not None:
-            rounding = of_int4
+            how = of_int4
         elif rounding != "eights":
-            sums = _sums_of_8_bits(a, linear, channels, tf.float32)
-            return a.family.sums(sums, _single_ratio(before, weights.scale, after))
-    ratio = _ratio(before, weights.scale, after)
+            how = "family"
+    dtype = tf.float64 if a.wide else tf.float32
+    bias = None if weights.bias is None else _row(weights.bias, dtype)
+    before, scale, after = a.params[0].scale, _row(weights.scale, tf.float64), a.output.scale
+    if how == "family":
+        factor = tf.cast(single(before * scale) / after, tf.float32)
+    else:
+        factor = before * scale / after
+        factor = factor if how == "double" else fixed_point(factor)
+    kernel = _held_in(weights.q, dtype)
+    return Sums(kernel, bias, factor, how, _fits(a, channels))
+
+
+def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
+    """Whether float32 holds all sums of products of 8 bits; True where any weights' fit."""
+    weights: Weights = a.weights
+    if a.wide or terms(tuple(weights.q.shape), channels) <= _most(a):
+        return True
+    # The range holds zero: what is above it and below it add up to the largest number.
+    reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach
+    fits = reach * _largest(a) < EXACT
+    return fits if tf.is_tensor(fits) else bool(fits)
+
+
+def _largest(a: Arguments) -> int:
+    return 2 ** a.params[0].bits - 1
+
+
+def _most(a: Arguments) -> int:
+    """So many products always fit."""
+    return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
+
+
+def weighted(a: Arguments, linear: Linear, channels: tuple[int, ...]) -> Any:
+    """The quantized values less the zero point of a weighted operator.
+
+    Args:
+        a: its arguments, with `Sums` as numbers.
+        linear: adds up products.
+        channels: axes of the weights that are output channels, counted from the end.
+    """
+    numbers: Sums = a.numbers
+    if numbers.rounding == "family":
+        assert a.family.sums is not None
+        return a.family.sums(_sums_of_8_bits(a, linear, channels, tf.float32), numbers.factor)
     if a.wide:
-        sums = _sums_of_16_bits(a.q[0], weights, linear)
-        if rounding == "double":
-            return _round_half_away(sums * ratio)
-        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), fixed_point(ratio)), tf.float64)
+        sums = linear(a.q[0], numbers.kernel)
+        sums = sums if numbers.bias is None else sums + numbers.bias
+        if numbers.rounding == "double":
+            return _round_half_away(sums * numbers.factor)
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.factor), tf.float64)
     sums = _sums_of_8_bits(a, linear, channels, tf.float64)
-    if rounding == "double":
-        return tf.cast(_round_half_away(sums * ratio), tf.float32)
-    whole, number = tf.cast(sums, tf.int64), fixed_point(ratio)
-    result = multiply(whole, number)
-    if a.family.optimized and rounding != "fixed":
+    if numbers.rounding == "double":
+        return tf.cast(_round_half_away(sums * numbers.factor), tf.float32)
+    whole = tf.cast(sums, tf.int64)
+    result = multiply(whole, numbers.factor)
+    if a.family.optimized and numbers.rounding != "fixed":
         count = sums.shape[-1]
-        up = multiply(whole, number, halves_up=True)
-        of_up = count if rounding == "up" else count // 8 * 8
+        up = multiply(whole, numbers.factor, halves_up=True)
+        of_up = count if numbers.rounding == "up" else count // 8 * 8
         result = tf.where(tf.range(count) < of_up, up, result)
     return tf.cast(result, tf.float32)
-
-
-@of_numbers
-def _ratio(before: Any, scale: Any, after: Any) -> Any:
-    """What sums are multiplied by."""
-    return before * _row(scale, tf.float64) / after
-
-
-@of_numbers
-def _single_ratio(before: Any, scale: Any, after: Any) -> Any:
-    """The same in float32, as XNNPACK computes it."""
-    return tf.cast(single(before * _row(scale, tf.float64)) / after, tf.float32)
 
 
 def _round_half_away(x: Any) -> Any:
@@ -120,14 +177,6 @@ def _round_half_away(x: Any) -> Any:
     return tf.sign(x) * (whole + tf.cast(size - whole >= 0.5, x.dtype))
 
 
-def _sums_of_16_bits(x: Any, weights: Weights, linear: Linear) -> Any:
-    sums = linear(x, _held_in(weights.q, tf.float64))
-    if weights.bias is None:
-        return sums
-    return sums + _row(weights.bias, tf.float64)
-
-
-@of_numbers
 def _row(numbers: Any, dtype: tf.DType) -> Any:
     return tf.reshape(tf.cast(numbers, dtype), [-1])
 
@@ -141,10 +190,7 @@ def _sums_of_8_bits(
     input channels at a time that none can are summed up in float32, and then those sums in float64.
     A bias of more bits than float32 has is rounded to them, here and in files.
     """
-    x, weights = a.q[0], a.weights
-    kernel, bias = _held_in(weights.q, tf.float32), None
-    if weights.bias is not None:
-        bias = _row(weights.bias, tf.float32)
+    x, kernel, bias = a.q[0], a.numbers.kernel, a.numbers.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
 
     def with_bias(sums: Any) -> Any:
@@ -158,15 +204,9 @@ def _sums_of_8_bits(
     def at_once() -> Any:
         return with_bias(tf.cast(linear(x, kernel), dtype))
 
-    largest = 2 ** a.params[0].bits - 1
-    most = math.ceil(EXACT / (largest * INT8_MAX)) - 1  # So many products always fit.
-    count = terms(tuple(kernel.shape), channels)
-    if count <= most:
-        return at_once()
-
     def in_parts() -> Any:
-        inputs = kernel.shape[-2]
-        size = most * inputs // count  # Channels whose products fit.
+        inputs, count = kernel.shape[-2], terms(tuple(kernel.shape), channels)
+        size = _most(a) * inputs // count  # Channels whose products fit.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
         else:
@@ -175,15 +215,7 @@ def _sums_of_8_bits(
             sums = tf.add_n([tf.cast(linear(*part), tf.float64) for part in parts])
         return tf.cast(with_bias(sums), dtype)
 
-    # The range holds zero: what is above it and below it add up to `largest`.
-    reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach
-    return cond(_fits(reach, largest), at_once, in_parts)
-
-
-@of_numbers
-def _fits(reach: Any, largest: int) -> Any:
-    fits = reach * largest < EXACT
-    return fits if tf.is_tensor(fits) else bool(fits)
+    return cond(a.numbers.fits, at_once, in_parts)
 
 
 def _held_in(q: Any, dtype: tf.DType) -> Any:

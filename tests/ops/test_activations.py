@@ -111,7 +111,7 @@ def computed(op, real, output, attributes=None):
     x = QuantParams(np.float32(1 / 16), 0).as_tensors()
     q = [tf.constant(np.float32(real) * 16)]
     given = Arguments("xnnpack", attributes or {}, q, [x], output.as_tensors(), None)
-    return np.asarray(op.compute(given)) * output.scale
+    return np.asarray(op(given)) * output.scale
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config
 from tensorflow.python.grappler import tf_optimizer
 
 from keras_qat.arithmetic.kernel_families import kernel_family
-from keras_qat.arithmetic.partial_evaluation import Stage, staging
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.integer_graph.execute import compute_node, held_in
-from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.execute import _prepare_node, compute_node, held_in
+from keras_qat.integer_graph.number_store import NumberStore
 from keras_qat.ops.node import Constant, Tensor
 from tests.ops.harness import node_of, random_inputs
 from tests.ops.test_contracts import CASES
@@ -95,14 +94,11 @@ def assert_left_alone(traced):
 
 
 def with_tensors(node):
-    """The node as inference reads it: its numbers are tensors. And those."""
-    made, numbers = {}, []
+    """The node as inference reads it: its numbers are tensors."""
+    made = {}
 
     def number(value):
-        if value is None:
-            return None
-        numbers.append(tf.constant(np.asarray(value, np.float64)))
-        return numbers[-1]
+        return None if value is None else tf.constant(np.asarray(value, np.float64))
 
     def params(given: QuantParams | None):
         if given is not None and id(given) not in made:
@@ -123,38 +119,31 @@ def with_tensors(node):
         recurrent = weights(given.recurrent)
         return dataclasses.replace(given, **fields, inner=inner, recurrent=recurrent)
 
-    changed = dataclasses.replace(
+    return dataclasses.replace(
         node,
         inputs=tuple(map(operand, node.inputs)),
         outputs=tuple(map(operand, node.outputs)),
         weights=weights(node.weights),
     )
-    return changed, numbers
 
 
 def traced_for_inference(node, inputs, family):
     """A node's computation as `predict` traces it: with known numbers."""
-    changed, numbers = with_tensors(node)
-    graph = ResolvedGraph("", {}, {}, (changed,), {}, {})
+    changed, kernels = with_tensors(node), kernel_family(family)
+    store = NumberStore(_prepare_node(changed, kernels))
 
     def infer(*given):
-        stand_ins = given[len(inputs) :]
-        stage = Stage(tf.compat.v1.get_default_graph(), stand_ins, numbers)
-        rest = iter(stand_ins)
-        (node,) = graph.with_numbers(lambda number: next(rest)).nodes
-        with staging(stage):
-            by_name = dict(zip(inputs, given, strict=False))
-            tensors = [
-                by_name[each.name] if isinstance(each, Tensor) else None for each in node.inputs
-            ]
-            return compute_node(node, tensors, kernel_family(family))
+        by_name = dict(zip(inputs, given, strict=True))
+        tensors = [
+            by_name[each.name] if isinstance(each, Tensor) else None for each in changed.inputs
+        ]
+        return compute_node(changed, tensors, kernels, store.read(decides=True))
 
     params = {each.name: each.params for each in node.inputs if isinstance(each, Tensor)}
     specs = [
         tf.TensorSpec(each.shape, held_in(params[name]) if params[name] else each.dtype)
         for name, each in inputs.items()
     ]
-    specs += [tf.TensorSpec(each.shape, each.dtype) for each in numbers]
     return tf.function(infer, autograph=False).get_concrete_function(*specs)
 
 

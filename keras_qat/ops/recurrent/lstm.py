@@ -28,7 +28,12 @@ from keras_qat.arithmetic.fixed_point import (
     saturate,
     shift_back,
 )
-from keras_qat.arithmetic.int16_sigmoid import sigmoid_of_int16, tanh_of_int16
+from keras_qat.arithmetic.int16_sigmoid import (
+    prepare_sigmoid,
+    prepare_tanh,
+    sigmoid_of_int16,
+    tanh_of_int16,
+)
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
@@ -91,28 +96,65 @@ def other_form(call: Call, axes: int = 3) -> str | None:
     return None
 
 
-def _compute(a: Arguments) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    """The numbers of an LSTM.
+
+    Args:
+        kernel, bias: of the inputs.
+        factor: what brings their sums to the scale of gates.
+        recurrent: the weights of the hidden state.
+        fed_back: what brings its sums to the scale of gates.
+        tables: sigmoid and tanh of gates, tanh of the cell state.
+    """
+
+    kernel: Any
+    bias: Any
+    factor: tuple[Any, Any]
+    recurrent: Any
+    fed_back: tuple[Any, Any]
+    tables: list[Any]
+
+
+def _rounding(a: Arguments) -> Arguments:
+    """The arguments with a family that has such a kernel."""
     if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, asked for other rounding.
-        a = dataclasses.replace(a, family=TFLM)
+        return dataclasses.replace(a, family=TFLM)
+    return a
+
+
+def _prepare(a: Arguments) -> _Numbers:
+    a = _rounding(a)
     weights: Weights = a.weights
     own = weights.recurrent
     assert own is not None
-    (x,), units = a.q, own.q.shape[0]
+    # Sums of products with 128 and 127 are exact in float32 up to so many units.
+    is_small = own.q.shape[0] < 2**24 // (128 * 127) and not a.wide
+    return _Numbers(
+        tf.cast(weights.q, tf.float64),
+        None if weights.bias is None else tf.cast(weights.bias, tf.float64),
+        _to_gates(a, weights.scale, a.params[0].scale),
+        tf.cast(own.q, tf.float32 if is_small else tf.float64),
+        _to_gates(a, own.scale, a.output.scale),
+        _tables(a),
+    )
+
+
+def _compute(a: Arguments) -> Any:
+    a = _rounding(a)
+    (x,), numbers = a.q, a.numbers
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    sums = tf.tensordot(tf.cast(x, tf.float64), tf.cast(weights.q, tf.float64), 1)
-    if weights.bias is not None:
-        sums += tf.cast(weights.bias, tf.float64)
-    given = saturate(_as_gates(a, sums, weights.scale, a.params[0].scale), BITS)
-    own_bits = 15 if a.wide else 7
-    # Sums of products with 128 and 127 are exact in float32 up to so many units.
-    held = tf.float32 if units < 2**24 // (128 * 127) and not a.wide else tf.float64
-    kernel = tf.cast(own.q, held)
-    sigmoid, tanh, tanh_of_cell = _tables(a)
+    sums = tf.tensordot(tf.cast(x, tf.float64), numbers.kernel, 1)
+    if numbers.bias is not None:
+        sums += numbers.bias
+    given = saturate(_as_gates(a, sums, numbers.factor), BITS)
+    own_bits, held = 15 if a.wide else 7, numbers.recurrent.dtype
+    sigmoid, tanh, tanh_of_cell = numbers.tables
 
     def step(states: Any, given: Any) -> Any:
         hidden, cell = states
-        fed_back = _as_gates(a, tf.matmul(hidden, kernel), own.scale, a.output.scale)
+        fed_back = _as_gates(a, tf.matmul(hidden, numbers.recurrent), numbers.fed_back)
         if a.family.lstm == "tflite_micro":
             fed_back = saturate(fed_back, BITS)
         gates = tf.split(saturate(given + fed_back, BITS), 4, -1)
@@ -123,7 +165,7 @@ def _compute(a: Arguments) -> Any:
         hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
         return tf.cast(saturate(hidden, own_bits), held), cell
 
-    states = _before(a, x, held)
+    states = _before(a, x)
     found, cells = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
     if a.attributes["keeps"]:
         last = found[-1], cells[-1]
@@ -132,12 +174,12 @@ def _compute(a: Arguments) -> Any:
     return tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
 
 
-def _before(a: Arguments, x: Any, held: tf.DType) -> tuple[Any, Any]:
+def _before(a: Arguments, x: Any) -> tuple[Any, Any]:
     """The states before the first step: zeros, or those that the layer has kept."""
+    units, held = a.numbers.recurrent.shape[0], a.numbers.recurrent.dtype
     if a.attributes["keeps"]:
         hidden, cell = kept(a.call.layer, _params_of_states(a))
         return tf.cast(hidden, held), cell
-    units = a.weights.recurrent.q.shape[0]
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
     return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
 
@@ -146,11 +188,15 @@ def _params_of_states(a: Arguments) -> tuple[QuantParams, QuantParams]:
     return HIDDEN.params(a.params[0].bits).as_tensors(), CELL.as_tensors()
 
 
-def _as_gates(a: Arguments, sums: Any, scale: Any, of_input: Any) -> Any:
-    """Sums of products in the scale of gates."""
+def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
+    """What brings sums of products to the scale of gates."""
     scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
-    number = fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
-    return (multiply_sums if a.wide else multiply)(tf.cast(sums, tf.int64), number)
+    return fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
+
+
+def _as_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
+    """Sums of products in the scale of gates."""
+    return (multiply_sums if a.wide else multiply)(tf.cast(sums, tf.int64), factor)
 
 
 def _scaled(a: Arguments, product: Any, bits: int) -> Any:
@@ -171,11 +217,11 @@ def _tables(a: Arguments) -> list[Any]:
         arrays = sigmoid_table(3), tanh_table(3), tanh_table(4)
         return [tf.constant(each.astype(np.int16)) for each in arrays]
     q = tf.range(-(2**15), 2**15, dtype=tf.int64)
-    gate, cell = GATE.as_tensors(), CELL.as_tensors()
+    gate, cell = (each.as_tensors().scale for each in (GATE, CELL))
     found = (
-        sigmoid_of_int16(a.family, q, gate),
-        tanh_of_int16(a.family, q, gate),
-        tanh_of_int16(a.family, q, cell),
+        sigmoid_of_int16(q, prepare_sigmoid(a.family, gate)),
+        tanh_of_int16(q, prepare_tanh(a.family, gate)),
+        tanh_of_int16(q, prepare_tanh(a.family, cell)),
     )
     return [tf.cast(each, tf.int16) for each in found]
 
@@ -332,6 +378,7 @@ LSTM = Op(
     "lstm",
     _compute,
     _emit,
+    prepare=_prepare,
     doc="LSTM over a sequence; its output has 256 steps from -1 to 1",
     layers=(keras.layers.LSTM,),
     attributes=form_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("FIXED", "SIGMOID", "Number", "Steps"),
-    *("computing", "fixed_params", "held_in", "params_named", "writing"),
+    *("computing", "fixed_params", "held_in", "params_named", "preparing", "writing"),
 ]
 
 SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in ("sigmoid", "tanh"))
@@ -145,6 +145,8 @@ class Steps:
 
 def _part_of(weights: Weights, part: Part) -> Weights:
     """Returns some columns of weights, with their scales and biases."""
+    if weights.q is None:  # They were prepared.
+        return weights
     bias = None if weights.bias is None else columns(weights.bias, part)
     scale = columns(weights.scale, part) if weights.per_channel else weights.scale
     scale, q = scale * part.slope, columns(weights.q, part)
@@ -158,8 +160,13 @@ def held_in(params: QuantParams) -> tf.DType:
     return tf.float64 if params.bits == 16 else tf.float32
 
 
-def computing(a: Arguments) -> Steps:
-    """Returns steps that compute with the rounding of a kernel family."""
+def preparing(a: Arguments, numbers: list[Any]) -> Steps:
+    """Returns steps that prepare rows, in order, and compute nothing: tensors are `TensorSpec`s.
+
+    Args:
+        a: the arguments of the layer's row.
+        numbers: takes what `computing` needs.
+    """
 
     def run(
         op: Op,
@@ -169,21 +176,69 @@ def computing(a: Arguments) -> Steps:
         attributes: Attributes | None = None,
         maximum: float | None = None,
     ) -> Number:
-        params = params.as_tensors()
-        arguments = dataclasses.replace(
-            a,
-            attributes=op.defaults if attributes is None else attributes,
-            q=[q for q, _ in inputs],
-            params=[input_params.as_tensors() for _, input_params in inputs],
-            output=params,
+        own = dataclasses.replace(
+            _given_to(a, op, [q for q, _ in inputs], attributes, maximum),
+            params=[each.as_tensors() for _, each in inputs],
+            output=params.as_tensors(),
             weights=weights,
-            merges_relu=maximum is not None,
         )
-        q = tf.cast(op.compute(arguments), held_in(params))
-        low, high = (
-            tf.cast(end - params.zero_point, q.dtype) for end in (params.lowest, params.highest)
-        )
+        dtype, output = held_in(params), own.output
+        low, high = (end - output.zero_point for end in (params.lowest, params.highest))
         low = low if maximum is None else tf.maximum(low, 0.0)
+        numbers.append((op.prepared(own).numbers, tf.cast(low, dtype), tf.cast(high, dtype)))
+        shape = inputs[-1][0].shape
+        if weights is not None:
+            shape = [*shape[:-1], weights.q.shape[-1]]
+        return tf.TensorSpec(shape, dtype), params
+
+    def split(x: Number, count: int) -> list[Number]:
+        spec, params = x
+        shape = [*spec.shape[:-1], spec.shape[-1] // count]
+        return [(tf.TensorSpec(shape, spec.dtype), params)] * count
+
+    def constant(params: QuantParams) -> Number:
+        return tf.TensorSpec([], held_in(params)), params
+
+    def widened(x: Number) -> Number:
+        params = dataclasses.replace(x[1], bits=16)
+        return tf.TensorSpec(x[0].shape, held_in(params)), params
+
+    return Steps(parts(a.call.layer), a.attributes, a.weights, run, split, constant, widened)
+
+
+def _given_to(
+    a: Arguments, op: Op, q: list[Any], attributes: Attributes | None, maximum: float | None
+) -> Arguments:
+    own = op.defaults if attributes is None else attributes
+    return dataclasses.replace(a, q=q, attributes=own, merges_relu=maximum is not None)
+
+
+def computing(a: Arguments, weights: Weights, numbers: Iterable[Any]) -> Steps:
+    """Returns steps that compute with the rounding of a kernel family.
+
+    Args:
+        a: the arguments of the layer's row.
+        weights: its weights, of which only the inner ranges are left.
+        numbers: what `preparing` has found for the same steps.
+    """
+    prepared = iter(numbers)
+
+    def run(
+        op: Op,
+        inputs: list[Number],
+        params: QuantParams,
+        weights: Any = None,
+        attributes: Attributes | None = None,
+        maximum: float | None = None,
+    ) -> Number:
+        of_row, low, high = next(prepared)
+        own = dataclasses.replace(
+            _given_to(a, op, [q for q, _ in inputs], attributes, maximum),
+            params=[each for _, each in inputs],
+            output=params,
+            numbers=of_row,
+        )
+        q = tf.cast(op.compute(own), held_in(params))
         return tf.minimum(tf.maximum(q, low), high), params
 
     def split(x: Number, count: int) -> list[Number]:
@@ -196,7 +251,7 @@ def computing(a: Arguments) -> Steps:
         params = dataclasses.replace(x[1], bits=16)
         return tf.cast(x[0], held_in(params)), params
 
-    return Steps(parts(a.call.layer), a.attributes, a.weights, run, split, constant, widened)
+    return Steps(parts(a.call.layer), a.attributes, weights, run, split, constant, widened)
 
 
 def _sizes(e: Emission) -> tuple[int | None, ...]:

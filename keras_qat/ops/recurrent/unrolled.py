@@ -31,7 +31,15 @@ from keras_qat.ops.recurrent.step_math import (
     names_of_states,
     step_of,
 )
-from keras_qat.ops.recurrent.step_ops import SIGMOID, Number, Steps, computing, held_in, writing
+from keras_qat.ops.recurrent.step_ops import (
+    SIGMOID,
+    Number,
+    Steps,
+    computing,
+    held_in,
+    preparing,
+    writing,
+)
 from keras_qat.ops.requantize import REQUANTIZE
 
 if TYPE_CHECKING:
@@ -46,9 +54,39 @@ MOST_STEPS = 64
 """The most steps of a file. Each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a ConvLSTM."""
 
 
-def _compute(a: Arguments) -> Any:
+def _prepare(a: Arguments) -> dict[str, Any]:
+    """The numbers of the rows: of the inputs' products, of a given state, of a step, of the output.
+
+    And the ranges inside, without the weights.
+    """
     weights: Weights = a.weights
-    m, x, params = computing(a), a.q[0], a.params[0]
+    found: dict[str, Any] = {name: [] for name in ("given", "first", "step", "last")}
+    m = {name: preparing(a, numbers) for name, numbers in found.items()}
+    x, params = a.q[0], a.params[0]
+    sizes = [None, *x.shape[2:]] if convolves(a.attributes) else x.shape
+    source = tf.TensorSpec(sizes, x.dtype), params
+    given = {part: m["given"].given(part, source) for part in m["given"].parts}
+    of_states = [m["step"].named(name) for name in names_of_states(a.attributes)]
+    assert weights.recurrent is not None
+    units = weights.recurrent.q.shape[-2]
+    states = tuple((tf.TensorSpec([*sizes[:-1], units], held_in(each)), each) for each in of_states)
+    if len(a.q) > 1:
+        m["first"].run(REQUANTIZE, [(a.q[1], a.params[1])], of_states[0])
+    step_of(a.attributes)(m["step"], given, states)
+    if "hidden" in weights.inner:
+        m["last"].run(REQUANTIZE, [states[0]], a.output)
+    left: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
+    recurrent = dataclasses.replace(weights.recurrent, **left)
+    return found | {"weights": dataclasses.replace(weights, **left, recurrent=recurrent)}
+
+
+def _compute(a: Arguments) -> Any:
+    prepared, weights = a.numbers, a.numbers["weights"]
+
+    def machine(name: str) -> Steps:
+        return computing(a, weights, prepared[name])
+
+    m, x, params = machine("given"), a.q[0], a.params[0]
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
     inputs = {part: _input_products(m, part, (x, params)) for part in m.parts}
@@ -58,13 +96,13 @@ def _compute(a: Arguments) -> Any:
     def step_once(states: Any, values: dict[str, Any]) -> Any:
         products = {part: (values[part], inputs[part][1]) for part in values}
         numbers = tuple(zip(states, state_params, strict=True))
-        return tuple(q for q, _ in step(m, products, numbers))
+        return tuple(q for q, _ in step(machine("step"), products, numbers))
 
     in_order = {part: _steps_first(q) for part, (q, _) in inputs.items()}
     zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
     initial = [zeros] * len(names)
     if len(a.q) > 1:
-        initial = [m.run(REQUANTIZE, [(a.q[1], a.params[1])], state_params[0])[0]]
+        initial = [machine("first").run(REQUANTIZE, [(a.q[1], a.params[1])], state_params[0])[0]]
     if a.attributes["keeps"]:
         initial = kept(layer, state_params)
     initial = [tf.cast(q, held_in(p)) for q, p in zip(initial, state_params, strict=True)]
@@ -75,7 +113,7 @@ def _compute(a: Arguments) -> Any:
     result = _steps_first(result) if a.attributes["sequences"] else result[-1]
     if "hidden" not in weights.inner:
         return result
-    return m.run(REQUANTIZE, [(result, state_params[0])], a.output)[0]
+    return machine("last").run(REQUANTIZE, [(result, state_params[0])], a.output)[0]
 
 
 def _input_products(m: Steps, part: str, x: Number) -> Number:
@@ -239,6 +277,7 @@ GRU = Op(
     "gru",
     _compute,
     _emit,
+    prepare=_prepare,
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
     "its state may be given",
     layers=(_layers.GRU,),
