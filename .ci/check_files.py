@@ -15,7 +15,15 @@ with tarfile.open(source) as archive:
     written = {name.partition("/")[2] for name in archive.getnames()}
 
 missing = [
-    *({"keras_qat/py.typed", "keras_qat_cli/commands.py", "tf_keras_qat/__init__.py"} - {*packed}),
+    *(
+        {
+            "keras_qat/py.typed",
+            "keras_qat/analysis/drawing/page.html",
+            "keras_qat_cli/commands.py",
+            "tf_keras_qat/__init__.py",
+        }
+        - {*packed}
+    ),
     *(
         {"CHANGELOG.md", "LICENSE", "Makefile", "docs/export.md", "docs/images/model.svg"}
         | {"tutorials/demo.py", "tests/conftest.py", "keras_qat/py.typed"}
