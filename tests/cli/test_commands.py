@@ -109,6 +109,7 @@ def test_verify(files):
     assert "Every layer computes" in run("verify", *paths, "--per-layer", "--limit", 8, *html)
     page = (files / "report.html").read_text()
     assert "<table" in page and "conv" in page and "logits" in page
+    assert '<td class="number bar good" style="--length: 100.0%"' in page
     found = json.loads(run("verify", *paths, "--json", "--limit", 7, "--kernels", "reference"))
     assert found["examples"] == 7
     assert found["kernels"] == "reference"
@@ -122,6 +123,8 @@ def test_sensitivity(files):
     assert "weight_bits=4)" in told and "bytes of weights" in told
     page = html.read_text()
     assert "<table" in page and "conv" in page and "logits" in page
+    assert page.count('<td class="number bar noise"') == 2 * page.count("<tr><td>") > 0
+    assert page.count('aria-sort="none"') == 4  # Layer, weights, and a column for each of 2 bits.
     options = "--limit", 8, "--bits", 2, "--bits", 8, "--json", "--budget", 0.7
     found = json.loads(run("sensitivity", *paths, *options))
     assert set(found["layers"][0]["costs"]) == {"2", "8"}
