@@ -37,6 +37,11 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
         raise OSError(f"Cannot write {path}: it is a device, and would be replaced. Name a file.")
     if path.is_dir() and not directory:
         raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
+    if path.is_file() and path.suffix in (".keras", ".h5"):
+        raise FileExistsError(
+            f"Cannot write {path}: there is a saved Keras model, which an export would replace. "
+            f"Choose another name."
+        )
     if directory and path.is_file():
         raise NotADirectoryError(
             f"Cannot write {path}: it is a file, and a SavedModel is a directory. Choose another "

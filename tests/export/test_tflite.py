@@ -29,6 +29,15 @@ def test_existing_file_is_replaced(exported, tmp_path):
     assert path.read_bytes() == exported.tflite
 
 
+def test_a_saved_model_is_not_replaced(exported, tmp_path):
+    for name in ("qat.keras", "qat.h5"):
+        path = tmp_path / name
+        path.write_bytes(b"a model")
+        with pytest.raises(FileExistsError, match=f"{name}: there is a saved Keras model"):
+            keras_qat.export_tflite(exported.model, path)
+        assert path.read_bytes() == b"a model"
+
+
 def test_exporting_does_not_change_the_model(exported):
     before = exported.model.get_weights()
     assert keras_qat.export_tflite(exported.model) == exported.tflite
