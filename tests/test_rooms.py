@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from keras_qat.arithmetic.kernel_families import FAMILIES
+from keras_qat.ops.all_ops import ROWS
+from keras_qat.ops.op import Op
 
 PACKAGE = Path(__file__).parent.parent / "keras_qat"
 ORDER = (
@@ -105,29 +109,30 @@ def test_contrib_is_known_by_its_name_in_the_recipes_only():
             assert not re.findall(r"[!=]= \"contrib\"", module.read_text("utf-8")), module
 
 
-def compared_strings(tree: ast.AST) -> Iterator[str]:
-    """The strings that a module compares something with, in `==`, `in` or `case`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            operands = [node.left, *node.comparators]
-        elif isinstance(node, ast.MatchValue):
-            operands = [node.value]
-        else:
-            continue
-        for operand in operands:
-            is_display = isinstance(operand, (ast.Tuple, ast.List, ast.Set))
-            for each in operand.elts if is_display else [operand]:
-                if isinstance(each, ast.Constant) and isinstance(each.value, str):
-                    yield each.value
+def displayed(node: ast.expr) -> list[ast.expr]:
+    """The entries of a tuple, list or set that is written out; of others the expression itself."""
+    return node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]
 
 
-def compared_names(tree: ast.AST) -> Iterator[str]:
-    """The names that a module compares something with, by value or by identity."""
+def called(node: ast.expr) -> str:
+    """The last part of a name, "" for other expressions."""
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def text_of(node: ast.expr) -> str:
+    """A string that is written out, "" for other expressions."""
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if is_text else ""
+
+
+def compared(tree: ast.AST) -> Iterator[ast.expr]:
+    """What a module compares something with, in `==`, `is`, `in` or `case`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             for operand in (node.left, *node.comparators):
-                if isinstance(operand, (ast.Name, ast.Attribute)):
-                    yield operand.id if isinstance(operand, ast.Name) else operand.attr
+                yield from displayed(operand)
+        elif isinstance(node, ast.MatchValue):
+            yield node.value
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -137,5 +142,52 @@ def test_families_are_asked_for_their_fields(module):
         return
     tree = ast.parse(module.read_text("utf-8"))
     constants = {name.upper() for name in FAMILIES}
-    assert not {*FAMILIES} & {*compared_strings(tree)}
-    assert not constants & {*compared_names(tree)}
+    assert not {*FAMILIES}.intersection(map(text_of, compared(tree)))
+    assert not constants.intersection(map(called, compared(tree)))
+
+
+KNOW_OPERATORS = ("ops", "lowering", "frontend", "integer_graph/passes")
+"""Where operators and layer classes are told apart by nature: rows, what makes calls of Keras
+classes and operations into other ones, and passes that replace one pattern of operators."""
+
+READ_AS_KERAS = {"BatchNormalization", "Rescaling", "Normalization"}
+"""Layers whose own statistics and options training and passes read, as Keras has no common name
+for them."""
+
+
+ROW_MODULES = [
+    ".".join(("keras_qat", *path.relative_to(PACKAGE).with_suffix("").parts))
+    for path in MODULES
+    if room(path) == "ops" and path.name not in ("__init__.py", "docs_page.py")
+]
+
+
+@functools.cache
+def row_constants() -> frozenset[str]:
+    """The names that modules give to rows."""
+    modules = [vars(importlib.import_module(name)) for name in ROW_MODULES]
+    return frozenset(
+        name for each in modules for name, value in each.items() if isinstance(value, Op)
+    )
+
+
+def asked_by_name(tree: ast.AST) -> Iterator[str]:
+    """What a module asks an operator or a layer for, if that is which one it is."""
+    constants = row_constants()
+    names, classes = {op.name for op in ROWS}, {each.__name__ for op in ROWS for each in op.layers}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            operands = [leaf for part in (node.left, *node.comparators) for leaf in displayed(part)]
+            yield from constants.intersection(getattr(leaf, "id", "") for leaf in operands)
+            if called(node.left) == "name":
+                yield from names.intersection(map(text_of, operands))
+        elif isinstance(node, ast.Call) and called(node.func) == "isinstance":
+            yield from classes.intersection(map(called, displayed(node.args[1]))) - READ_AS_KERAS
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_operators_are_asked_for_the_fields_of_their_rows(module):
+    """Whoever asks which operator it is knows something that the row does not say."""
+    if str(module.relative_to(PACKAGE)).startswith(KNOW_OPERATORS):
+        return
+    assert not {*asked_by_name(ast.parse(module.read_text("utf-8")))}

@@ -106,7 +106,7 @@ def _outputs(graph: ResolvedGraph, inputs: list[Any]) -> dict[str, Any]:
 def _computed(node: Node, numbers: list[Any]) -> Any:
     if node.op is None:
         return compute_in_float(node, numbers)
-    results = numbers if node.op.name in ("quantize", "requantize") else _called(node, numbers)
+    results = numbers if node.op.only_rounds else _called(node, numbers)
     if node.maximum is not None:
         clip = tf.nn.relu6 if node.maximum == 6 else tf.nn.relu
         results = tf.nest.map_structure(clip, results)

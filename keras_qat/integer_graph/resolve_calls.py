@@ -13,7 +13,6 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.names import scope_of
 from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.integer_graph.resolve_tensors import Tensors
-from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import Match, match, on_request, relu_maximum
@@ -84,7 +83,7 @@ class _Resolver:
         op: Any = nodes[0].op
         if not op.is_weighted:
             return [fold_weights.parameters_of(layer, op, self.in_graph)] * len(nodes)
-        if op is EMBEDDING:
+        if op.is_table:
             outputs: Any = [node.output.params for node in nodes]
             quantizer = self.ranges.quantizer_of
             return [
@@ -152,7 +151,7 @@ class _Resolver:
         maximum = None if wrapper.activation is None else relu_maximum(wrapper.activation)
         quantizer = wrapper.output_quantizer
         source = self.tensors.of_value[call.inputs[0]]
-        is_table = matched.op is EMBEDDING
+        is_table = matched.op is not None and matched.op.is_table
         has_codes = fold_weights.has_codes(wrapper) or (
             is_table and (quantizer or self.tensors.quantizer_behind(call.output)) is not None
         )
@@ -192,7 +191,7 @@ class _Resolver:
         operands = self.tensors.operands(call, op)
         quantized = [operand.params for operand in operands if operand.params is not None]
         floats = [each for each in operands if isinstance(each, Tensor) and each.is_float]
-        in_float = any(tensor.params is None for tensor in floats) and op is not EMBEDDING
+        in_float = any(tensor.params is None for tensor in floats) and not op.is_table
         if in_float or len({known.bits == 16 for known in quantized}) > 1:
             self._add_in_float(call, "its input has no quantizer")
             return
@@ -251,7 +250,7 @@ class _Resolver:
             output = op.output
             bits = 16 if inputs[0].bits == 16 else 8
             return self.ranges.fixed((op.name, bits), lambda: output.params(bits)), maximum, []
-        if isinstance(op.output, SharedRange) or op.name == "mean":  # contrib leaves means bare.
+        if isinstance(op.output, SharedRange) or op.falls_back_to_input_range:
             return self.ranges.joined(inputs), maximum, []
         return None, maximum, []
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.constants import constant_of
 from keras_qat.integer_graph.names import label_of, scope_of
 from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.ops.node import Operand, Tensor
 from keras_qat.ops.op import Op, SharedRange
+from keras_qat.ops.registry import row_listing
 from keras_qat.tflite.tensor_names import as_scope
 from keras_qat.training.layers import Quantize
 
@@ -113,6 +113,7 @@ class Tensors:
 
 def values_read(call: Call) -> list[Value]:
     """Returns what a call computes with. Quantizers of old files name more tensors."""
-    if isinstance(call.layer, WeightTensor):
+    op = row_listing(call.layer)
+    if op is not None and op.reads_only_weights:
         return []
     return values_in(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs

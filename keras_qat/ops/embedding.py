@@ -65,4 +65,5 @@ EMBEDDING = Op(
     doc="rows of a table of weights, which is held in the parameters of the output",
     layers=(_layers.Embedding,),
     weights={"embeddings": ()},
+    is_table=True,
 )

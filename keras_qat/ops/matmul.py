@@ -120,6 +120,7 @@ MATMUL = Op(
     accepts=lambda call, attributes: None if len(call.inputs) == 2 else "not of two tensors",
     max_axes=MAX_AXES,
     symmetric=(1,),
+    multiplies_tensors=True,
     products=_products,
 )
 
@@ -242,5 +243,6 @@ CONTRACT = Op(
     defaults={"depth": None},
     accepts=_accepts_contract,
     symmetric=(1,),
+    multiplies_tensors=True,
     products=_products,
 )

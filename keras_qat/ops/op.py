@@ -180,6 +180,16 @@ class Op:
         clips: whether it is such a ReLU.
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
+        only_rounds: whether real numbers pass through, so that nothing but rounding is left.
+        reads_only_weights: whether it computes from weights alone: what its inputs hold is not
+            read, and its range is the current minimum and maximum of the result.
+        is_table: whether the weights are a table that integers index. The output is made of its
+            entries, which are held in the quantization parameters of the output.
+        gates: into how many gates the columns of its weights are split, each with its own scale.
+            With more than one, training simulates the gates and the states between steps.
+        multiplies_tensors: whether it adds up products of two tensors.
+        falls_back_to_input_range: whether an output without a quantizer has the range of the
+            inputs, as the original leaves means.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
         inner: ranges between the parts that an operator is written in, by name.
         symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
@@ -224,12 +234,23 @@ class Op:
     converts: Mapping[int, FixedRange] = dataclasses.field(default_factory=dict)
     alias: bool = False
     prepare: Prepare | None = None
+    only_rounds: bool = False
+    reads_only_weights: bool = False
+    is_table: bool = False
+    gates: int = 1
+    multiplies_tensors: bool = False
+    falls_back_to_input_range: bool = False
     products: Callable[[Node], int] = lambda node: 0
 
     @property
     def is_weighted(self) -> bool:
         """Whether it has weights that training quantizes."""
         return bool(self.weights) and self.trains_weights
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether its weights are one factor and one offset for each channel."""
+        return "" in self.weights
 
     def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:
         """Whether there are kernels for activations of so many bits: of a family, or of any."""

@@ -241,6 +241,7 @@ MEAN = dataclasses.replace(
     emit=_emit_reduce("MEAN"),
     doc="means along axes",
     output=OwnRange(),
+    falls_back_to_input_range=True,
     layers=tuple(getattr(_layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_mean",),
     accepts=_accepts_mean,

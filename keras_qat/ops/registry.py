@@ -112,6 +112,17 @@ def op_of(call: Call) -> Op | None:
     return match(call).op
 
 
+def row_listing(layer: Any) -> Op | None:
+    """Returns the first row that lists a layer's class, whether or not it accepts its calls."""
+    return next((op for op in ROWS if isinstance(layer, op.layers)), None)
+
+
+def gates_of(layer: Any) -> int:
+    """Returns how many gates the weights of a layer are split into; 1 for most layers."""
+    op = row_listing(layer)
+    return 1 if op is None else op.gates
+
+
 def relu_maximum(layer: Any) -> float | None:
     """Returns the maximum of a ReLU layer, which may be infinity; None for other layers."""
     values = [Value(name, (None,), "float32") for name in ("x", "y")]

@@ -88,6 +88,7 @@ QUANTIZE = Op(
     lambda e: e.add("QUANTIZE"),
     doc="real numbers to quantized values",
     prepare=_prepare_quantize,
+    only_rounds=True,
 )
 REQUANTIZE = dataclasses.replace(
     QUANTIZE,

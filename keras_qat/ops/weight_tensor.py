@@ -45,4 +45,5 @@ WEIGHT_TENSOR = Op(
     doc="a weight that a custom layer computes with, or what it computes from weights alone",
     layers=(WeightTensor,),
     accepts=_accepts,
+    reads_only_weights=True,
 )

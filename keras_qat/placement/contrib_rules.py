@@ -14,7 +14,6 @@ from keras_qat.config.specs import QuantSpec, Spec
 from keras_qat.frontend.contrib_batch_norm import FusedBatchNormalization
 from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.ops.affine import AFFINE
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import match, op_of
 from keras_qat.placement import fusion_groups
@@ -160,14 +159,14 @@ class ContribPlacement:
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
         is_implied = isinstance(op.output, (SharedRange, FixedRange)) or not call.output.is_float
-        return is_implied or op.name == "mean" or self.kind(call) == "kernel"
+        return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
         """Returns the original's kind of a computation; None if it knows none."""
         op, attributes, _ = match(call)
         if op is None:
             return None
-        if op is AFFINE:
+        if op.is_affine:
             return "affine"
         if op.is_weighted:
             return "kernel" if type(call.layer) in KERNELS else None

@@ -7,7 +7,6 @@ import dataclasses
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, values_in
-from keras_qat.ops.affine import AFFINE
 from keras_qat.ops.op import FixedRange
 from keras_qat.ops.registry import op_of
 
@@ -74,8 +73,8 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         return isinstance(getattr(ops[call], "output", None), FixedRange)
 
     ops = {call: op_of(call) for call in graph.calls}
-    weighted = [call for call, op in ops.items() if op is not None and op.is_weighted]
-    norms = {call: batch_norm_behind(call) for call in weighted if ops[call] is not AFFINE}
+    weighted = {call: op for call, op in ops.items() if op is not None and op.is_weighted}
+    norms = {call: batch_norm_behind(call) for call, op in weighted.items() if not op.is_affine}
     for call, norm in norms.items():
         if norm is not None:
             shared_norms = {n and n.layer for c, n in norms.items() if c.layer is call.layer}
@@ -84,7 +83,8 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
     folded = set(norms.values())
     result = []
     for call in graph.calls:
-        alone = affine and ops[call] is AFFINE and call not in folded
+        is_affine = call in weighted and weighted[call].is_affine
+        alone = affine and is_affine and call not in folded
         if not (call in norms or alone):
             continue
         group = Group(call, norms.get(call), shared=counts[call.layer] > 1)

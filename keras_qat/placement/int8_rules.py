@@ -11,8 +11,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
-from keras_qat.ops.registry import match, op_of
-from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
+from keras_qat.ops.registry import match, op_of, row_listing
 from keras_qat.ops.weights_only import weights_only
 from keras_qat.placement import fusion_groups
 from keras_qat.placement.fusion_groups import Group
@@ -20,8 +19,6 @@ from keras_qat.placement.layer_settings import Settings
 from keras_qat.placement.plan import Plan, Range
 
 __all__ = ["Int8Placement"]
-
-_Embedding = keras.layers.Embedding
 
 
 class Int8Placement:
@@ -78,7 +75,7 @@ class Int8Placement:
         The entries of an embedding's table are what it gives: they are held in the range of
         that.
         """
-        if isinstance(group.kernel.layer, _Embedding) and not self.is_int16:
+        if _is_table(group.kernel) and not self.is_int16:
             return None
         return self.settings.weights(group.kernel)
 
@@ -146,7 +143,7 @@ class Int8Placement:
             self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"
-        if any(isinstance(reader.layer, _Embedding) for reader in self.consumers[value]):
+        if any(map(_is_table, self.consumers[value])):
             return None, "indices"
         if call is None or op is None:
             if call is None:
@@ -255,8 +252,8 @@ class Int8Placement:
             range_of[value] = joined
         ranges = list(dict.fromkeys(range_of.values()))
         for shared in ranges:
-            producers = [value.producer and op_of(value.producer) for value in shared.observed]
-            if isinstance(shared.spec, QuantSpec) and set(producers) == {WEIGHT_TENSOR}:
+            of_weights = all(map(_is_of_weights, shared.observed))
+            if isinstance(shared.spec, QuantSpec) and shared.observed and of_weights:
                 # The range of weights is their current minimum and maximum.
                 shared.spec = dataclasses.replace(
                     shared.spec, ema_decay=0.0, observer="moving_average"
@@ -309,3 +306,15 @@ def _join(ranges: list[Range]) -> Range:
         [value for item in ranges for value in item.observed],
         [value for item in ranges for value in item.rounded],
     )
+
+
+def _is_table(call: Call) -> bool:
+    """Returns whether a layer's weights are a table, also where kernels do not take the call."""
+    op = row_listing(call.layer)
+    return op is not None and op.is_table
+
+
+def _is_of_weights(value: Value) -> bool:
+    """Returns whether a tensor is computed from weights alone."""
+    op = None if value.producer is None else op_of(value.producer)
+    return op is not None and op.reads_only_weights

@@ -9,8 +9,6 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.ops.embedding import EMBEDDING
-from keras_qat.ops.matmul import CONTRACT, MATMUL
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import on_request, op_of
 from keras_qat.placement.layer_selection import Scope, matcher
@@ -58,7 +56,9 @@ def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
     """Returns inputs of inner weighted layers and products, and what shares their range."""
     values: set[Value] = set()
     for call in calls:
-        if (_has_weights(call) and call not in ends) or op_of(call) in (MATMUL, CONTRACT):
+        op = op_of(call)
+        is_product = op is not None and op.multiplies_tensors
+        if is_product or (_has_weights(call) and call not in ends):
             values.update(call.inputs)
     sharing = [call for call in calls if isinstance(getattr(op_of(call), "output", 0), SharedRange)]
     count = -1
@@ -74,7 +74,7 @@ def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 def _has_weights(call: Call) -> bool:
     """Returns whether a layer has quantized weights; scale factors and tables do not count."""
     op = op_of(call)
-    return op is not None and op.is_weighted and "" not in op.weights and op is not EMBEDDING
+    return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 
 
 class Settings:

@@ -10,8 +10,8 @@ from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
 from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.messages import counted
+from keras_qat.ops.registry import row_listing
 from keras_qat.placement.fusion_groups import Group
 
 INSIDE = "inside, one range for all steps"
@@ -129,11 +129,12 @@ class Plan:
     def _weight_rows(self, group: Group) -> list[Row]:
         spec: Spec | None = self.weights[group]
         reason = "kernel" if spec else self.reasons[group.output]
-        if isinstance(group.kernel.layer, keras.layers.Embedding) and not spec:
+        op = row_listing(group.kernel.layer)
+        if op is not None and op.is_table and not spec:
             spec, reason = self.specs.get(group.output), "in the range of its output"
         if spec and group.batch_norm:
             reason = f"kernel, folded with {group.batch_norm.name}"
-        if isinstance(group.kernel.layer, keras.layers.LSTM) and isinstance(spec, QuantSpec):
+        if op is not None and op.gates > 1 and isinstance(spec, QuantSpec):
             spec = PerGate(**vars(spec))
         name, layer = group.kernel.name, type(group.kernel.layer).__name__
         return [Row(f"{name}/{path}", layer, "weight", spec, reason) for path in group.weights]

@@ -26,7 +26,7 @@ from keras_qat.frontend.keras2.precision import (
     is_half,
     policy_of,
 )
-from keras_qat.ops.registry import on_request
+from keras_qat.ops.registry import gates_of, on_request
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.plan import Plan, Range
 from keras_qat.rewriting.quantized_model import QuantizedModel
@@ -161,7 +161,6 @@ class _Visitor:
         layer = group.kernel.layer
         if layer not in self.layers:
             is_wide = self.plan.recipe.activations.bits == 16
-            is_lstm = isinstance(layer, keras.layers.LSTM)
             norm = group.batch_norm
             inner = [call and _clone(call.layer) for call in (group.kernel, norm)]
             self.layers[layer] = QuantizeWrapper(
@@ -175,7 +174,7 @@ class _Visitor:
                 output_spec=self._spec_inside(group.output),
                 tensor=group.output.name,
                 inner_specs=self.plan.inner.get(group),
-                state_bits=16 if is_lstm and is_wide else 8,
+                state_bits=16 if gates_of(layer) > 1 and is_wide else 8,
                 name=PREFIX + group.kernel.name,
                 mixed=self.mixed,
             )

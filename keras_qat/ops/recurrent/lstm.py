@@ -387,5 +387,6 @@ LSTM = Op(
     families={16: lambda family: family.int16_lstm},
     output=HIDDEN,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
+    gates=4,
     products=_products,
 )

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
+from keras_qat.ops.registry import gates_of
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold
 from keras_qat.training.batch_norm.weighted import Weighted
@@ -73,7 +74,7 @@ def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
         name: tf.cast(quantizer(weight_at(layer, name), phase), layer.compute_dtype)
         for name, quantizer in wrapper.weight_quantizers.items()
     }
-    if isinstance(layer, backend.keras.layers.LSTM):
+    if gates_of(layer) > 1:
         return lstm_quantized(layer, inputs, quantized, phase, wrapper.state_bits)
     if wrapper.inner:
         return unrolled_quantized(wrapper, inputs, quantized, phase)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.frontend.keras2 import backend
-from keras_qat.ops.registry import relu_maximum
+from keras_qat.ops.registry import gates_of, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
@@ -159,7 +159,7 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
-    if isinstance(wrapper.layer, backend.keras.layers.LSTM):
+    if gates_of(wrapper.layer) > 1:
         return GateQuantizer
     return CellQuantizer if wrapper.inner_specs else WeightQuantizer
 
