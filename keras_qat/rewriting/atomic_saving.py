@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.serialization import read_at_once
+from keras_qat.frontend.messages import counted
 from keras_qat.io.atomic_files import whole
-from keras_qat.training.readiness import counted
 
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
@@ -70,7 +70,7 @@ class WholeFiles:
         """Sets weights that `get_weights` of a quantization-aware model returned."""
         if len(weights) != len(self.weights):
             raise ValueError(
-                f"{counted(weights, 'weight is', 'weights are')} given, and '{self.name}' has "
+                f"{counted(len(weights), 'weight is', 'weights are')} given, and '{self.name}' has "
                 f"{len(self.weights)}, of which some are of quantizers. {FLOAT_WEIGHTS}"
             )
         super().set_weights(weights)  # type: ignore[misc]

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.messages import counted
 from keras_qat.training.layers.scheduled_layer import Phase, assuming, thresholds_in
-from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import scheduled_layers
 
 __all__ = ["PhaseFinder", "PhasedModel", "check_started", "phase_finder"]
@@ -89,7 +89,7 @@ def check_started(model: Any) -> None:
     blind = [quantizer for quantizer in learned if not quantizer.is_calibrated()]
     if blind:
         raise ValueError(
-            f"'{model.name}' has {counted(blind, 'learned range', 'learned ranges')} with no data "
+            f"'{model.name}' has {counted(len(blind), 'learned range')} with no data "
             f"to start from. Call keras_qat.calibrate(model, data, method='mse') before training."
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_qat.config import specs
+from keras_qat.frontend.messages import counted
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_process, check_quantized
 
@@ -28,24 +28,24 @@ def check_exportable(model: Any) -> None:
     if inputs:
         raise ValueError(
             f"The data for {some(list(map(repr, inputs)))} held NaN or infinity in training, which "
-            f"spoiled {counted(broken, 'range', 'ranges')}. Remove such examples, and continue "
+            f"spoiled {counted(len(broken), 'range')}. Remove such examples, and continue "
             f"from an earlier checkpoint."
         )
     if broken:
         raise ValueError(
-            f"{counted(broken, 'quantizer has', 'quantizers have')} a range with NaN or infinity: "
-            f"{some(broken)}. {DIVERGED}"
+            f"{counted(len(broken), 'quantizer has', 'quantizers have')} a range with NaN or "
+            f"infinity: {some(broken)}. {DIVERGED}"
         )
     broken = [weight.name for weight in model.weights if not _is_finite(weight)]
     if broken:
         raise ValueError(
-            f"{counted(broken, 'weight holds', 'weights hold')} NaN or infinity: {some(broken)}. "
-            f"{DIVERGED}"
+            f"{counted(len(broken), 'weight holds', 'weights hold')} NaN or infinity: "
+            f"{some(broken)}. {DIVERGED}"
         )
     blind = [q.name for q in listed if not q.calibrated]
     if blind:
         raise ValueError(
-            f"{counted(blind, 'quantizer has', 'quantizers have')} seen no data yet: "
+            f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet: "
             f"{some(blind)}. Train the model (fit, or calls with training=True) so that ranges are "
             f"observed, or take them from examples with keras_qat.calibrate(model, data); then "
             f"export."
@@ -59,11 +59,6 @@ def _is_finite(weight: Any) -> bool:
     values = np.asarray(weight.value())  # Makes no copy.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
-
-
-def counted(things: Sequence[Any], one: str, several: str) -> str:
-    """Says how many things there are: "1 quantizer has", "3 quantizers have"."""
-    return f"{len(things)} {one if len(things) == 1 else several}"
 
 
 def some(names: list[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.frontend.graph import Graph
+from keras_qat.frontend.messages import counted
 from keras_qat.training.layers.scheduled_layer import NEVER
-from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import scheduled_layers
 
 __all__ = ["EXAMPLES_PER_BATCH", "untrained"]
@@ -61,9 +61,9 @@ def _without_data(model: Any) -> str:
         return ""
     low, high = blind[0]
     return (
-        f"{counted(blind, 'quantizer has', 'quantizers have')} seen no data yet in '{model.name}', "
-        f"and the recipe's initial range, {low:g} to {high:g}. Train the model, or call "
-        f"keras_qat.calibrate(model, data)."
+        f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
+        f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
+        f"Train the model, or call keras_qat.calibrate(model, data)."
     )
 
 

@@ -15,11 +15,11 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, takes_training
 from keras_qat.frontend.keras2.backend import traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.frontend.messages import counted
 from keras_qat.training.calibration.histogram import Histogram, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import Range
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
-from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import scheduled_layers
 
 __all__ = ["Observed", "infer"]
@@ -117,7 +117,7 @@ class Observed:
         ]
         if broken:
             raise ValueError(
-                f"The data gives {counted(broken, 'quantizer', 'quantizers')} a range with NaN or "
+                f"The data gives {counted(len(broken), 'quantizer')} a range with NaN or "
                 f"infinity, first {broken[0]}/output. It holds none itself: look for them in the "
                 f"weights, and for numbers in the data that are too large."
             )

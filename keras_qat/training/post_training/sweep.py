@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
 from keras_qat.ops.registry import relu_maximum
@@ -21,7 +22,6 @@ from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
-from keras_qat.training.readiness import counted
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
@@ -58,7 +58,7 @@ def check_calibrated(model: Any) -> None:
     blind = [x for layer in layers for x in layer.quantizers if not x.is_calibrated()]
     if blind:
         raise ValueError(
-            f"{counted(blind, 'quantizer has', 'quantizers have')} seen no data yet in "
+            f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
             f"'{model.name}': call keras_qat.calibrate(model, data) first."
         )
 
