@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.networks.small import residual_net
 from tests.sampling import draw, leave_the_rest_to_slow
 
 ROOT = Path(__file__).parent.parent
+START = time.monotonic()
 
 
 @dataclasses.dataclass
@@ -42,6 +44,12 @@ def pytest_addoption(parser):
         default=1.0,
         help="the share of the slow tests that is run, from 0 to 1 (default: 1)",
     )
+    parser.addoption(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="skip what has not begun after so many minutes (default: no limit)",
+    )
     parser.addoption("--draw", default="", help="any text, which decides what is in that share")
 
 
@@ -59,6 +67,11 @@ def pytest_collection_modifyitems(config, items):
         left_out = draw(items, config.getoption("share"), config.getoption("draw"))
         config.hook.pytest_deselected(items=left_out)
     _put_together(items)
+
+
+def pytest_runtest_setup(item):
+    if time.monotonic() - START > 60 * item.config.getoption("minutes"):
+        pytest.skip("the time that --minutes allows is up")
 
 
 def _put_together(items):
