@@ -337,7 +337,7 @@ def test_full_disk_leaves_the_old_file(kind, exported, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", write_half)
     monkeypatch.setattr(tf.saved_model, "save", save_half)
-    with pytest.raises(OSError, match=r"No space left.*was there is unchanged") as info:
+    with pytest.raises(OSError, match=r"No space left.*The file there is unchanged") as info:
         export(exported.model, path)
     assert info.value.errno == errno.ENOSPC
     monkeypatch.undo()

@@ -23,6 +23,8 @@ from keras_qat.io.data import arrays_of
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
 from keras_qat.tflite.model import tensor_infos
 from keras_qat.tflite.reader import FileGraph, Tensor
+from keras_qat.training.readiness import INSTEAD
+from keras_qat.training.schedule import check_quantized
 from keras_qat.version import __version__
 
 BYTES_IN_A_LINE = 12
@@ -74,6 +76,7 @@ def export_c(
     Example:
         >>> keras_qat.export_c(qat, "model.cc", examples=x_test[:4])
     """
+    check_quantized(model, INSTEAD)
     source = check_writable(path)
     if source.suffix not in (".cc", ".cpp", ".cxx"):
         raise ValueError(f"path={str(path)!r}: name a C++ source, such as 'model.cc'.")

@@ -15,6 +15,8 @@ from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.ops.weights import Weights
+from keras_qat.training.readiness import INSTEAD
+from keras_qat.training.schedule import check_quantized
 from keras_qat.version import __version__
 
 CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
@@ -60,6 +62,7 @@ def export_onnx(
         raise ImportError(
             "Exporting to ONNX needs the packages onnx and tf2onnx: pip install 'keras-qat[onnx]'"
         ) from error
+    check_quantized(model, INSTEAD)
     destination = None if path is None else check_writable(path)
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()

@@ -27,6 +27,8 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.recurrent.lstm import lstm_quantized
 from keras_qat.training.layers.recurrent.unrolled import steps_quantized
 from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.readiness import INSTEAD
+from keras_qat.training.schedule import check_quantized
 
 
 @one_at_a_time
@@ -49,6 +51,7 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         >>> keras_qat.export_saved_model(qat, "model")
         >>> tf.saved_model.load("model").signatures["serving_default"](image=x)
     """
+    check_quantized(model, INSTEAD)
     path = check_writable(path, directory=True)
     graph = resolve_to_export(model)
     graph.origin.warn()

@@ -29,7 +29,8 @@ from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.layers.float_marks import why_left_in_float
 from keras_qat.training.layers.recurrent.states import states_of
-from keras_qat.training.readiness import some
+from keras_qat.training.readiness import INSTEAD, some
+from keras_qat.training.schedule import check_quantized
 from keras_qat.version import __version__
 
 EndType = Literal["int8", "uint8", "int16", "float32"]
@@ -102,6 +103,7 @@ def export_tflite(
             f"batch_size={batch_size!r}: give the number of examples, or None for any."
         )
     device = None if target is None else get(target)
+    check_quantized(model, INSTEAD)
     destination = None if path is None else check_writable(path)
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()

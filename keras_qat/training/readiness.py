@@ -13,13 +13,13 @@ from keras_qat.training.schedule import check_process, check_quantized
 
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
+INSTEAD = ". Call keras_qat.quantize_model(model), train or calibrate the result, and pass that."
+"""What to pass to an export in place of a model that is not quantized."""
+
 
 def check_exportable(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
-    check_quantized(
-        model,
-        ". Call keras_qat.quantize_model(model), train or calibrate the result, and pass that.",
-    )
+    check_quantized(model, INSTEAD)
     check_process(model)
     listed = [q for q in activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
     unusable = [q for q in listed if not np.all(np.isfinite([q.minimum, q.maximum]))]

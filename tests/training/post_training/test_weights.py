@@ -176,7 +176,7 @@ def test_layers_called_twice_stay():
 
 def test_what_cannot_be_learned():
     qat = keras_qat.quantize_model(tiny_net(), "int4_weights")
-    with pytest.raises(ValueError, match="have seen no data yet: call"):
+    with pytest.raises(ValueError, match="3 quantizers have seen no data yet in 'tiny': call"):
         keras_qat.learn_rounding(qat, images(4, (6, 6, 2)))
     with pytest.raises(ValueError, match="not quantization-aware"):
         keras_qat.bias_correction(tiny_net(), images(4, (6, 6, 2)))
