@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.config.specs import from_config
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, out_of_order
@@ -113,7 +114,7 @@ def test_specifications_that_are_none():
                 make(ends)
     for config in ({"kind": "os.system"}, {"kind": "QuantSpec", "command": "ls"}, "QuantSpec", 3):
         with pytest.raises(ValueError, match="is not a specification of quantization"):
-            keras_qat.specs.from_config(config)
+            from_config(config)
 
 
 def test_nan_in_predict(two_inputs):
