@@ -5,6 +5,8 @@ as a `Plan`. `quantizers` lists each `Quantizer`, `summary` gives a `Summary`, `
 `simulate` a `Simulation`, `resolve` the `ResolvedGraph` that all exports are written from.
 """
 
+from typing import Any
+
 from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.analysis.drawing import Picture, plot_model, plot_quantizers
 from keras_qat.analysis.plan import plan
@@ -12,6 +14,7 @@ from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import sensitivity
 from keras_qat.analysis.summary import Summary, summary
 from keras_qat.analysis.verify import Report, verify
+from keras_qat.config.other_libraries import COUNTERPARTS
 from keras_qat.config.recipes import Recipe
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.frontend.keras2.backend import keras
@@ -87,3 +90,12 @@ __all__ = [
     "to_keras_3",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    instead = f" Use {COUNTERPARTS[name]}." if name in COUNTERPARTS else ""
+    raise AttributeError(f"module 'keras_qat' has no attribute '{name}'.{instead}", name=name)

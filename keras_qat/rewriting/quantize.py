@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
+from keras_qat.config.other_libraries import reject_arguments
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
@@ -29,6 +30,7 @@ def quantize_model(
     kernels: str | None = None,
     target: str | Target | None = None,
     inputs: Any = None,
+    **unknown: NoReturn,
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
 
@@ -55,11 +57,13 @@ def quantize_model(
             sets recipe and kernels, and `export_tflite` writes for it; `plan` tells what it lacks.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
+        unknown: nothing else is taken; the error for `bits` and the like names the recipe.
 
     Returns:
         The quantization-aware model, not compiled.
 
     Raises:
+        TypeError: on an unknown argument.
         ValueError: if the model cannot be read, has its own `train_step`, is quantized with
             another recipe, or has empty or float64 tensors; if an entry of the scope matches no
             layer; if `strict` and a layer stays in float; or if kernels or target are unknown, or
@@ -70,6 +74,7 @@ def quantize_model(
         >>> [layer.name for layer in keras_qat.quantize_model(model).layers]
         ['input_1', 'input_1_quant', 'quant_logits']
     """
+    reject_arguments(unknown)
     recipe, family, known_target = settings(recipe, kernels, target)
     if is_quantized(model):
         return _copy_quantized(model, recipe)

@@ -1,0 +1,41 @@
+"""Names of tfmot and of `tf.contrib.quantize`, with the call that stands for them here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+COUNTERPARTS = {
+    "quantize_annotate_layer": "quantize_model(model, scope=['conv_1', 'head*'])",
+    "quantize_annotate_model": "quantize_model(model)",
+    "quantize_apply": "quantize_model(model)",
+    "quantize_scope": "keras.models.load_model(path): all classes are registered with Keras",
+    "QuantizeConfig": "recipes.int8().override(layer, weight_bits=4), or register_op",
+    "QuantizeWrapper": "layers.QuantizeWrapper",
+    "QuantizeLayer": "layers.Quantize",
+    "create_training_graph": "quantize_model(model, recipe='contrib'), and callbacks.QuantDelay",
+    "create_eval_graph": "evaluate and predict of the quantized model",
+    "experimental_create_training_graph": "quantize_model(model, recipes.contrib(weight_bits=4))",
+    "experimental_create_eval_graph": "evaluate and predict of the quantized model",
+}
+"""Both libraries' public names that have another one here."""
+
+ARGUMENTS = {
+    "bits": "recipe=keras_qat.recipes.low_bits(4, 4)",
+    "num_bits": "recipe=keras_qat.recipes.low_bits(4, 4)",
+    "weight_bits": "recipe=keras_qat.recipes.int8(weight_bits=4)",
+    "activation_bits": "recipe=keras_qat.recipes.int8(activation_bits=4)",
+    "per_channel": "recipe=keras_qat.recipes.int8(per_channel=False)",
+    "quant_delay": "callbacks=[keras_qat.callbacks.QuantDelay(steps)] to fit",
+    "freeze_bn_delay": "callbacks=[keras_qat.callbacks.FreezeBatchNorm(steps)] to fit",
+    "layers": "scope=['conv_1', 'head*']",
+    "quantize_config": "recipe=keras_qat.recipes.int8().override(layer, weight_bits=4)",
+    "scheme": "recipe=keras_qat.recipes.int8()",
+}
+"""Arguments that people give to `quantize_model`, and what to pass instead."""
+
+
+def reject_arguments(unknown: Iterable[str]) -> None:
+    """Raises a `TypeError` for arguments that `quantize_model` does not have, with what to pass."""
+    for name in unknown:
+        instead = f": pass {ARGUMENTS[name]}." if name in ARGUMENTS else "."
+        raise TypeError(f"quantize_model() has no argument '{name}'{instead}")

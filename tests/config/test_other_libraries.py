@@ -1,0 +1,45 @@
+"""Names and arguments of other libraries are answered with the call that stands for them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import keras_qat
+from keras_qat.config.other_libraries import ARGUMENTS, COUNTERPARTS
+from tests.networks.small import tiny_net
+
+pytestmark = pytest.mark.legacy
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_names_of_other_libraries(name):
+    with pytest.raises(AttributeError, match=re.escape(f"Use {COUNTERPARTS[name]}.")):
+        getattr(keras_qat, name)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_of_other_libraries(name):
+    with pytest.raises(TypeError, match=re.escape(f"no argument '{name}': pass {ARGUMENTS[name]}")):
+        keras_qat.quantize_model(tiny_net(), **{name: 4})
+
+
+def test_answers_name_what_exists():
+    answers = [*COUNTERPARTS.values(), *ARGUMENTS.values()]
+    for name in re.findall(r"\b((?:recipes|callbacks|layers)\.\w+)", " ".join(answers)):
+        module, _, attribute = name.partition(".")
+        assert hasattr(getattr(keras_qat, module), attribute), name
+    for recipe in re.findall(r"recipe=(\S+\))$", "\n".join(answers), flags=re.M):
+        assert isinstance(eval(recipe, {"keras_qat": keras_qat, "layer": "conv"}), keras_qat.Recipe)
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match=r"'keras_qat' has no attribute 'quantise_model'\.$"):
+        keras_qat.quantise_model  # noqa: B018
+    with pytest.raises(TypeError, match=r"no argument 'scopes'\.$"):
+        keras_qat.quantize_model(tiny_net(), scopes="conv")
+
+
+def test_dir_shows_public_names_alone():
+    assert dir(keras_qat) == sorted(keras_qat.__all__)
