@@ -18,8 +18,6 @@ from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.layer_settings import Settings
 from keras_qat.placement.plan import Plan, Range
 
-__all__ = ["Int8Placement"]
-
 
 class Int8Placement:
     """Decides tensor by tensor, in the order of computation.

@@ -13,8 +13,6 @@ from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import on_request, op_of
 from keras_qat.placement.layer_selection import Scope, matcher
 
-__all__ = ["Settings", "may_open"]
-
 
 def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
     """Returns a function that tells whether overrides open a layer; None if none says so.

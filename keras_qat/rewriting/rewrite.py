@@ -41,9 +41,6 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.weight_limits import start_limits
 from keras_qat.training.schedule import schedule
 
-__all__ = ["rewrite"]
-
-
 # Keras' .h5 files name a model's class without the package it was registered in.
 keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
 

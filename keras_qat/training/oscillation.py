@@ -9,8 +9,6 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer
 
-__all__ = ["Oscillations"]
-
 
 class Oscillations:
     """Statistics of how often the weights of a kernel jump back to their previous level.

@@ -19,9 +19,6 @@ from keras_qat.frontend.messages import counted
 from keras_qat.training.layers.scheduled_layer import Phase, assuming, thresholds_in
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["PhaseFinder", "PhasedModel", "check_started", "phase_finder"]
-
-
 MOST_RANGES = 3
 """How many different sets of frozen ranges get a training step of their own."""
 

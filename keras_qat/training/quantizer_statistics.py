@@ -10,16 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.specs import QuantSpec
-from keras_qat.io.data import batch_count, batches
-from keras_qat.io.progress import shown
 from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
 from keras_qat.training.calibration.methods import squared_error
-from keras_qat.training.calibration.watch import Observed
+from keras_qat.training.calibration.watch import Observed, shown_batches
 from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
 from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight
 from keras_qat.training.schedule import check_quantized, scheduled_layers
-
-__all__ = ["QuantizerStatistics", "statistics"]
 
 QUANTIZING = Phase(training=False, quantizing=True, frozen=True, calibrated=True)
 
@@ -63,11 +59,12 @@ def statistics(
     """
     check_quantized(model, ": call keras_qat.quantize_model(model) first.")
     observed = Observed(model, counts=True, fixed=True)
-    total = batch_count(model, data, batch_size, steps)
-    read = batches(model, data, batch_size, steps, finite=True)
-    for batch in shown(read, "Statistics of quantizers", verbose, total):
+    what = "Statistics of quantizers"
+    for batch in shown_batches(model, data, steps, batch_size, what, verbose):
         observed.add(batch)
-    histograms = observed.histograms()
+    histograms = {
+        quantizer: tally.histogram() for (quantizer, _), tally in observed.tallies.items()
+    }
     entries: list[QuantizerStatistics] = []
     for layer in scheduled_layers(model):
         weights, activations = layer_quantizers(layer)

@@ -13,15 +13,6 @@ from keras_qat.training.layers import Quantize, QuantizeWeights, ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 
-__all__ = [
-    "PREFIX",
-    "Quantizer",
-    "activation_quantizers",
-    "layer_quantizers",
-    "quantized_weight",
-    "quantizers",
-]
-
 PREFIX = "quant_"
 """Prefix of the names of all layers but the inputs."""
 

@@ -9,9 +9,6 @@ from keras_qat.frontend.messages import counted
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["EXAMPLES_PER_BATCH", "untrained"]
-
-
 EXAMPLES_PER_BATCH = 32
 """How many calibration examples count as one batch when training continues."""
 FEW = 4

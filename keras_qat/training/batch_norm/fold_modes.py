@@ -16,8 +16,6 @@ from keras_qat.training.layers.recurrent.unrolled import unrolled_quantized
 from keras_qat.training.layers.scheduled_layer import Phase
 from keras_qat.training.layers.weight_quantizer import weight_at
 
-__all__ = ["FOLDS"]
-
 
 def normalize_per_channel(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -14,11 +15,10 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.io.data import batch_count, batches
-from keras_qat.io.progress import shown
-from keras_qat.training.calibration.histogram import Histogram, counts_of, extremes_of, folded
+from keras_qat.io.data import batches
+from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import METHODS, Method, Range
-from keras_qat.training.calibration.watch import Observed, infer
+from keras_qat.training.calibration.watch import Observed, infer, shown_batches
 from keras_qat.training.layers import Quantize, ScheduledLayer
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
@@ -26,8 +26,6 @@ from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.ranges.weight_limits import clip_weights
 from keras_qat.training.schedule import check_quantized, schedule, scheduled_layers
 from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
-
-__all__ = ["calibrate"]
 
 
 @one_at_a_time
@@ -94,15 +92,12 @@ def calibrate(
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
 
-    def read() -> Iterator[list[np.ndarray]]:
-        return batches(model, dataset, batch_size, steps, finite=True)
-
     limits: dict[int, tuple[Any, Range]] = {}
     if method == "percentile" and not hasattr(dataset, "__next__"):
-        limits = _input_limits(observed.watch.graph, read(), range_of)
+        read = batches(model, dataset, batch_size, steps, finite=True)
+        limits = _input_limits(observed.watch.graph, read, range_of)
     first: list[np.ndarray] = []
-    total = batch_count(model, dataset, batch_size, steps)
-    for batch in shown(read(), "Calibration", verbose, total):
+    for batch in shown_batches(model, dataset, steps, batch_size, "Calibration", verbose):
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
@@ -129,19 +124,15 @@ def _input_limits(
         own = [layer for layer in layers if layer.slots == 1]
         if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
             quantizers[index] = own[0].quantizer
-    counts: dict[int, Any] = dict.fromkeys(quantizers, 0)
-    extremes: dict[int, list[np.ndarray]] = {index: [] for index in quantizers}
+    tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
         for index in quantizers:
             x = tf.constant(batch[index], tf.float32)
-            counts[index] = counts[index] + folded(counts_of(x).numpy())
-            extremes[index].append(extremes_of(x).numpy())
-    limits = {}
-    for index, quantizer in quantizers.items():
-        low, high = np.min(extremes[index], 0)[0], np.max(extremes[index], 0)[1]
-        histogram = Histogram.of(counts[index], low, high)
-        limits[index] = quantizer.observers[0], range_of(histogram, quantizer.spec)
-    return limits
+            tallies[index].add(extremes_of(x).numpy(), folded(counts_of(x).numpy()))
+    return {
+        index: (quantizer.observers[0], range_of(tallies[index].histogram(), quantizer.spec))
+        for index, quantizer in quantizers.items()
+    }
 
 
 def _set(observer: LastValue, ends: Range, count: float, reset: bool) -> None:

@@ -66,14 +66,10 @@ def folded(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([negative[::-1], positive])
 
 
-def _edges() -> np.ndarray:
-    """Returns the edges of all bins, in order."""
-    firsts = (np.arange(_SIDE, dtype=np.uint32) + np.uint32(_FIRST)) << np.uint32(_SHIFT)
-    sizes = firsts.view(np.float32).astype(np.float64)
-    return np.concatenate([-sizes[::-1], [0.0], sizes])
-
-
-EDGES = _edges()
+_BITS = (np.arange(_SIDE, dtype=np.uint32) + np.uint32(_FIRST)) << np.uint32(_SHIFT)
+_SIZES = _BITS.view(np.float32).astype(np.float64)
+EDGES = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
+"""The edges of all bins, in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +78,7 @@ class Histogram:
 
     Args:
         bins: indices of the bins, in order.
-        low: their lower edges.
-        high: their upper edges.
+        low, high: their lower and upper edges.
         counts: how many numbers each bin holds.
     """
 
@@ -139,3 +134,26 @@ class Histogram:
         within = 1.0 - (sums[index] - count) / self.counts[index]
         low, high = self.low[index], self.high[index]
         return float(low + within * (high - low))
+
+
+@dataclasses.dataclass
+class Tally:
+    """What one pass over the data gathers of tensors that share a range.
+
+    Args:
+        low, high: the smallest and the largest number so far.
+        counts: how many numbers each bin holds, in the order of `folded`; 0 if none were counted.
+    """
+
+    low: float = np.inf
+    high: float = -np.inf
+    counts: Any = 0
+
+    def add(self, extremes: np.ndarray, counts: Any) -> None:
+        """Adds a batch: its extremes, and its counts or 0."""
+        self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
+        self.counts = self.counts + counts
+
+    def histogram(self) -> Histogram:
+        """Returns the histogram of what was counted."""
+        return Histogram.of(self.counts, self.low, self.high)

@@ -6,6 +6,7 @@ the ends are clipped, which leaves a finer scale for the rest.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -45,51 +46,29 @@ def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) ->
 
 def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest mean squared quantization error."""
-    histogram, full = histogram.merged(_MERGED), extremes(histogram, spec)
-    if spec.symmetric:
-        size = max(-full[0], full[1])
-        full = -size, size
-        best = _narrowed(histogram, spec, full, (0, 1))
-    else:
-        best = full
-        for _ in range(3):  # Optimizes one end at a time, given the other.
-            before = best
-            for side in (0, 1):
-                if full[side] != 0.0:
-                    best = _narrowed(histogram, spec, best, (side,), full[side])
-            if best == before:
-                break
-    return (
-        best
-        if squared_error(histogram, spec, best) < _GAIN * squared_error(histogram, spec, full)
-        else full
-    )
+    error = functools.partial(squared_error, histogram.merged(_MERGED), spec)
+    full = best = np.array(_full_range(histogram, spec))
+    # The lower end is moved, then the upper one, and again; both at a time in symmetric ranges.
+    moves = [(True, True)] if spec.symmetric else [(full[0] < 0, False), (False, full[1] > 0)]
+    for _ in range(3):
+        before = best
+        for is_moved in filter(any, moves):
+            best = np.where(is_moved, full, best)
+            for factors in (_FACTORS, _CLOSER):
+                best = min(np.where(is_moved, factors[:, None], 1.0) * best, key=error)
+        if spec.symmetric or (best == before).all():
+            break
+    low, high = best if error(best) < _GAIN * error(full) else full
+    return float(low), float(high)
 
 
-def _narrowed(
-    histogram: Histogram,
-    spec: QuantSpec,
-    ends: Range,
-    sides: tuple[int, ...],
-    extreme: float | None = None,
-) -> Range:
-    """Returns the best range whose ends on the given sides are moved towards zero."""
-
-    def best_of(start: Range, factors: np.ndarray) -> Range:
-        ranges = [
-            (start[0] * (f if 0 in sides else 1), start[1] * (f if 1 in sides else 1))
-            for f in factors
-        ]
-        return min(ranges, key=lambda ends: squared_error(histogram, spec, ends))
-
-    start = list(ends)
-    if extreme is not None:
-        start[sides[0]] = extreme
-    coarse = best_of((start[0], start[1]), _FACTORS)
-    return best_of(coarse, _CLOSER)
+def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
+    """Returns the range of `extremes`, made symmetric if the specification asks for that."""
+    low, high = extremes(histogram, spec)
+    return (min(low, -high), max(high, -low)) if spec.symmetric else (low, high)
 
 
-def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range) -> float:
+def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
     """Sums the squared quantization errors, assuming an even spread of values within a bin."""
     low, high = ends
     if high <= low:
@@ -126,15 +105,11 @@ def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
 
     Source: TensorRT's calibration (Migacz 2017), for ranges with an end on each side.
     """
-    full = extremes(histogram, spec)
     rest = histogram.without_zeros()
     if spec.bits > 8 or not len(rest.counts):
-        return full
-    if spec.symmetric:
-        size = max(-full[0], full[1])
-        full = -size, size
-    factors = 2.0 ** (-np.arange(0, 96) / 8)
-    ranges = [(full[0] * f, full[1] * f) for f in factors]
+        return extremes(histogram, spec)
+    low, high = _full_range(histogram, spec)
+    ranges = [(low * factor, high * factor) for factor in 2.0 ** (-np.arange(0, 96) / 8)]
     return min(ranges, key=lambda ends: _divergence(rest, spec.bits, ends))
 
 

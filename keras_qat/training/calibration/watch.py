@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,16 +14,16 @@ import tensorflow as tf
 from keras_qat.config import specs
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, takes_training
-from keras_qat.frontend.keras2.backend import traced
+from keras_qat.frontend.keras2.backend import swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import counted
-from keras_qat.training.calibration.histogram import Histogram, counts_of, extremes_of, folded
+from keras_qat.io.data import batch_count, batches
+from keras_qat.io.progress import shown
+from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import Range
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.schedule import scheduled_layers
-
-__all__ = ["Observed", "infer"]
 
 
 class _Watch:
@@ -35,9 +36,14 @@ class _Watch:
     """
 
     def __init__(self, model: Any, counts: bool, fixed: bool) -> None:
-        self.fixed = fixed
         self.layers = list(scheduled_layers(model))
         self.graph = graph_lib.read(model)
+        self.quantizers = [
+            quantizer
+            for layer in self.layers
+            for quantizer in layer.quantizers
+            if fixed or isinstance(quantizer.spec, specs.QuantSpec)
+        ]
         self.tensors: list[tuple[ActivationQuantizer, int]] = []
         """The quantizer and slot of each watched tensor, in the order of computation."""
         signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
@@ -58,11 +64,9 @@ class _Watch:
             seen.append(x)
 
         with contextlib.ExitStack() as stack:
-            for layer in self.layers:
-                for quantizer in layer.quantizers:
-                    if self.fixed or isinstance(quantizer.spec, specs.QuantSpec):
-                        watcher = functools.partial(note, quantizer)
-                        stack.enter_context(_watched(quantizer, watcher))
+            for quantizer in self.quantizers:
+                watched = functools.partial(note, quantizer)
+                stack.enter_context(swapped(quantizer, watched=watched))
             phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
             stack.enter_context(assuming(phase, self.layers))
             graph_lib.evaluate(self.graph, list(inputs), infer)
@@ -70,11 +74,8 @@ class _Watch:
 
     def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
         """Returns the extremes of each tensor, and its counts if they are wanted."""
-        arrays = [
-            np.asarray(x, spec.dtype.as_numpy_dtype)
-            for x, spec in zip(batch, self.watch.input_signature, strict=True)
-        ]
-        extremes, counts = self.watch(*map(tf.constant, arrays))
+        dtypes = [spec.dtype for spec in self.watch.input_signature]
+        extremes, counts = self.watch(*map(tf.constant, batch, dtypes))
         return np.asarray(extremes).reshape(-1, 2), [folded(bins.numpy()) for bins in counts]
 
 
@@ -90,21 +91,17 @@ class Observed:
             watches[counts, fixed] = _Watch(model, counts, fixed)
         self.watch = watches[counts, fixed]
         self.examples = 0
-        self.extremes: np.ndarray | None = None
-        self.counts: list[np.ndarray] = []
+        self.tallies: dict[tuple[ActivationQuantizer, int | None], Tally] = defaultdict(Tally)
+        """The tally of each quantizer; without counts, of each slot of a quantizer."""
 
     def add(self, batch: list[np.ndarray]) -> None:
         """Takes in a batch of the model's inputs."""
         extremes, counts = self.watch(batch)
         self._check_finite(extremes)
         self.examples += len(batch[0])
-        if self.extremes is None:
-            self.extremes, self.counts = extremes, counts
-            return
-        lowest, highest = (end(self.extremes, extremes) for end in (np.minimum, np.maximum))
-        self.extremes = np.stack([lowest[:, 0], highest[:, 1]], 1)
-        for sums, new in zip(self.counts, counts, strict=True):
-            sums += new
+        for index, (quantizer, slot) in enumerate(self.watch.tensors):
+            tally = self.tallies[quantizer, None if counts else slot]
+            tally.add(extremes[index], counts[index] if counts else 0)
 
     def _check_finite(self, extremes: np.ndarray) -> None:
         layer_of = {
@@ -127,44 +124,14 @@ class Observed:
 
         Without counts it is the range of the extremes.
         """
-        tensors: dict[Any, list[int]] = {}
-        for index, (quantizer, slot) in enumerate(self.watch.tensors):
-            key = (quantizer, None if self.counts else slot)
-            tensors.setdefault(key, []).append(index)
         ranges: dict[Any, Range] = {}
-        for (quantizer, slot), indices in tensors.items():
-            if self.counts:
-                low, high = method(self._histogram(indices), quantizer.spec)
+        for (quantizer, slot), tally in self.tallies.items():
+            if slot is None:
+                low, high = method(tally.histogram(), quantizer.spec)
+                ranges |= dict.fromkeys(quantizer.observers, (float(low), float(high)))
             else:
-                low, high = self._ends(indices)
-            observers = quantizer.observers if slot is None else [quantizer.observers[slot]]
-            ranges |= dict.fromkeys(observers, (float(low), float(high)))
+                ranges[quantizer.observers[slot]] = float(tally.low), float(tally.high)
         return ranges
-
-    def histograms(self) -> dict[Any, Histogram]:
-        """Returns the histogram of each quantizer's tensors. Needs `counts`."""
-        tensors: dict[Any, list[int]] = {}
-        for index, (quantizer, _) in enumerate(self.watch.tensors):
-            tensors.setdefault(quantizer, []).append(index)
-        return {quantizer: self._histogram(indices) for quantizer, indices in tensors.items()}
-
-    def _histogram(self, indices: list[int]) -> Histogram:
-        counts = np.sum([self.counts[index] for index in indices], 0)
-        return Histogram.of(counts, *self._ends(indices))
-
-    def _ends(self, indices: list[int]) -> Range:
-        assert self.extremes is not None
-        return self.extremes[indices, 0].min(), self.extremes[indices, 1].max()
-
-
-@contextlib.contextmanager
-def _watched(quantizer: ActivationQuantizer, note: Callable[[int, Any], None]) -> Iterator[None]:
-    """Runs a block in which a quantizer passes its tensors to `note`."""
-    quantizer.watched = note
-    try:
-        yield
-    finally:
-        quantizer.watched = None
 
 
 def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -173,3 +140,11 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "training": False}
     with computing_in_float32(call.layer):
         return call.layer(*args, **kwargs)
+
+
+def shown_batches(
+    model: Any, data: Any, steps: int | None, batch_size: int | None, what: str, verbose: int
+) -> Iterator[list[np.ndarray]]:
+    """Returns the batches of data, which may hold neither NaN nor infinity, and shows progress."""
+    total = batch_count(model, data, batch_size, steps)
+    return shown(batches(model, data, batch_size, steps, finite=True), what, verbose, total)

@@ -18,8 +18,6 @@ from keras_qat.training.ranges import observers
 from keras_qat.training.ranges.learned import fake_quantize_learned
 from keras_qat.training.recompute import source_of
 
-__all__ = ["ActivationQuantizer", "Quantize"]
-
 
 class ActivationQuantizer:
     """Observes and fake-quantizes activations, per tensor.

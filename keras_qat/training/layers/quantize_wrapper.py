@@ -14,8 +14,6 @@ from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import CellQuantizer, GateQuantizer, WeightQuantizer
 
-__all__ = ["QuantizeWrapper"]
-
 
 @backend.register
 class QuantizeWrapper(ScheduledLayer):

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from keras_qat.training.layers.quantize import ActivationQuantizer
     from keras_qat.training.layers.weight_quantizer import WeightQuantizer
 
-__all__ = [
-    "NEVER",
-    "Phase",
-    "ScheduledLayer",
-    "assuming",
-    "shapes_are_enough",
-    "shapes_only",
-    "thresholds_in",
-]
-
 NEVER = 2**62
 """A threshold that no training reaches."""
 

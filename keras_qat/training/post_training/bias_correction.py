@@ -22,8 +22,6 @@ from keras_qat.training.post_training.sweep import (
     walk,
 )
 
-__all__ = ["bias_correction", "correct", "means_in_float"]
-
 
 @one_at_a_time
 def bias_correction(

@@ -22,8 +22,6 @@ from keras_qat.training.post_training.sweep import (
     walk,
 )
 
-__all__ = ["Reconstruction"]
-
 _BATCH = 32
 """Examples per training step, at most."""
 _NUMBERS = 2**20

@@ -12,9 +12,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras, one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.io.data import batch_count, batches
-from keras_qat.io.progress import shown
-from keras_qat.training.calibration.watch import infer
+from keras_qat.training.calibration.watch import infer, shown_batches
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.post_training.sweep import check_calibrated
@@ -71,13 +69,12 @@ def reestimate_batch_norm(
     watch = traced(observe)
     dtypes = [x.dtype for x in model.inputs]
     sums, count = [0.0] * len(statistics), 0
-    batch_total = batch_count(model, data, batch_size, steps)
     try:
         with contextlib.ExitStack() as stack:
             for norm in norms:  # The moving statistics are then the last batch's.
                 stack.enter_context(swapped(norm, momentum=0.0))
-            read = batches(model, data, batch_size, steps, finite=True)
-            for batch in shown(read, "BatchNormalization", verbose, batch_total):
+            what = "BatchNormalization"
+            for batch in shown_batches(model, data, steps, batch_size, what, verbose):
                 watch(*map(tf.constant, batch, dtypes))
                 sums = [
                     total + weight.numpy() for total, weight in zip(sums, statistics, strict=True)

@@ -15,8 +15,6 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.config.specs import QuantSpec
 from keras_qat.training.distribution import mean_over_replicas
 
-__all__ = ["CurrentValue", "LastValue", "Learned", "MovingAverage", "ShadowedMovingAverage", "make"]
-
 
 def if_seen(seen: Any, new: Any, old: Any) -> Any:
     """Returns `new` if a batch counts, else `old`. Not by a branch, for which GPUs would wait."""

@@ -11,8 +11,6 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.schedule import scheduled_layers
 
-__all__ = ["clip_weights", "least_squares_limits", "per_channel", "rounded", "start_limits"]
-
 _FACTORS = np.linspace(1.0, 0.2, 81)
 """Factors of the largest magnitude that are tried as limits."""
 
