@@ -8,34 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend.graph import (
-    Call,
-    Graph,
-    Value,
-    clone,
-    name_outputs,
-    rebuild,
-    values_in,
-)
+from keras_qat.frontend.graph import Call, Graph, Value, clone, name_outputs, rebuild, values_in
 from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
-from keras_qat.frontend.keras2.backend import (
-    keras,
-    missing_config,
-)
-from keras_qat.frontend.keras2.precision import (
-    is_half,
-    policy_of,
-)
+from keras_qat.frontend.keras2.backend import keras, missing_config
+from keras_qat.frontend.keras2.precision import is_half, policy_of
 from keras_qat.ops.registry import gates_of, on_request
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.plan import Plan, Range
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.distribution import observed_alike
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.training.layers.float_marks import (
-    ask_for_integers,
-    leave_in_float,
-)
+from keras_qat.training.layers.float_marks import ask_for_integers, leave_in_float
 from keras_qat.training.layers.scheduled_layer import NEVER, shapes_only
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.weight_limits import start_limits

@@ -44,7 +44,9 @@ class _Threshold(keras.callbacks.Callback):
 def _model_of(callback: Any, argument: Any) -> Any:
     """Returns the model that a callback is for: the trained one, unless its `model` says another.
 
-    The error message repeats `argument`, the callback's first one.
+    Raises:
+        ValueError: if that model is not quantization-aware, or trains others; the message repeats
+            `argument`, the callback's first one.
     """
     model = callback.model if callback.within is None else callback.within
     model = model.student if isinstance(model, Distiller) else model
@@ -55,6 +57,7 @@ def _model_of(callback: Any, argument: Any) -> Any:
             f"know which of them it is for. Pass {name}({argument!r}, model=qat), with the "
             f"model that quantize_model returned."
         )
+    check_quantized(model)
     return model
 
 
@@ -166,7 +169,6 @@ class FreezeOscillations(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         model = _model_of(self, self.threshold)
-        check_quantized(model, ": call keras_qat.quantize_model(model) first.")
         self._watched = [
             Oscillations(weights, quantizer, self.momentum)
             for weights, quantizer in per_channel(model)
@@ -235,9 +237,7 @@ class LogQuantization(keras.callbacks.Callback):
         self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        check_quantized(
-            _model_of(self, self.log_dir), ": call keras_qat.quantize_model(model) first."
-        )
+        _model_of(self, self.log_dir)  # Raises errors before the first epoch.
         self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -255,22 +255,16 @@ class LogQuantization(keras.callbacks.Callback):
         self._writer.close()
 
     def _scalars(self, model: Any) -> Iterator[tuple[str, float]]:
-        if self.data is None:
-            for quantizer in quantizers(model):
-                yield from _ends(quantizer)
-            return
-        for entry in statistics(model, self.data):
-            name = _label(entry.quantizer)
-            yield from _ends(entry.quantizer)
-            yield f"saturation/{name}", entry.saturation
+        entries = [] if self.data is None else statistics(model, self.data)
+        listed = [entry.quantizer for entry in entries] if entries else quantizers(model)
+        for quantizer in listed:
+            if quantizer.calibrated:
+                yield f"range_min/{_label(quantizer)}", float(np.min(quantizer.minimum))
+                yield f"range_max/{_label(quantizer)}", float(np.max(quantizer.maximum))
+        for entry in entries:
+            yield f"saturation/{_label(entry.quantizer)}", entry.saturation
             if entry.sqnr is not None:
-                yield f"sqnr/{name}", entry.sqnr
-
-
-def _ends(quantizer: Quantizer) -> Iterator[tuple[str, float]]:
-    if quantizer.calibrated:
-        yield f"range_min/{_label(quantizer)}", float(np.min(quantizer.minimum))
-        yield f"range_max/{_label(quantizer)}", float(np.max(quantizer.maximum))
+                yield f"sqnr/{_label(entry.quantizer)}", entry.sqnr
 
 
 def _label(quantizer: Quantizer) -> str:

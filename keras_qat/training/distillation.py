@@ -55,7 +55,7 @@ class Distiller(keras.Model):
         share: float = 0.5,
         **kwargs: Any,
     ) -> None:
-        check_quantized(student, ": call keras_qat.quantize_model(model) first.")
+        check_quantized(student)
         if not callable(distance) and distance not in DISTANCES:
             names = ", ".join(map(repr, DISTANCES))
             raise ValueError(f"distance={distance!r}: use one of {names}, or a function.")

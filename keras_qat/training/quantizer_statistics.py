@@ -57,7 +57,7 @@ def statistics(
 
     Arguments and errors are those of `calibrate`. The model does not change.
     """
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    check_quantized(model)
     observed = Observed(model, counts=True, fixed=True)
     what = "Statistics of quantizers"
     for batch in shown_batches(model, data, steps, batch_size, what, verbose):

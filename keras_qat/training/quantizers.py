@@ -53,7 +53,7 @@ def quantizers(model: Any) -> list[Quantizer]:
         >>> for quantizer in keras_qat.quantizers(qat):
         ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
     """
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    check_quantized(model)
     return [
         quantizer
         for layer in scheduled_layers(model)

@@ -23,7 +23,9 @@ def is_quantized(model: Any) -> bool:
     return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
 
 
-def check_quantized(model: Any, instead: str) -> None:
+def check_quantized(
+    model: Any, instead: str = ": call keras_qat.quantize_model(model) first."
+) -> None:
     """Raises a `ValueError`, with the advice `instead`, if a model is not quantization-aware."""
     if not is_quantized(model):
         check_readable(model)
@@ -115,7 +117,7 @@ def schedule(model: Any, **thresholds: int) -> None:
     Raises:
         ValueError: if the model is not quantized.
     """
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    check_quantized(model)
     calls = graph.read(model).call_counts()
     for layer in scheduled_layers(model):
         # A layer that is called k times per step counts k, so step n begins at this count.

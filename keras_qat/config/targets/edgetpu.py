@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from keras_qat.config.targets.target import Kernel, Target
+import dataclasses
+
+from keras_qat.config.targets.target import Kernel, Target, operators
 from keras_qat.tflite.site import Site
 
-_TYPES = ("int8", "uint8", "int32")
+_KERNEL = Kernel(("int8", "uint8", "int32"))
 
 
 def _at_most_three_axes(site: Site) -> str | None:
@@ -26,20 +28,14 @@ EDGETPU = Target(
     bits=(8,),
     elsewhere="the CPU, with all that comes behind them",
     checks=(_at_most_three_axes,),
-    operators={
-        **dict.fromkeys(
-            (
-                *("ADD", "AVERAGE_POOL_2D", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D"),
-                *("EXPAND_DIMS", "FULLY_CONNECTED", "L2_NORMALIZATION", "LOGISTIC", "MAXIMUM"),
-                *("MAX_POOL_2D", "MEAN", "MINIMUM", "MUL", "PACK", "PRELU", "QUANTIZE"),
-                *("REDUCE_MAX", "REDUCE_MIN", "RELU", "RELU6", "RESHAPE", "RESIZE_BILINEAR"),
-                *("RESIZE_NEAREST_NEIGHBOR", "RSQRT", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH"),
-                *("SPLIT", "SQUEEZE", "STRIDED_SLICE", "SUB", "SUM", "SQUARED_DIFFERENCE", "TANH"),
-                *("TRANSPOSE", "TRANSPOSE_CONV", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
-            ),
-            Kernel(_TYPES),
-        ),
-        "PAD": Kernel(_TYPES, checks=(_constant_padding,)),
-    },
+    operators=operators(
+        ("ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D EXPAND_DIMS", _KERNEL),
+        ("FULLY_CONNECTED L2_NORMALIZATION LOGISTIC MAXIMUM MAX_POOL_2D MEAN MINIMUM", _KERNEL),
+        ("MUL PACK PRELU QUANTIZE REDUCE_MAX REDUCE_MIN RELU RELU6 RESHAPE", _KERNEL),
+        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR RSQRT SLICE SOFTMAX SPACE_TO_DEPTH", _KERNEL),
+        ("SPLIT SQUEEZE STRIDED_SLICE SUB SUM SQUARED_DIFFERENCE TANH TRANSPOSE", _KERNEL),
+        ("TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM", _KERNEL),
+        ("PAD", dataclasses.replace(_KERNEL, checks=(_constant_padding,))),
+    ),
     source="read: the compiler's page of operations; its rounding is not published: none is proven",
 )

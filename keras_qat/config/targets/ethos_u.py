@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from keras_qat.config.targets.target import Check, Kernel, Target
+from keras_qat.config.targets.target import Check, Kernel, Target, operators
 from keras_qat.tflite.site import Site
 
 MAPS = ("int8", "uint8", "int16")
@@ -205,36 +205,23 @@ def _softmax(site: Site) -> str | None:
     return None if rows < WIDEST else f"fewer than {WIDEST} rows only, not {rows}"
 
 
-def _kernels(**checks: tuple[Check, ...]) -> dict[str, Kernel]:
-    return {name: Kernel(INTEGERS, checks=own) for name, own in checks.items()}
+def _kernel(*checks: Check) -> Kernel:
+    return Kernel(INTEGERS, checks=checks)
 
 
-def _alike(names: tuple[str, ...], *checks: Check, more: str = "") -> dict[str, Kernel]:
-    types = (*INTEGERS, more) if more else INTEGERS
-    return dict.fromkeys(names, Kernel(types, checks=checks))
-
-
-BOTH = {
-    **_alike(("ADD", "SUB", "MUL", "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SPLIT", "TRANSPOSE")),
-    **_alike(
-        (
-            *("ABS", "CONCATENATION", "HARD_SWISH", "LEAKY_RELU", "LOGISTIC", "PACK", "PRELU"),
-            *("RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "TANH", "UNPACK", "SPLIT_V", "TILE"),
-            *("QUANTIZE", "SQUARED_DIFFERENCE", "EXP", "LOG", "REDUCE_MAX", "REDUCE_MIN"),
-        ),
-        _maps,
-    ),
-    **_alike(("PAD", "PADV2", "MIRROR_PAD", "SLICE"), _maps, _constants),
-    **_alike(("ELU", "GELU"), _maps, _eight_bits),
-    **_alike(("MAXIMUM", "MINIMUM"), _maps, _same_scales),
-    **_kernels(
-        MEAN=(_maps, _mean),
-        SOFTMAX=(_maps, _softmax),
-        STRIDED_SLICE=(_maps, _constants, _forwards),
-        FULLY_CONNECTED=(_maps,),
-        UNIDIRECTIONAL_SEQUENCE_LSTM=(_maps,),
-    ),
-}
+BOTH = operators(
+    ("ADD SUB MUL RESHAPE SQUEEZE EXPAND_DIMS SPLIT TRANSPOSE", _kernel()),
+    ("ABS CONCATENATION HARD_SWISH LEAKY_RELU LOGISTIC PACK PRELU RELU RELU6", _kernel(_maps)),
+    ("RELU_0_TO_1 RELU_N1_TO_1 TANH UNPACK SPLIT_V TILE QUANTIZE", _kernel(_maps)),
+    ("SQUARED_DIFFERENCE EXP LOG REDUCE_MAX REDUCE_MIN FULLY_CONNECTED", _kernel(_maps)),
+    ("UNIDIRECTIONAL_SEQUENCE_LSTM", _kernel(_maps)),
+    ("PAD PADV2 MIRROR_PAD SLICE", _kernel(_maps, _constants)),
+    ("STRIDED_SLICE", _kernel(_maps, _constants, _forwards)),
+    ("ELU GELU", _kernel(_maps, _eight_bits)),
+    ("MAXIMUM MINIMUM", _kernel(_maps, _same_scales)),
+    ("MEAN", _kernel(_maps, _mean)),
+    ("SOFTMAX", _kernel(_maps, _softmax)),
+)
 
 ETHOS_U55 = Target(
     name="ethos_u55",
@@ -243,43 +230,37 @@ ETHOS_U55 = Target(
     batch_size=1,
     elsewhere="the CPU",
     checks=(_has_axes,),
-    operators={
-        **BOTH,
-        **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _maps, _padded_strides, _pool),
-        **_alike(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"), _maps, _resize),
-        **_kernels(
-            CONV_2D=(_maps, _padded_strides),
-            DEPTHWISE_CONV_2D=(_maps, _strides),
-            TRANSPOSE_CONV=(_transposed,),
-            BATCH_MATMUL=(_int8_input,),
-            ARG_MAX=(_argmax,),
-        ),
-    },
+    operators=BOTH
+    | operators(
+        ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_maps, _padded_strides, _pool)),
+        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_maps, _resize)),
+        ("CONV_2D", _kernel(_maps, _padded_strides)),
+        ("DEPTHWISE_CONV_2D", _kernel(_maps, _strides)),
+        ("TRANSPOSE_CONV", _kernel(_transposed)),
+        ("BATCH_MATMUL", _kernel(_int8_input)),
+        ("ARG_MAX", _kernel(_argmax)),
+    ),
     source="run: ethos-u-vela's compiler, operator by operator; no device. By Vela's sources it "
     "rounds as TFLite Micro does, except in resizes and with 16 bits",
 )
 
 ETHOS_U65 = dataclasses.replace(ETHOS_U55, name="ethos_u65", title="Ethos-U65")
 
+_WITH_BOOL = Kernel((*INTEGERS, "bool"))
+
 ETHOS_U85 = dataclasses.replace(
     ETHOS_U55,
     name="ethos_u85",
     title="Ethos-U85",
-    operators={
-        **BOTH,
-        **_alike(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
-        **_alike(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"), _resize_85),
-        **_alike(("CONV_2D", "DEPTHWISE_CONV_2D", "BATCH_MATMUL", "ARG_MAX", "CAST", "REVERSE_V2")),
-        **_alike(("GATHER",), _batch_axis),
-        **_alike(("STRIDED_SLICE",), _constants, _forwards, more="bool"),
-        **_alike(
-            (
-                *("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
-                *("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY"),
-                *("RESHAPE", "SELECT_V2"),
-            ),
-            more="bool",
-        ),
-        "TRANSPOSE_CONV": Kernel(INTEGERS, checks=(_transposed_sizes,)),
-    },
+    operators=BOTH
+    | operators(
+        ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_pool)),
+        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_resize_85)),
+        ("CONV_2D DEPTHWISE_CONV_2D BATCH_MATMUL ARG_MAX CAST REVERSE_V2", _kernel()),
+        ("GATHER", _kernel(_batch_axis)),
+        ("STRIDED_SLICE", dataclasses.replace(_WITH_BOOL, checks=(_constants, _forwards))),
+        ("GREATER GREATER_EQUAL LESS LESS_EQUAL EQUAL NOT_EQUAL RESHAPE SELECT_V2", _WITH_BOOL),
+        ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT REDUCE_ALL REDUCE_ANY", _WITH_BOOL),
+        ("TRANSPOSE_CONV", _kernel(_transposed_sizes)),
+    ),
 )

@@ -37,6 +37,11 @@ class Kernel:
     checks: tuple[Check, ...] = ()
 
 
+def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
+    """Makes a target's operators of rows: names with spaces between, and their kernel."""
+    return {name: kernel for names, kernel in rows for name in names.split()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A runtime or device that runs files. Pass it as `target=`, or register it and pass its name.

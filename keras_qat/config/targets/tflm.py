@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat.config.targets.target import Kernel, Target
+from keras_qat.config.targets.target import Kernel, Target, operators
 from keras_qat.tflite.site import Site
 
 INTEGERS = ("int8", "int16")
@@ -39,63 +39,32 @@ TFLM = Target(
     batch_size=1,
     checks=(_has_numbers,),
     source="run: the interpreter of the package tflite-micro",
-    operators={
-        **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), Kernel((*WEIGHTED, "int4"))),
-        "FULLY_CONNECTED": Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,)),
-        "TRANSPOSE_CONV": Kernel(WEIGHTED),
-        **dict.fromkeys(
-            (
-                *("ADD", "SUB", "MUL", "MEAN", "PAD", "PADV2", "PACK"),
-                *(
-                    "UNPACK",
-                    "SPLIT",
-                    "SPLIT_V",
-                    "RESIZE_NEAREST_NEIGHBOR",
-                    "SQUEEZE",
-                    "EXPAND_DIMS",
-                ),
-                *("MAXIMUM", "MINIMUM", "SLICE"),
-            ),
-            Kernel(INDEXED),
-        ),
-        **dict.fromkeys(
-            (
-                *("AVERAGE_POOL_2D", "MAX_POOL_2D", "RELU", "LEAKY_RELU", "LOGISTIC", "TANH"),
-                *("BATCH_MATMUL", "DEQUANTIZE"),
-            ),
-            Kernel(REAL),
-        ),
-        "QUANTIZE": Kernel((*REAL, "uint8")),
-        **dict.fromkeys(("SOFTMAX", "PRELU", "L2_NORMALIZATION"), Kernel(REAL, max_axes=4)),
-        "CONCATENATION": Kernel(INDEXED, max_inputs=10),
-        "TRANSPOSE": Kernel(INDEXED, max_axes=5),
-        "STRIDED_SLICE": Kernel((*INDEXED, "bool"), max_axes=4),
-        "SHAPE": Kernel(INDEXED),
-        "CAST": Kernel(INDEXED, reads=(*INDEXED, "bool")),
-        "RESHAPE": Kernel((*INDEXED, "int64", "bool")),
-        "REVERSE_V2": Kernel(INDEXED),
-        **dict.fromkeys(("UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"), Kernel(WEIGHTED)),
-        **dict.fromkeys(
-            ("GATHER", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_BILINEAR", "MIRROR_PAD"), Kernel(NARROW)
-        ),
-        **dict.fromkeys(
-            ("HARD_SWISH", "ELU", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"), Kernel(("int8", "float32"))
-        ),
-        **dict.fromkeys(("ARG_MAX", "ARG_MIN"), Kernel(NARROW, reads=("int8", "float32"))),
-        **dict.fromkeys(
-            ("EXP", "LOG", "SQRT", "RSQRT", "SIN", "COS", "ABS", "NEG", "SQUARE", "ROUND"),
-            Kernel(("float32",)),
-        ),
-        **dict.fromkeys(("FLOOR", "CEIL", "DIV", "RELU6"), Kernel(("float32",))),
-        **dict.fromkeys(
-            ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"),
-            Kernel((*NARROW, "int64", "bool")),
-        ),
-        "SQUARED_DIFFERENCE": Kernel(INDEXED),
-        "SELECT_V2": Kernel((*INDEXED, "bool")),
-        **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"), Kernel(("bool",))),
-        **dict.fromkeys(("WHILE", "IF"), Kernel((*INDEXED, "bool"))),
-    },
+    operators=operators(
+        ("CONV_2D DEPTHWISE_CONV_2D", Kernel((*WEIGHTED, "int4"))),
+        ("FULLY_CONNECTED", Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,))),
+        ("TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM SVDF", Kernel(WEIGHTED)),
+        ("ADD SUB MUL MEAN PAD PADV2 PACK UNPACK SPLIT SPLIT_V SQUEEZE", Kernel(INDEXED)),
+        ("EXPAND_DIMS RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM SLICE", Kernel(INDEXED)),
+        ("SHAPE REVERSE_V2 SQUARED_DIFFERENCE", Kernel(INDEXED)),
+        ("CONCATENATION", Kernel(INDEXED, max_inputs=10)),
+        ("TRANSPOSE", Kernel(INDEXED, max_axes=5)),
+        ("AVERAGE_POOL_2D MAX_POOL_2D RELU LEAKY_RELU LOGISTIC TANH", Kernel(REAL)),
+        ("BATCH_MATMUL DEQUANTIZE", Kernel(REAL)),
+        ("SOFTMAX PRELU L2_NORMALIZATION", Kernel(REAL, max_axes=4)),
+        ("QUANTIZE", Kernel((*REAL, "uint8"))),
+        ("STRIDED_SLICE", Kernel((*INDEXED, "bool"), max_axes=4)),
+        ("CAST", Kernel(INDEXED, reads=(*INDEXED, "bool"))),
+        ("RESHAPE", Kernel((*INDEXED, "int64", "bool"))),
+        ("SELECT_V2 WHILE IF", Kernel((*INDEXED, "bool"))),
+        ("GATHER REDUCE_MAX REDUCE_MIN RESIZE_BILINEAR MIRROR_PAD", Kernel(NARROW)),
+        ("ARG_MAX ARG_MIN", Kernel(NARROW, reads=("int8", "float32"))),
+        ("GREATER GREATER_EQUAL LESS LESS_EQUAL", Kernel((*NARROW, "int64", "bool"))),
+        ("EQUAL NOT_EQUAL", Kernel((*NARROW, "int64", "bool"))),
+        ("HARD_SWISH ELU DEPTH_TO_SPACE SPACE_TO_DEPTH", Kernel(("int8", "float32"))),
+        ("EXP LOG SQRT RSQRT SIN COS ABS NEG SQUARE ROUND", Kernel(("float32",))),
+        ("FLOOR CEIL DIV RELU6", Kernel(("float32",))),
+        ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", Kernel(("bool",))),
+    ),
 )
 """RELU6 in int8 has no scales, so it counts as a float operator."""
 

@@ -85,7 +85,7 @@ def calibrate(
         raise ValueError(f"weights={weights!r}: use 'minmax' or 'mse'.")
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    check_quantized(model)
     kept = kept_batch(states_of(model))
     batch_size = kept or batch_size
     observed = Observed(model, counts=method != "minmax")

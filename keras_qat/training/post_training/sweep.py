@@ -53,7 +53,7 @@ for each batch."""
 
 def check_calibrated(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    check_quantized(model)
     layers = scheduled_layers(model)
     blind = [x for layer in layers for x in layer.quantizers if not x.is_calibrated()]
     if blind:
