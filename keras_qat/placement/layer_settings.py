@@ -31,23 +31,22 @@ def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]
 
 def first_and_last(calls: list[Call]) -> set[Call]:
     """Returns the weighted calls with no weighted call before them, or none after them."""
-    weighted = {call for call in calls if _has_weights(call)}
-    ends: set[Call] = set()
-    behind: set[Value] = set()
-    for call in calls:
-        is_behind = not behind.isdisjoint(call.inputs)
-        if call in weighted and not is_behind:
-            ends.add(call)
-        if call in weighted or is_behind:
-            behind.update(values_in(call.outputs))
-    before: set[Value] = set()
-    for call in reversed(calls):
-        is_before = not before.isdisjoint(values_in(call.outputs))
-        if call in weighted and not is_before:
-            ends.add(call)
-        if call in weighted or is_before:
-            before.update(call.inputs)
-    return ends
+    steps = [(call, set(call.inputs), set(values_in(call.outputs))) for call in calls]
+    backwards = [(call, after, before) for call, before, after in reversed(steps)]
+    return _first(steps) | _first(backwards)
+
+
+def _first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
+    """Returns the first weighted calls; a step holds a call and the values before and after it."""
+    first: set[Call] = set()
+    reached: set[Value] = set()
+    for call, before, after in steps:
+        is_reached = not reached.isdisjoint(before)
+        if _has_weights(call) and not is_reached:
+            first.add(call)
+        if _has_weights(call) or is_reached:
+            reached |= after
+    return first
 
 
 def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:

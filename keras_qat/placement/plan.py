@@ -141,20 +141,17 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON data."""
-        return {
+        data: dict[str, Any] = {
             "recipe": self.recipe.to_config(),
             "tensors": [
                 {**dataclasses.asdict(row), "spec": row.spec and str(row.spec)} for row in self.rows
             ],
             "float_layers": self.float_layers,
-            **self._of_target(),
         }
-
-    def _of_target(self) -> dict[str, Any]:
-        if self.target is None:
-            return {}
-        problems = [dataclasses.asdict(problem) for problem in self.problems]
-        return {"target": self.target.name, "problems": problems}
+        if self.target is not None:
+            data["target"] = self.target.name
+            data["problems"] = [dataclasses.asdict(problem) for problem in self.problems]
+        return data
 
     def __str__(self) -> str:
         table = [("tensor", "layer", "quantized to", "why")]

@@ -42,7 +42,13 @@ def agree(weights: Iterable[Any]) -> None:
     """
     if _replica_context() is None:
         return
-    observed = [weight for weight in weights if _is_observed(weight)]
+    observed = [  # Made within `observed_alike`.
+        weight
+        for weight in weights
+        if weight.synchronization == tf.VariableSynchronization.ON_READ
+        and weight.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        and weight.dtype.is_floating
+    ]
     if observed:
         means = mean_over_replicas(*(weight.read_value() for weight in observed))
         for variable, mean in zip(observed, means, strict=True):
@@ -73,12 +79,3 @@ def _replica_context() -> Any:
     """Returns the context of a replica that is one of several, else None."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context
-
-
-def _is_observed(weight: Any) -> bool:
-    """Whether a weight is a moving average that was made within `observed_alike`."""
-    return (
-        weight.synchronization == tf.VariableSynchronization.ON_READ
-        and weight.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-        and weight.dtype.is_floating
-    )

@@ -51,7 +51,17 @@ class ActivationQuantizer:
         """
         minimum, maximum = self._numbers(phase) or self._observed(x, phase, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
-        if slot is not None and self.learns:
+        if slot is None:
+            average = partial(
+                fake_quant.fake_quantize_average,
+                minimum=minimum,
+                maximum=maximum,
+                bits=self.spec.bits,
+            )
+            return straight_through(
+                lambda x: cond(applies, lambda: average(x), lambda: tf.identity(x)), x
+            )
+        if self.learns:
             y = fake_quantize_learned(
                 applies,
                 x,
@@ -61,24 +71,15 @@ class ActivationQuantizer:
                 rounding=getattr(self.spec, "observer", "") == "learned",
                 fixed=phase.fixed,
             )
-            if self.watched is not None:
-                self.watched(slot, y)
-            return y
-        if slot is not None:
+        else:
             is_known = phase.training is True and isinstance(applies, bool) and ceiling is None
             source = source_of(x) if is_known else None
             y = fake_quant.fake_quantize_if(
                 applies, x, minimum, maximum, self.spec.bits, False, ceiling, source
             )
-            if self.watched is not None:
-                self.watched(slot, y)
-            return y
-        average = partial(
-            fake_quant.fake_quantize_average, minimum=minimum, maximum=maximum, bits=self.spec.bits
-        )
-        return straight_through(
-            lambda x: cond(applies, lambda: average(x), lambda: tf.identity(x)), x
-        )
+        if self.watched is not None:
+            self.watched(slot, y)
+        return y
 
     def _numbers(self, phase: Phase) -> tuple[float, float] | None:
         """Returns the range as numbers if it is constant in the graph, else None."""
