@@ -7,13 +7,14 @@ import os
 import warnings
 from typing import Any
 
-from keras_qat.analysis.verify.compare_layers import compare_layers
+from keras_qat.analysis.verify.compare_layers import compare_layers, float_outputs
 from keras_qat.analysis.verify.compare_outputs import (
     check_match,
     compare_outputs,
     predictions,
     range_in_file,
 )
+from keras_qat.analysis.verify.match_tensors import float_operations
 from keras_qat.analysis.verify.preconditions import doubts
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.frontend.keras2.backend import one_at_a_time
@@ -22,6 +23,7 @@ from keras_qat.io.data import arrays_of, check_counts, packed
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
+from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.schedule import check_quantized
@@ -103,9 +105,11 @@ def verify(
         expected = predictions(
             model, packed(graph.origin.inputs, list(inputs.values())), batch_size, verbose
         )
-    outputs = tuple(compare_outputs(graph, file, codes, expected))
+    exact = float_outputs(graph, inputs, batch_size)
+    outputs = tuple(compare_outputs(graph, file, codes, expected, exact))
     if not per_layer:
-        report = Report(examples, computing, outputs)
+        in_float = float_operations(graph, FileGraph(contents))
+        report = Report(examples, computing, outputs, float_operations=in_float)
     else:
         batch_size = file.batch_size or batch_size
         report = compare_layers(

@@ -111,6 +111,20 @@ def compare_layers(
     )
 
 
+def float_outputs(
+    resolved: ResolvedGraph, inputs: dict[str, np.ndarray], batch_size: int
+) -> list[np.ndarray]:
+    """Computes the model's outputs without any quantization, its weights unquantized too."""
+    calls, arrays = resolved.origin.calls, list(inputs.values())
+    compute = _evaluator(calls, values_in(calls.outputs), _in_float)
+    with Stream(resolved.origin.states):
+        parts = [
+            compute([array[start : start + batch_size] for array in arrays])
+            for start in range(0, len(arrays[0]), batch_size)
+        ]
+    return [np.concatenate(output) for output in zip(*parts, strict=True)]
+
+
 def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:
     """Quantized values as a tensor of the file holds them; real ones are quantized to it."""
     if values.dtype.kind == "f":

@@ -19,6 +19,7 @@ def compare_outputs(
     file: Runner,
     codes: dict[str, np.ndarray],
     expected: list[np.ndarray],
+    exact: list[np.ndarray],
 ) -> list[OutputReport]:
     """Compares what the file returned with what the model predicted, output by output.
 
@@ -27,10 +28,13 @@ def compare_outputs(
         file: the file.
         codes: what the file returned for each output, by name.
         expected: what the model predicted, in the order of its outputs.
+        exact: what the model computes in float, likewise.
     """
     return [
-        _compare(name, values, codes[name], file.outputs[name], tensor.params)
-        for (name, tensor), values in zip(graph.outputs.items(), expected, strict=True)
+        _compare(name, values, in_float, codes[name], file.outputs[name], tensor.params)
+        for (name, tensor), values, in_float in zip(
+            graph.outputs.items(), expected, exact, strict=True
+        )
     ]
 
 
@@ -84,12 +88,18 @@ def check_match(file: Runner, graph: ResolvedGraph) -> None:
 
 
 def _compare(
-    name: str, expected: np.ndarray, codes: np.ndarray, detail: Any, params: QuantParams | None
+    name: str,
+    expected: np.ndarray,
+    exact: np.ndarray,
+    codes: np.ndarray,
+    detail: Any,
+    params: QuantParams | None,
 ) -> OutputReport:
     step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
         step = float(detail["quantization"][0]) or 1.0
-    differences = np.abs(to_values(codes, detail).astype(np.float64) - expected)
+    values = to_values(codes, detail).astype(np.float64)
+    differences = np.abs(values - expected)
     if step is None:
         differences /= float(np.ptp(expected)) / 255 or 1.0
         identical = float(np.mean(differences < 1e-3))
@@ -97,9 +107,21 @@ def _compare(
         # Both sides lie on whole steps: the differences are whole numbers, up to float rounding.
         differences = np.round(differences / step)
         identical = float(np.mean(differences == 0))
-    agreement = None
+    agreement = float_agreement = None
     if expected.ndim > 1 and expected.shape[-1] > 1:
-        agreement = float(np.mean(np.argmax(codes, -1) == np.argmax(expected, -1)))
+        classes = np.argmax(codes, -1)
+        agreement = float(np.mean(classes == np.argmax(expected, -1)))
+        float_agreement = float(np.mean(classes == np.argmax(exact, -1)))
+    with np.errstate(all="ignore"):  # The model in float may reach infinity.
+        signal = float(np.sum(exact.astype(np.float64) ** 2))
+        noise = float(np.sum((values - exact) ** 2))
+    has_ratio = signal > 0 and noise > 0 and np.isfinite([signal, noise]).all()
     return OutputReport(
-        identical, float(differences.max()), float(differences.mean()), name, agreement
+        identical,
+        float(differences.max()),
+        float(differences.mean()),
+        name,
+        agreement,
+        float(10 * np.log10(signal / noise)) if has_ratio else None,
+        float_agreement,
     )

@@ -8,6 +8,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import to_values
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.micro_interpreter import Runner
+from keras_qat.tflite.reader import FileGraph
 
 FEW = 0.25
 """Share of an input's numbers that may lie beyond its range: of another scale, most of them do."""
@@ -17,7 +18,17 @@ def doubts(
     graph: ResolvedGraph, file: Runner, contents: bytes, inputs: dict[str, np.ndarray]
 ) -> list[str]:
     """Why model and file may differ whatever the arithmetic is: sentences."""
-    return [*_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
+    return [*_in_float(contents), *_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
+
+
+def _in_float(contents: bytes) -> list[str]:
+    """Whether no tensor of the file is quantized, as of the converter's float files."""
+    if any(tensor.is_quantized for tensor in FileGraph(contents).tensors):
+        return []
+    return [
+        "The file computes in float: none of its tensors is quantized. "
+        "keras_qat.export_tflite(model, path) writes the int8 file."
+    ]
 
 
 def _other_weights(graph: ResolvedGraph, contents: bytes) -> list[str]:

@@ -40,10 +40,22 @@ class OutputReport(Agreement):
         name: the output's name in the model.
         argmax_agreement: share of examples with the same largest entry along the last axis;
             None if that has one entry.
+        float_sqnr: signal of the model in float, with its weights unquantized, to the file's
+            deviation from it, in dB. None without a signal or without a deviation.
+        float_argmax_agreement: as `argmax_agreement`, of the file and the model in float.
     """
 
     name: str
     argmax_agreement: float | None
+    float_sqnr: float | None = None
+    float_argmax_agreement: float | None = None
+
+    def against_float(self) -> str:
+        """Says in a sentence what quantization costs on the examples."""
+        classes, sqnr = self.float_argmax_agreement, self.float_sqnr
+        figures = [] if classes is None else [f"same argmax for {classes:.2%} of the rows"]
+        figures += [] if sqnr is None else [f"signal to noise {sqnr:.1f} dB"]
+        return f"{self.name} against the model in float: {', '.join(figures)}." * bool(figures)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +126,8 @@ class Report:
         merged: layers whose quantized result is no tensor of the file: one operation computes them
             together with the next, or the same tensor is another layer's. If there are many, the
             file is of another model.
-        float_operations: layer -> what the file computes there in float.
+        float_operations: layer -> what the file computes there in float, with or without
+            `per_layer`.
         notes: why model and file may differ whatever the arithmetic is, a sentence each.
         arena_size: with TFLite Micro, the bytes of its arena that it keeps on this computer (more
             for a moment when it starts, less on chips of 32 bits). None with other kernels.
@@ -247,7 +260,10 @@ class Report:
             for sentence in self.findings() or ["Every layer computes what was trained."]:
                 lines += _wrapped(sentence, width)
         else:
-            lines += [line for note in self.notes for line in _wrapped(note, width)]
+            for sentence in self.findings():
+                lines += _wrapped(sentence, width)
+        for sentence in filter(None, (output.against_float() for output in self.outputs)):
+            lines += _wrapped(sentence, width)
         if self.runtime and self.identical < 1:
             lines.append(f"Run by {self.runtime}.")
         return "\n".join(lines)

@@ -38,6 +38,34 @@ def test_reports_what_numpy_counts(exported):
     assert report.argmax_agreement == agreement
 
 
+def test_says_what_quantization_costs(exported):
+    """File and model are the same in both; the one of a far too wide input range is useless."""
+    (good,) = keras_qat.verify(exported.model, exported.tflite, exported.x).outputs
+    assert good.float_sqnr > 10 and good.float_argmax_agreement > 0.9
+    qat = keras_qat.quantize_model(exported.float_model)
+    keras_qat.calibrate(qat, 1000 * exported.x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), exported.x)
+    assert report.identical == 1
+    assert report.outputs[0].float_sqnr < good.float_sqnr - 10
+    assert "logits against the model in float: same argmax for" in str(report)
+
+
+def test_names_layers_in_float_without_looking_inside():
+    model = functional((4, 4), build=lambda x: layers.LayerNormalization(name="norm")(x))
+    x = images(32, (4, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert list(report.to_dict()["float_operations"]) == ["norm"]
+    assert any("in float: norm" in sentence for sentence in report.findings())
+
+
+def test_says_that_a_file_is_float(exported):
+    converter = tf.lite.TFLiteConverter.from_keras_model(exported.float_model)
+    with pytest.warns(UserWarning, match="none of its tensors is quantized"):
+        report = keras_qat.verify(exported.model, converter.convert(), exported.x)
+    assert "The file computes in float" in str(report).replace("\n  ", " ")
+
+
 def test_sees_a_change_of_one_weight(exported):
     """A bias that is three steps off moves one class's codes by about three."""
     other = keras_qat.quantize_model(exported.model)
@@ -84,7 +112,7 @@ def test_steps_of_an_output_without_argmax():
     observe(qat, x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
     assert report.outputs[0].argmax_agreement is None
-    assert " - " in str(report) or str(report).endswith("-")
+    assert any(line.endswith(" -") for line in str(report).splitlines())
 
 
 def test_float_model(exported):
