@@ -105,7 +105,7 @@ def verify(
         expected = predictions(
             model, packed(graph.origin.inputs, list(inputs.values())), batch_size, verbose
         )
-    exact = float_outputs(graph, inputs, batch_size)
+    exact = float_outputs(model, graph, inputs, batch_size)
     outputs = tuple(compare_outputs(graph, file, codes, expected, exact))
     if not per_layer:
         in_float = float_operations(graph, FileGraph(contents))

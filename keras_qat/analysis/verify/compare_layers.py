@@ -112,11 +112,14 @@ def compare_layers(
 
 
 def float_outputs(
-    resolved: ResolvedGraph, inputs: dict[str, np.ndarray], batch_size: int
+    model: Any, resolved: ResolvedGraph, inputs: dict[str, np.ndarray], batch_size: int
 ) -> list[np.ndarray]:
     """Computes the model's outputs without any quantization, its weights unquantized too."""
     calls, arrays = resolved.origin.calls, list(inputs.values())
-    compute = _evaluator(calls, values_in(calls.outputs), _in_float)
+    compute = getattr(model, "_float_outputs", None)
+    if compute is None:  # Kept past Keras, as tracing takes longer than computing.
+        compute = _evaluator(calls, values_in(calls.outputs), _in_float)
+        object.__setattr__(model, "_float_outputs", compute)
     with Stream(resolved.origin.states):
         parts = [
             compute([array[start : start + batch_size] for array in arrays])
