@@ -112,14 +112,19 @@ def compare_layers(
 
 
 def float_outputs(
-    model: Any, resolved: ResolvedGraph, inputs: dict[str, np.ndarray], batch_size: int
+    resolved: ResolvedGraph,
+    inputs: dict[str, np.ndarray],
+    batch_size: int,
+    traces: dict[str, Any],
 ) -> list[np.ndarray]:
-    """Computes the model's outputs without any quantization, its weights unquantized too."""
+    """Computes the model's outputs without any quantization, its weights unquantized too.
+
+    `traces` keeps the traced function for the next time, as tracing takes longer than computing.
+    """
     calls, arrays = resolved.origin.calls, list(inputs.values())
-    compute = getattr(model, "_float_outputs", None)
-    if compute is None:  # Kept past Keras, as tracing takes longer than computing.
-        compute = _evaluator(calls, values_in(calls.outputs), _in_float)
-        object.__setattr__(model, "_float_outputs", compute)
+    if "float" not in traces:
+        traces["float"] = _evaluator(calls, values_in(calls.outputs), _in_float)
+    compute = traces["float"]
     with Stream(resolved.origin.states):
         parts = [
             compute([array[start : start + batch_size] for array in arrays])
