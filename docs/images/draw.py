@@ -224,6 +224,36 @@ def growth() -> None:
     save(figure, "growth")
 
 
+def equal() -> None:
+    """README's program, run: float against model, and model against file."""
+    import contextlib
+    import re
+    import tempfile
+
+    import keras_qat
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    program = re.search(r"```python\n(.*?)```", readme, flags=re.S)[1]
+    names: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        names["keras_qat"] = keras_qat
+        keras_qat.keras.utils.set_random_seed(1)
+        exec(program, names)
+        file = keras_qat.TFLiteModel(Path(folder, "model.tflite"))
+        x = names["x_test"]
+        outputs = [np.asarray(m.predict(x, verbose=0)) for m in (names["model"], names["qat"])]
+        outputs.append(np.asarray(file.predict(x)))
+    of_float, of_model, of_file = (values.ravel() for values in outputs)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    left.plot(of_float, of_model, ".", ms=3, color=ORANGE, alpha=0.5, rasterized=True)
+    left.set(xlabel="float model", ylabel="int8 model (Keras)", title="trained on, rounded to int8")
+    right.plot(of_file, of_model, ".", ms=3, color=GREEN, alpha=0.5, rasterized=True)
+    same = int((of_file == of_model).sum())
+    right.set(xlabel="model.tflite", title=f"{same} of {of_file.size} outputs are equal")
+    figure.tight_layout()
+    save(figure, "equal")
+
+
 if __name__ == "__main__":
-    for draw in (fake_quantization, ranges, folding, delays, exact, accuracy, growth):
+    for draw in (fake_quantization, ranges, folding, delays, exact, accuracy, growth, equal):
         draw()

@@ -120,8 +120,8 @@ def for_onnx() -> Names:
 
 
 PRELUDES: dict[str, Callable[[], Names]] = {
-    "README.md": own_layers,
     "docs/accuracy.md": float_model,
+    "docs/bits.md": compiled,
     "docs/choosing.md": compiled,
     "docs/coming-from-tfmot.md": compiled,
     "docs/distribution.md": compiled,
@@ -136,5 +136,6 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/runtimes.md": with_litert,
     "docs/serving.md": with_litert,
     "docs/simulate.md": calibrated,
+    "docs/skip.md": float_model,
     "docs/targets.md": for_micro,
 }
