@@ -18,7 +18,7 @@ from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import traced_in_time
 from keras_qat.integer_graph.execute import Numbers
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.number_store import NumberStore
+from keras_qat.integer_graph.number_store import NumberStore, ones_like
 from keras_qat.integer_graph.resolve import resolve_in_graph
 
 __all__ = ["CachedInference"]
@@ -57,7 +57,12 @@ class CachedInference:
         if self.is_ready and all(map(_unchanged, self._weights, weights)):
             return
         resolved = resolve_in_graph(self.graph, self.model.target)
-        numbers = self._prepare(resolved)
+        numbers: Any = self._prepare(resolved)
+        diverged = not all(map(_is_finite, weights))
+        if diverged:  # Tables have no entry for NaN.
+            numbers = ones_like(numbers)
+        # Added to real outputs, as a float model would return NaN.
+        numbers = numbers, tf.constant(np.nan if diverged else 0.0)
         is_new = not self.is_ready
         if is_new:
             self._store = NumberStore(numbers)
@@ -79,8 +84,9 @@ class CachedInference:
         inputs = [tf.TensorSpec(each.shape, each.dtype) for each in values_in(self.graph.inputs)]
 
         def compute(*inputs: Any) -> list[Any]:
-            numbers = self._store.read(decides=self.version < DECIDES)
-            return self._compute(known.pop(), numbers, list(inputs))
+            numbers, offset = self._store.read(decides=self.version < DECIDES)
+            tensors = self._compute(known.pop(), numbers, list(inputs))
+            return [y + tf.cast(offset, y.dtype) if y.dtype.is_floating else y for y in tensors]
 
         known = [resolved]  # Which holds weights: no reason to keep them with what was traced.
         self._traced = tf.function(compute, autograph=False).get_concrete_function(*inputs)
@@ -91,3 +97,8 @@ def _unchanged(before: Any, now: Any) -> bool:
     """Whether a variable has the value it had. What is still held is never overwritten."""
     one, other = np.asarray(before), np.asarray(now)
     return one.ctypes.data == other.ctypes.data or np.array_equal(one, other)
+
+
+def _is_finite(weight: Any) -> bool:
+    values = np.asarray(weight)
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())

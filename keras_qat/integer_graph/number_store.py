@@ -81,6 +81,11 @@ class NumberStore:
         return [_pack(pack) for pack in packs]
 
 
+def ones_like(numbers: Any) -> Any:
+    """Returns the same structure with ones for all real numbers."""
+    return _map_tensors(lambda x: tf.ones_like(x) if x.dtype.is_floating else x, numbers)
+
+
 def _pack(tensors: list[Any]) -> Any:
     """One tensor of scalars, or of vectors."""
     if len(tensors) == 1:

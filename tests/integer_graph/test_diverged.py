@@ -1,0 +1,49 @@
+"""Weights that are not finite give NaN, as in a float model, where tables have no entry for NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images
+
+layers = keras.layers
+X = images(8, (6, 6, 2))
+Y = np.arange(8) % 3
+
+
+def calibrated_model() -> keras_qat.QuantizedModel:
+    """A model with tables: swish and softmax."""
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, activation="swish", name="conv"),
+            layers.Flatten(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    return qat
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite(value):
+    qat = calibrated_model()
+    (kernel,) = (w for w in qat.weights if "conv/kernel" in w.name)
+    healthy, loss = kernel.numpy(), qat.evaluate(X, Y, verbose=0)
+    kernel.assign(np.full(kernel.shape, value))
+    assert np.isnan(qat.evaluate(X, Y, verbose=0))
+    assert np.isnan(qat.predict(X, verbose=0)).all()
+    kernel.assign(healthy)
+    assert qat.evaluate(X, Y, verbose=0) == loss
+
+
+def test_validation_goes_on_where_training_diverges():
+    qat = calibrated_model()
+    qat.optimizer.learning_rate.assign(1e38)
+    history = qat.fit(X, Y, epochs=3, validation_data=(X, Y), verbose=0).history
+    assert np.isnan(history["val_loss"][-1])
