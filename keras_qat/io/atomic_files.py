@@ -59,21 +59,25 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`, and moves its file there once the block has succeeded.
 
-    If the block fails, a file or directory at `path` stays as it was.
+    If the block fails, a file or directory at `path` stays as it was. A link goes on leading where
+    it led, and a file keeps its permissions.
 
     Raises:
         OSError: if the disk is full.
     """
+    name, path = path.name, Path(os.path.realpath(path))
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise _explained(error, path) from error
     try:
         (scratch / "new").mkdir()
-        new, old = scratch / "new" / path.name, scratch / "old"  # Keras looks at the whole name.
+        new, old = scratch / "new" / name, scratch / "old"  # Keras looks at the whole name.
         yield new
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir():
             path.rename(old)
+        elif path.exists():
+            shutil.copymode(path, new)
         new.replace(path)
     except (OSError, tf.errors.OpError) as error:
         raise _explained(error, path) from error

@@ -81,7 +81,9 @@ def check_counts(**counts: int | None) -> None:
     """Raises a `ValueError` if a named number of examples or batches is not a positive integer."""
     for name, count in counts.items():
         if count is not None and not (isinstance(count, numbers.Integral) and count > 0):
-            raise ValueError(f"{name}={count!r}: pass a whole number of at least 1.")
+            shown = "an array" if np.ndim(count) else repr(count)
+            hint = " Labels are not needed." if np.ndim(count) else ""
+            raise ValueError(f"{name}={shown}: pass a whole number of at least 1.{hint}")
 
 
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
@@ -265,7 +267,7 @@ def _read_series(
 def _columns(inputs: Inputs, data: Any) -> list[np.ndarray]:
     """Returns an array for each input of a batch or an example, without labels."""
     if isinstance(data, dict):
-        for names in ([one.name for one in inputs.all], [one.key for one in inputs.all]):
+        for names in ([one.key for one in inputs.all], [one.name for one in inputs.all]):
             if set(names) <= set(data):
                 return [
                     _array(inputs, one, data[name])

@@ -124,6 +124,14 @@ def test_inputs_in_a_dict_of_other_names():
             np.testing.assert_array_equal(found, each)
 
 
+def test_keys_that_are_the_names_of_other_inputs():
+    """As in `predict`, keys of the model's dict count, not the names of its inputs."""
+    inputs = {"b": keras.Input((4,), name="a"), "a": keras.Input((6,), name="b")}
+    model = keras.Model(inputs, layers.Concatenate()([inputs["a"], inputs["b"]]))
+    for values, expected in zip(arrays_of(model, {"a": A, "b": B}), (A, B), strict=True):
+        np.testing.assert_array_equal(values, expected)
+
+
 def test_inputs_nested_in_lists():
     one, two, three = (keras.Input((4,)) for _ in range(3))
     model = keras.Model([[one, two], three], layers.Add()([one, two, three]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -97,17 +98,30 @@ def calibrate(
         read = batches(model, dataset, batch_size, steps, finite=True)
         limits = _input_limits(observed.watch.graph, read, range_of)
     first: list[np.ndarray] = []
+    numbers: set[float] = set()
     for batch in shown_batches(model, dataset, steps, batch_size, "Calibration", verbose):
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
+        numbers |= {number for x in batch if x.dtype.kind == "f" for number in _ends(x)}
         first = first or [x[: kept or 1] for x in batch]
     ranges = observed.ranges(range_of) | dict(limits.values())
+    if len(numbers) == 1:
+        warnings.warn(
+            f"All values of the calibration data are {numbers.pop():g}, so that the ranges fit no "
+            f"other data. Call calibrate again, with examples as the model was trained on.",
+            stacklevel=3,
+        )
     _observe_weights(model, first, reset)
     for observer, ends in ranges.items():
         _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset)
     if weights == "mse":
         clip_weights(model)
+
+
+def _ends(x: np.ndarray) -> tuple[float, ...]:
+    """Returns the smallest and the largest value, if there is one."""
+    return (float(x.min()), float(x.max())) if x.size else ()
 
 
 def _input_limits(
