@@ -1,58 +1,72 @@
-"""Recognizes masks that models add to attention scores as large negative numbers."""
+"""Recognizes masks that hide attention scores behind large negative numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import policy_of
-from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation
+from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
 from keras_qat.ops.registry import op_of
 
 HIDES = -1e3
-"""A number that is added to scores hides them from softmax if it is this low or lower."""
+"""Scores to which this number or a lower one is added, or which it replaces, count as hidden."""
+
+
+class _Mask(NamedTuple):
+    """A mask of scores: a tensor, or the numbers of query and key steps of a causal one."""
+
+    scores: Value
+    tensor: Value | None
+    hidden: bool = True
+    """Whether the tensor is not 0 where scores are hidden."""
+    steps: tuple[int, int] | None = None
+    constants: tuple[Call, ...] = ()
+    """Calls that compute the large numbers and are not needed any more, unless others read them."""
 
 
 def recognize_masks(graph: Graph) -> Graph:
-    """Replaces softmax(scores + mask * -1e9) by a softmax of `MaskScores`.
+    """Replaces softmax(scores + mask * -1e9) and softmax(tf.where(mask, scores, -1e9)).
 
-    The sum would have a scale of 4e6 in 8 bits, which leaves nothing of the scores.
+    They become a softmax of `MaskScores`. The masked scores would have a scale of 4e6 in 8 bits,
+    which leaves nothing of the scores.
     """
     readers = graph.consumers()
     replaced: dict[Call, Call] = {}
-    dropped: set[Call] = set()
+    constants: set[Call] = set()
     for call in graph.calls:
         op = op_of(call)
-        total = call.inputs[0].producer if op is not None and op.name == "softmax" else None
-        if total is None or readers[total.output] != [call]:
+        masking = call.inputs[0].producer if op is not None and op.name == "softmax" else None
+        if masking is None or readers[masking.output] != [call]:
             continue
-        match = _match_mask(total)
-        if match is None:
+        mask = _match_where(masking) or _match_sum(masking)
+        if mask is None:
             continue
-        scores, mask, product, causal = match
-        name, dtype = total.layer.name, policy_of(total.output.dtype)
-        layer = MaskScores(causal, hidden=True, name=name, dtype=dtype)
-        inputs = [scores] if mask is None else [scores, mask]
-        replaced[total] = Call(layer, (inputs,), {}, total.outputs, total.name).as_part_of(total)
-        if product is not None and readers[product.output] == [total]:
-            dropped.add(product)
+        name, dtype = masking.layer.name, policy_of(masking.output.dtype)
+        layer = MaskScores(mask.steps, hidden=mask.hidden, name=name, dtype=dtype)
+        inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
+        new = Call(layer, (inputs,), {}, masking.outputs, masking.name)
+        replaced[masking] = new.as_part_of(masking)
+        constants.update(mask.constants)
     if not replaced:
         return graph
-    calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
+    needed = set(values_in(graph.outputs))
+    calls: list[Call] = []
+    for call in reversed([replaced.get(call, call) for call in graph.calls]):
+        if call not in constants or needed.intersection(values_in(call.outputs)):
+            needed.update(call.inputs)
+            calls.insert(0, call)
     return dataclasses.replace(graph, calls=calls)
 
 
-def _match_mask(total: Call) -> tuple[Value, Value | None, Call | None, Any] | None:
-    """Returns the scores that a sum masks, the mask, the mask's multiplication and causal steps.
-
-    None if the sum is no mask. A causal mask has steps; any other has a mask and a
-    multiplication.
-    """
+def _match_sum(total: Call) -> _Mask | None:
+    """Recognizes scores + mask * -1e9, with the mask a tensor, or a causal constant."""
     is_layer = type(total.layer) is keras.layers.Add
     kind, terms = "add" if is_layer else _kind(total), _terms(total)
     if kind not in ("add", "subtract"):
@@ -64,7 +78,7 @@ def _match_mask(total: Call) -> tuple[Value, Value | None, Call | None, Any] | N
         if not isinstance(term, Value):
             steps = _causal_steps(sign * term)
             if steps is not None and steps == scores.shape[-2:]:
-                return scores, None, None, steps
+                return _Mask(scores, None, steps=steps)
             continue
         product = term.producer
         factors = _terms(product) if product and _kind(product) == "multiply" else []
@@ -72,7 +86,55 @@ def _match_mask(total: Call) -> tuple[Value, Value | None, Call | None, Any] | N
         numbers = [factor for factor in factors if not isinstance(factor, Value)]
         is_mask = len(masks) == len(numbers) == 1 and numbers[0].ndim == 0
         if is_mask and sign * numbers[0] <= HIDES and len(masks[0].shape) == len(scores.shape):
-            return scores, masks[0], product, None
+            assert product is not None
+            return _Mask(scores, masks[0], constants=(product,))
+    return None
+
+
+def _match_where(choice: Call) -> _Mask | None:
+    """Recognizes tf.where(mask, scores, -1e9), also with the last two exchanged."""
+    if not is_operation(choice.layer) or choice.layer.symbol not in ("where", "compat.v1.where"):
+        return None
+    mask, first, second = operands(choice, "condition", "x", "y")
+    for scores, other, hidden in ((first, second, False), (second, first, True)):
+        constants: list[Call] = []
+        value = _constant(other, constants)
+        if not isinstance(scores, Value) or value is None or value > HIDES:
+            continue
+        if isinstance(mask, Value):
+            same_axes = len(mask.shape) == len(scores.shape)
+            return _Mask(scores, mask, hidden, None, tuple(constants)) if same_axes else None
+        known = tf.get_static_value(mask) if tf.is_tensor(mask) else mask
+        steps = _causal_steps(np.where(np.asarray(known, bool) != hidden, 0.0, value))
+        if steps is not None and steps == scores.shape[-2:]:
+            return _Mask(scores, None, steps=steps, constants=tuple(constants))
+    return None
+
+
+def _constant(operand: Any, calls: list[Call]) -> float | None:
+    """Returns the one number that an operand holds everywhere; None if it is not known.
+
+    Notes the calls that fill a tensor with it: `tf.fill`, `tf.ones_like(x) * number`.
+    """
+    if not isinstance(operand, Value):
+        values = array(operand)
+        if values is None or not values.size or np.ptp(values) > 0:
+            return None
+        return float(values.flat[0])
+    call = operand.producer
+    if call is None or not is_operation(call.layer):
+        return None
+    calls.append(call)
+    if _kind(call) == "multiply":
+        first, second = (_constant(factor, calls) for factor in operands(call, "x", "y"))
+        return None if first is None or second is None else first * second
+    if call.layer.symbol == "ones_like":
+        return 1.0
+    if call.layer.symbol == "fill":
+        size, value = operands(call, "dims", "value")
+        if isinstance(size, Value) and size.producer is not None:
+            calls.append(size.producer)  # tf.shape
+        return number(value)
     return None
 
 

@@ -95,3 +95,36 @@ def test_large_negative_numbers_survive_8_bits(mask):
     in_float = model(x)
     noise = in_float - exported.model(exported.x)
     assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20
+
+
+CHOICES = {
+    "number": lambda mask, scores: tf.where(mask > 0.5, scores, -1e9),
+    "exchanged": lambda mask, scores: tf.where(mask < 0.5, -1e4, scores),
+    "ones_like": lambda mask, scores: tf.where(mask > 0.5, scores, -1e9 * tf.ones_like(scores)),
+    "fill": lambda mask, scores: tf.where(
+        tf.cast(mask, tf.bool), scores, tf.fill(tf.shape(scores), -1e4)
+    ),
+    "causal": lambda mask, scores: tf.where(np.tri(STEPS) > 0, scores, -np.inf),
+}
+"""How a mask, 1 where there is something to attend to, chooses scores."""
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_masks_that_choose_scores(choice):
+    keras.utils.set_random_seed(1)
+    x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))
+    queries, keys, values = (layers.Dense(6)(x) for _ in range(3))
+    scores = tf.matmul(queries, keys, transpose_b=True) * 6**-0.5
+    weights = tf.nn.softmax(CHOICES[choice](mask, scores), axis=-1)
+    inputs = [x] if choice == "causal" else [x, mask]
+    model = scramble(keras.Model(inputs, layers.Dense(3)(tf.matmul(weights, values))))
+    exported = export(model, *data_of(model))
+    assert exported.report.outputs[0].identical == 1.0
+    in_float = model(exported.x)
+    noise = in_float - exported.model(exported.x)
+    assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20
+    assert not any("fill" in c or "ones_like" in c for c in symbols(exported.model))
+
+
+def symbols(model):
+    return [str(getattr(layer, "symbol", "")) for layer in model.layers]
