@@ -23,14 +23,15 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
             holds something else is never replaced.
     """
     path = Path(path)
-    if not path.parent.is_dir():
+    parent = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    if not parent.is_dir():
         raise FileNotFoundError(
-            f"Cannot write {path}: the directory {path.parent} does not exist. Create it first."
+            f"Cannot write {path}: the directory {parent} does not exist. Create it first."
         )
     read_only = path.exists() and not path.stat().st_mode & 0o222
-    if read_only or not os.access(path.parent, os.W_OK):
+    if read_only or not os.access(parent, os.W_OK):
         raise PermissionError(
-            f"Cannot write {path}: {path if read_only else path.parent} is read-only. Choose "
+            f"Cannot write {path}: {path if read_only else parent} is read-only. Choose "
             f"another path, or make it writable (chmod u+w)."
         )
     if path.exists() and not (path.is_file() or path.is_dir()):
