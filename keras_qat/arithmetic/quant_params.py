@@ -38,10 +38,10 @@ class QuantParams:
 
     @classmethod
     def of_range(cls, minimum: Any, maximum: Any, bits: int = 8) -> QuantParams:
-        """Those of a range that holds zero, nudged so that zero is a quantized value.
+        """Returns the parameters of a range, nudged so that zero is a quantized value.
 
-        TFLite's own: from the nudged ends in float32, divided in double precision. An empty range
-        gets the scale 1. With 16 bits, ranges are symmetric and the zero point is 0.
+        As TFLite does, the nudged ends are float32 and are divided in double precision. The range
+        must hold zero. An empty range gets the scale 1. With 16 bits, ranges are symmetric and the zero point is 0.
 
         Args:
             minimum, maximum: numbers or scalar tensors. Tensors that are known while a graph is

@@ -1,4 +1,4 @@
-"""Equations, as `tf.einsum` takes them, as products of matrices."""
+"""Turns `tf.einsum` equations into products of matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = tuple[int | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The axes of an equation, by what becomes of them: letters.
+    """The axes of an equation, as letters, sorted by what becomes of them.
 
     Args:
         first, second, output: as the equation has them.
@@ -25,23 +25,23 @@ class Axes:
 
     @property
     def batch(self) -> str:
-        """Those in both tensors and the output."""
-        return _those(self.first, lambda each: each in self.second and each in self.output)
+        """Letters of axes that both tensors and the output have."""
+        return "".join(a for a in self.first if a in self.second and a in self.output)
 
     @property
     def summed(self) -> str:
-        """Those in both tensors only."""
-        return _those(self.first, lambda each: each in self.second and each not in self.output)
+        """Letters of axes that both tensors have and the output has not."""
+        return "".join(a for a in self.first if a in self.second and a not in self.output)
 
     @property
     def rows(self) -> str:
-        """Those of the first tensor that the second one has not."""
-        return _those(self.first, lambda each: each not in self.second)
+        """Letters of axes that only the first tensor has."""
+        return "".join(a for a in self.first if a not in self.second)
 
     @property
     def columns(self) -> str:
-        """Those of the second tensor that the first one has not."""
-        return _those(self.second, lambda each: each not in self.first)
+        """Letters of axes that only the second tensor has."""
+        return "".join(a for a in self.second if a not in self.first)
 
     @property
     def are_matrices(self) -> bool:
@@ -51,18 +51,14 @@ class Axes:
         return all(len(set(term)) == len(term) for term in terms) and kept == set(self.output)
 
 
-def _those(term: str, among: Callable[[str], bool]) -> str:
-    return "".join(filter(among, term))
-
-
 def without_ellipsis(terms: Sequence[str], count: int) -> list[str]:
-    """Terms with letters for their ellipses, which stand for so many axes."""
-    unused = [each for each in string.ascii_letters if each not in "".join(terms)]
+    """Returns terms with letters in place of their ellipses, which stand for `count` axes."""
+    unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
     return [term.replace("...", "".join(unused[:count])) for term in terms]
 
 
 def places(axes: str, among: str) -> tuple[int, ...]:
-    """Where axes are among others."""
+    """Returns the index of each axis among others."""
     return tuple(map(among.index, axes))
 
 

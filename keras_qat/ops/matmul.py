@@ -126,7 +126,7 @@ MATMUL = Op(
 
 
 def _equation(call: Call) -> str:
-    """That of a layer as `tf.einsum` takes it, without an ellipsis; "" if there is none."""
+    """Returns a layer's `tf.einsum` equation without an ellipsis; "" if there is none."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""
