@@ -19,7 +19,7 @@ from keras_qat.config.recipes import NAMED, Recipe
 from keras_qat.config.recipes import get as get_recipe
 
 _UNITS = 8192
-"""How finely bytes are counted: a budget in so many parts."""
+"""Parts of a budget: bytes are counted in these units."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a quantization-aware model is on a device: bits, ranges, memory and work of each layer."""
+"""Summary of a model on a device: bits, ranges, memory and work of each layer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LayerSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What `summary` found. Prints as a table.
+    """Result of `summary`. Prints as a table.
 
     Args:
         model: the model's name.
@@ -88,17 +88,17 @@ class Summary:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights in the file."""
+        """Bytes of all weights in the file."""
         return sum(each.weight_bytes for each in self.layers)
 
     @property
     def float_weight_bytes(self) -> int:
-        """Of all weights in float32, BatchNormalization folded where it is."""
+        """Bytes of all weights in float32, with BatchNormalization folded as in the file."""
         return sum(each.float_weight_bytes for each in self.layers)
 
     @property
     def multiply_accumulates(self) -> int:
-        """Of all layers in integers whose sizes are known."""
+        """Multiply-accumulates of all integer layers whose sizes are known."""
         return sum(each.multiply_accumulates or 0 for each in self.layers)
 
     @property
@@ -169,7 +169,7 @@ def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Su
 
 
 def summarized(graph: ResolvedGraph) -> tuple[LayerSummary, ...]:
-    """One for each node of a model's graph, in its order."""
+    """Returns a row for each node of a model's graph, in its order."""
     names = graph.origin.uncalibrated
     unset = {id(tensor.params) for tensor in graph.tensors.values() if tensor.label in names}
     seen: set[int] = set()
@@ -238,7 +238,7 @@ def _variables(layer: Any) -> Iterable[Any]:
 
 
 def _quantized_numbers(layer: Any) -> int:
-    """Of a layer in float whose weights are quantized all the same."""
+    """Counts the quantized weights of a layer that computes in float."""
     if not isinstance(layer, QuantizeWeights):
         return 0
     return sum(_elements(layer.weight(path)) for path in layer.weight_quantizers)

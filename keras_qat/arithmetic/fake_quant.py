@@ -1,4 +1,4 @@
-"""All quantization arithmetic, in plain TensorFlow: no Keras, no state.
+"""Fake quantization in plain TensorFlow: no Keras, no state.
 
 Fake quantization computes in float what an integer tensor would hold: a value is clipped to the
 range and rounded to the nearest of its 2^bits levels. One level is one step, or LSB.
@@ -21,10 +21,10 @@ FAR = 1e38
 """A number beyond all ranges."""
 
 SIX = 6.0 * (1 - 2.0**-20)
-"""Where a range ends that was brought to 0..6: inside of ReLU6."""
+"""Maximum of a range that was brought to 0..6: inside of ReLU6."""
 
 LARGE, ROWS = 2**18, 32
-"""From so many weights on, ranges of channels are looked for in at most so many rows at once."""
+"""From `LARGE` weights on, ranges per channel are computed in at most `ROWS` rows at once."""
 
 
 def range_of(

@@ -29,7 +29,7 @@ from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 __all__ = ["Curve", "prepare_sigmoid", "prepare_tanh", "sigmoid_of_int16", "tanh_of_int16"]
 
 INTEGER_BITS = 3
-"""In front of the point, of what `gates` is given: steps of 2^-12."""
+"""Bits in front of the point of the input of `gates`, in steps of 2^-12."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _as_power(scale: Any, wider: int) -> tuple[Any, Any, Any]:
 
 
 def _sigmoid_along_lines(q: Any, numbers: Curve) -> Any:
-    """From a table of 256 values, 1/24 apart, with 512 places between two of them."""
+    """Interpolates in a table of 256 values, 1/24 apart, with 512 steps between two of them."""
     place, size = _place_in_table(q, numbers)
     ahead = _between(size, 9)
     return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)

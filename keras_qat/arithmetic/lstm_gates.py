@@ -16,7 +16,7 @@ Numbers = np.ndarray
 """Whole numbers within 16 bits, in int64."""
 
 ONE = 2**15 - 1
-"""What stands for 1 with 15 bits behind the point."""
+"""Represents 1 with 15 bits behind the point."""
 
 ONE_OF_2 = 2**13
 """1 with 13 bits behind the point and 2 in front of it."""

@@ -41,7 +41,8 @@ class QuantParams:
         """Returns the parameters of a range, nudged so that zero is a quantized value.
 
         As TFLite does, the nudged ends are float32 and are divided in double precision. The range
-        must hold zero. An empty range gets the scale 1. With 16 bits, ranges are symmetric and the zero point is 0.
+        must hold zero. An empty range gets the scale 1. With 16 bits, ranges are symmetric and the
+        zero point is 0.
 
         Args:
             minimum, maximum: numbers or scalar tensors. Tensors that are known while a graph is
@@ -104,7 +105,7 @@ def _is_eager(each: Any) -> bool:
 
 @functools.cache
 def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """From the ends of a range to the scale and the zero point."""
+    """Returns a function from the ends of a range to scale and zero point."""
 
     @partial(traced_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def found(minimum: Any, maximum: Any) -> tuple[Any, Any]:
@@ -136,5 +137,5 @@ def ratio(family: KernelFamily, *factors: Any, by: Any) -> Any:
 
 
 def round_half_away(x: Any) -> Any:
-    """To whole numbers, half away from zero."""
+    """Rounds to whole numbers, half away from zero."""
     return tf.sign(x) * tf.floor(tf.abs(x) + 0.5)

@@ -24,8 +24,8 @@ from keras_qat.integer_graph.resolve import resolve_in_graph
 __all__ = ["CachedInference"]
 
 DECIDES = 3
-"""So often it is traced for the branches that ranges and weights choose; from then on, as they go
-on changing, with all branches."""
+"""Times that inference is traced for the branches that ranges and weights choose. If they go on
+changing, it is traced with all branches."""
 
 Prepare = Callable[[ResolvedGraph], Numbers]
 Compute = Callable[[ResolvedGraph, Numbers, list[Any]], list[Any]]
@@ -45,7 +45,7 @@ class CachedInference:
         self.model, self.graph = model, graph
         self._prepare, self._compute = prepare, compute
         self.version = 0
-        """How often it was traced. What was made of an earlier version computes something else."""
+        """Times that inference was traced. Functions of an earlier version are out of date."""
         self._weights: list[Any] = []
         """The values of the model's weights in the last `refresh`."""
         # In a function, as reading them one by one takes ten times as long.

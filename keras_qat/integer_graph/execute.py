@@ -78,7 +78,7 @@ def _clipped(q: Any, ends: Ends, is_bound: bool = False) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NodeNumbers:
-    """What is prepared for a node with an operator.
+    """Prepared numbers of a node with an operator.
 
     Args:
         constants: for each input its values; None for a tensor.
@@ -97,7 +97,7 @@ class NodeNumbers:
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """What is prepared for a graph.
+    """Prepared numbers of a graph.
 
     Args:
         nodes: for each node; None for one in float.

@@ -109,7 +109,7 @@ _FORMS: dict[type, Callable[..., Any]] = {
 
 
 def form_of(layer: Any) -> Callable[..., Any] | None:
-    """How files compute a layer in float, if not by its `call`, which its class may inherit."""
+    """Layer class -> how files compute it in float, where that is not its `call`."""
     kind: Any = type(layer)
     bases: list[Any] = [each for each in kind.__mro__ if each in _FORMS]
     return _FORMS[bases[0]] if bases and kind.call is bases[0].call else None

@@ -21,7 +21,7 @@ def rnn(
     zero_output_for_mask: bool = False,
     return_all_outputs: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """What `keras.backend.rnn` computes, without its lists of tensors.
+    """Computes what `keras.backend.rnn` does, without its lists of tensors.
 
     The converter takes such lists for one batch size only. Arguments and results are those of
     `keras.backend.rnn`, which all of Keras' recurrent layers are computed with.

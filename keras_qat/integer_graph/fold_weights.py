@@ -27,7 +27,7 @@ BIAS_MAX = 2.0**30
 """Largest value of a bias: half of the range of int32; the sum it is added to needs the rest."""
 
 FEW = 512
-"""How many products of 8-bit numbers float32 adds up without rounding."""
+"""Products of 8-bit numbers that float32 adds up without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
 """Smallest scale of a weight. Only channels that training switched off have finer scales, whose

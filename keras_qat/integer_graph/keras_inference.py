@@ -1,4 +1,4 @@
-"""What a quantization-aware model computes at inference: its resolved graph.
+"""Inference of a quantization-aware model, which computes its resolved graph.
 
 Training rounds real numbers to the nearest quantized value. Kernels compute in integers and round
 in ways of their own; at inference the model computes as they do, so that `predict` and `evaluate`
@@ -53,7 +53,7 @@ class Inference:
         self.read_by_losses = self._read_by_losses()
         self.settled = CachedInference(model, self.graph, self._prepare, self._tensors)
         self.traced: tuple[int, Any] = (0, None)
-        """What eager calls run, and the version of `settled` that it was made for."""
+        """The function of eager calls, and the version of `settled` that it was traced for."""
         self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
 
     def settle(self) -> None:
@@ -62,7 +62,7 @@ class Inference:
             self.settled.refresh()
 
     def _traced(self) -> Callable[..., list[Any]]:
-        """What eager calls run. A worker waits for the others when it makes variables."""
+        """Returns the function of eager calls. Making variables, workers wait for each other."""
         if tf.distribute.has_strategy():
             return self.traced_whole
         self.settled.refresh()
@@ -114,12 +114,12 @@ class Inference:
         ]
 
     def _infer_settled(self, *inputs: Any) -> list[Any]:
-        """What kernels compute, in ranges and weights that were settled."""
+        """Computes as TFLite's kernels do, with ranges and weights of the last `refresh`."""
         self._check(inputs)
         return self._finished(self.settled(*inputs))
 
     def _infer(self, *inputs: Any, adds_losses: bool = True) -> list[Any]:
-        """The same in ranges and weights that are read whenever this runs."""
+        """Computes as TFLite's kernels do, with ranges and weights as they are now."""
         self._check(inputs)
         resolved = resolve_in_graph(self.graph, self.model.target)
         return self._finished(
@@ -161,7 +161,7 @@ class Inference:
         return tf.nest.pack_sequence_as(graph_lib.nested_outputs(self.model), outputs)
 
     def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:
-        """What kernels compute if that applies, else `y`, what training computes. Its gradient.
+        """Returns what TFLite's kernels compute if `applies`, else `y`, with the gradient of `y`.
 
         `after` are the states that training keeps.
         """

@@ -87,7 +87,7 @@ def ones_like(numbers: Any) -> Any:
 
 
 def _pack(tensors: list[Any]) -> Any:
-    """One tensor of scalars, or of vectors."""
+    """Joins scalars, or vectors, to one tensor."""
     if len(tensors) == 1:
         return tensors[0]
     return tf.stack(tensors) if tensors[0].shape.rank == 0 else tf.concat(tensors, 0)

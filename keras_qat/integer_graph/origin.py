@@ -1,4 +1,4 @@
-"""What later steps need to know of the model that a resolved graph was made from."""
+"""Facts about the model that a resolved graph was made from, for later steps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Origin:
 
     @property
     def kept_batch(self) -> int | None:
-        """How many sequences the model keeps states of; None without states."""
+        """Number of sequences whose states the model keeps; None without states."""
         return kept_batch(self.states)
 
     def batch_size(self, examples: int, default: int) -> int:

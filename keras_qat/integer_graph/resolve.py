@@ -1,4 +1,4 @@
-"""From a quantization-aware model to its resolved graph."""
+"""Resolves quantization-aware models: makes their resolved graphs."""
 
 from __future__ import annotations
 

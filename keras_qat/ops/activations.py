@@ -63,7 +63,7 @@ def _gelu(x: Any, approximate: bool) -> Any:
 
 
 def _gelu_in_float32(x: Any, approximate: bool) -> Any:
-    """In the order of operations of TFLite's kernel."""
+    """Computes GELU in the order of operations of TFLite's kernel."""
     if approximate:
         cube = single(single(single(single(0.044715 * x) * x) * x))
         inner = single(math.sqrt(2 / math.pi) * single(x + cube))
@@ -178,7 +178,7 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
 
 
 def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, Any, Any]:
-    """How far an input of TFLite Micro's kernels counts, and the ends of the output.
+    """Returns the largest input that TFLite Micro's kernels use, and the ends of the output.
 
     Numbers of 15 and more in steps of 4 and more become the end itself. They are compared with 15
     divided by the power of two above a step, without a remainder: 0 for steps of 8 and more, with

@@ -16,7 +16,7 @@ __all__ = ["MASK_SCORES"]
 
 
 def _prepare(a: Arguments) -> tuple[Requantization, Any]:
-    """What brings scores to the output's range, and its lowest value."""
+    """Returns what brings scores to the output's range, and its lowest value."""
     numbers = requantization(a.family, a.params[0], a.output)
     return numbers, tf.cast(a.output.lowest - a.output.zero_point, a.q[0].dtype)
 

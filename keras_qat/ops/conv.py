@@ -58,7 +58,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _left(a: Attributes, steps: int) -> int:
-    """What causal padding adds in front of a sequence, for a kernel of so many steps."""
+    """Returns the steps that causal padding adds in front of a sequence."""
     return (steps - 1) * pair(a["dilation"])[1] if a["padding"] == "causal" else 0
 
 
@@ -193,7 +193,7 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
 
 
 def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    """For height and width what a size is multiplied by, and what is added to that."""
+    """Returns factor and offset of the output's size, for height and width."""
     added = a["output_padding"]
     found = []
     for axis, stride in enumerate(_strides(a, len(kernel) == 3)):
@@ -285,7 +285,7 @@ def _output_shape(e: Emission, x: int, image: int) -> int:
 
 
 def _products_transposed(node: Node) -> int:
-    """Each number of the input meets all weights of its channel."""
+    """Counts products: each number of the input meets all weights of its channel."""
     assert node.weights is not None
     x: Any = node.inputs[0]
     q = node.weights.q

@@ -235,7 +235,7 @@ def _emit_einsum(e: Emission) -> None:
 
 
 def _products_einsum(node: Node) -> int:
-    """Each output number is a sum over the axes that are summed, wherever the scales are."""
+    """Counts products: each output number is a sum over the summed axes of the weights."""
     assert node.weights is not None
     summed = node.attributes["weights"][: node.attributes["summed"]]
     return node.output.elements * math.prod(node.weights.q.shape[axis] for axis in summed)

@@ -47,7 +47,7 @@ class _Sum:
 
 @dataclasses.dataclass(frozen=True)
 class _Once:
-    """What XNNPACK adds: inputs times 21 bits, and a half; then it drops bits.
+    """XNNPACK's sum: inputs times 21-bit numbers, plus a half; then bits are dropped.
 
     Args:
         is_taken: whether it does so.
@@ -125,7 +125,7 @@ def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any,
 
 
 def _bits(a: Arguments) -> int:
-    """How many more bits the scale has that holds both inputs."""
+    """Returns by how many bits the scale that both inputs share is finer."""
     return 15 if a.wide else 20
 
 
@@ -155,7 +155,7 @@ def _add_twice(a: Arguments) -> Any:
 
 
 def _common_scale(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
-    """What the inputs are multiplied by, and their sum."""
+    """Returns the multipliers of both inputs and of their sum."""
     common = 2 * tf.maximum(first, second)
     ratios = first / common, second / common, common / (2.0**bits * output)
     return tuple(map(fixed_point, ratios))
@@ -292,7 +292,7 @@ MULTIPLY = dataclasses.replace(
 
 
 def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
-    """Of quantized values, as all have the same parameters."""
+    """Returns a row for an extremum of quantized values, which share their parameters."""
     return dataclasses.replace(
         ADD,
         name=name,

@@ -35,9 +35,10 @@ __all__ = [
 ]
 
 Table = Callable[[KernelFamily, Any, QuantParams, QuantParams, Attributes], Any]
-"""From the family of kernels, all quantized values that the input's type can hold, less its zero
-point, the parameters of input and output, and attributes to the output's values less its zero
-point; all in float64."""
+"""Computes the entries of a table in float64.
+
+The arguments are the kernel family, all quantized values that the input's type can hold, the
+parameters of input and output, and the attributes. Zero points are subtracted from the values."""
 
 
 def _entries_of(
@@ -94,7 +95,7 @@ def looked_up(q: Any, entries: Entries) -> Any:
 
 
 def _of_function(function: Callable[..., Any]) -> Table:
-    """Of a real function: computed in float64 and rounded, half away from zero.
+    """Returns the table of a real function, computed in float64 and rounded half away from zero.
 
     Infinite values become the end of the range. What is no number becomes zero.
     """

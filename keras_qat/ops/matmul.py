@@ -32,15 +32,15 @@ _layers = keras.layers
 Shape = tuple[int | None, ...]
 
 EXACT_DEPTH = 258
-"""How many products of two int8 numbers float32 adds up without an error."""
+"""Products of two int8 numbers that float32 adds up without an error."""
 
 MAX_AXES = 5
-"""Of inputs of the kernel, those of the matrices among them."""
+"""Most axes of an input of the TFLite kernel, with the two of the matrices."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ratio:
-    """What sums of products are multiplied by.
+    """Multiplier of sums of products.
 
     Args:
         number: in fixed point.

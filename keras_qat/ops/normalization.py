@@ -35,7 +35,7 @@ MOST = 2.0**15 - 1
 """The largest quantized value of 16 bits."""
 
 LARGEST = 64.0
-"""Where normalized values end: a single one of 4096 that is not zero comes to that."""
+"""Largest normalized value: that of the only value of 4096 that is not zero."""
 
 
 Part = tuple[Any, QuantParams]
@@ -73,7 +73,7 @@ def _wide(scale: Any) -> QuantParams:
 
 
 class _View(NamedTuple):
-    """What is normalized.
+    """Shape in which values are normalized.
 
     Args:
         shape: that in which it is computed: numbers that belong together have axes of their own.
@@ -92,7 +92,7 @@ class _View(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers belong together."""
+        """Number of values that are normalized together."""
         return math.prod(self.shape[axis] or 0 for axis in self.axes)
 
 
@@ -155,7 +155,7 @@ ROWS = {
     "shifted": ADD,
     "result": REQUANTIZE,
 }
-"""What computes each part."""
+"""Part -> the row that computes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _prepare(a: Arguments) -> _Numbers:
 def _part(
     a: Arguments, view: _View, name: str, q: list[Any], params: list[Any], output: QuantParams
 ) -> Arguments:
-    """What the row that computes a part is given."""
+    """Returns the arguments of the row that computes a part."""
     sign = -1 if ROWS[name] is SUBTRACT else 1
     options = {"axes": view.axes, "keepdims": True, "sign": sign}
     return dataclasses.replace(a, q=q, params=params, output=output, attributes=options)

@@ -1,4 +1,4 @@
-"""What an operator is: one row that says all there is to know about it.
+"""Defines an operator: one row that says all there is to know about it.
 
 Placement, inference, simulation, the exporters, the Layers page and the contract tests read rows;
 none of them asks a layer for its options. A new operator is a new row.
@@ -76,7 +76,7 @@ class FixedRange:
     is_bound: bool = False
 
     def params(self, bits: int) -> QuantParams:
-        """What the kernels give: with fewer than 8 bits that of 8, which is then converted."""
+        """Returns the parameters of TFLite's kernels. Fewer than 8 bits are converted from 8."""
         limits = self.wide if bits == 16 else (self.minimum, self.maximum)
         return _of_range(*limits, 16 if bits == 16 else 8)
 
@@ -90,7 +90,7 @@ OWN = OwnRange()
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What an integer computation is given.
+    """Arguments of an integer computation.
 
     Args:
         family: whose rounding.
@@ -123,7 +123,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def on(self, numbers: list[Any]) -> Any:
-        """What the call's own layer computes on other numbers, one for each tensor it reads."""
+        """Computes the call's own layer on other numbers, one for each tensor that it reads."""
         given = iter(numbers)
         args, kwargs = map_values(lambda value: next(given), (self.call.args, self.call.kwargs))
         if takes_training(self.call.layer):
@@ -133,7 +133,7 @@ class Arguments:
 
 
 Prepare = Callable[[Arguments], Any]
-"""From arguments to the numbers that follow from ranges and weights alone, in any structure.
+"""Computes the numbers that follow from ranges and weights alone, in any structure.
 
 In `q` are then the shapes and types of the inputs, as `tf.TensorSpec`s: one object for one tensor.
 Numbers are computed in
@@ -141,8 +141,9 @@ TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph that
 time. `compute` finds them in `numbers`, but no longer the weights, nor the scales of `params`."""
 
 Compute = Callable[[Arguments], Any]
-"""From arguments to the output's quantized values less its zero point (a structure of them, where
-there are several outputs). They may lie outside of the range: the caller clips."""
+"""Computes the output's quantized values less its zero point, or a structure of several outputs.
+
+They may lie outside of the range: the caller clips."""
 
 Emit = Callable[["Emission"], None]
 """Writes the operator into a TFLite file."""

@@ -169,7 +169,7 @@ REDUCE_MIN = dataclasses.replace(
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """What sums are multiplied by; where sizes are open, as far as they do not count."""
+    """Returns what sums are multiplied by; without the count of values where it is not known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return fixed_point(params.scale / output.scale)
@@ -179,14 +179,14 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
 
 
 def _known_count(a: Arguments) -> int | None:
-    """How many values a mean is of; None if that is open."""
+    """Returns the number of values that a mean averages; None if it is not known."""
     shape = a.q[0].shape
     sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _factor_and_offset(ratio: Any, zero: Any, zero_point: Any, count: Any) -> tuple[Any, ...]:
-    """What XNNPACK multiplies sums by, what zero points add to them, and what it adds."""
+    """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
     of_all = tf.cast(count, tf.float64)
     factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
     return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point

@@ -43,7 +43,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 def _relu_numbers(
     family: KernelFamily, x: QuantParams, output: QuantParams, attributes: Attributes
 ) -> tuple[Any, Any]:
-    """What values are multiplied by, and where they end: None for nowhere."""
+    """Returns the multiplier of values, and their maximum; None without a maximum."""
     end = round_half_away(single(6.0 / output.scale)) if attributes["maximum"] == 6 else None
     return fixed_point(ratio(family, x.scale, by=output.scale)), end
 
@@ -61,7 +61,10 @@ _relu_table = by_table(
 
 
 def _prepare_relu(a: Arguments) -> Any:
-    """One that ends elsewhere than at 6 is a ReLU without end: the output's range ends there."""
+    """Prepares a table, or multipliers for 16 bits.
+
+    A maximum other than 6 is left to the end of the output's range.
+    """
     if not a.wide:
         return _relu_table(a)
     return _relu_numbers(a.family, a.params[0], a.output, a.attributes)
@@ -130,7 +133,7 @@ def _leaky_table(
 def _leaky_numbers(
     family: KernelFamily, x: QuantParams, output: QuantParams, attributes: Attributes
 ) -> tuple[Any, Any]:
-    """What is multiplied with above zero and below."""
+    """Returns the multipliers of values above zero and below."""
     below = ratio(family, x.scale, abs(attributes["slope"]), by=output.scale)
     return fixed_point(ratio(family, x.scale, by=output.scale)), fixed_point(below)
 
@@ -202,7 +205,7 @@ LEAKY_RELU = Op(
 
 
 def _prepare_prelu(a: Arguments) -> Any:
-    """What is multiplied with: above zero, below zero, and the slopes."""
+    """Returns the multipliers of values above zero and below, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
     above = fixed_point(ratio(a.family, before, by=after))

@@ -68,9 +68,10 @@ def requantization(
 
 
 def requantized(q: Any, numbers: Requantization) -> Any:
-    """The same real values with other parameters; `q` and the result less their zero points.
+    """Expresses the same real values with other parameters.
 
-    256ths are rounded once, half up; 31-bit numbers twice.
+    Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
+    31-bit numbers twice.
     """
 
     def exact() -> Any:

@@ -115,7 +115,7 @@ def _bilinear(a: Arguments) -> Any:
 
 
 def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """For each pixel of a resized axis the two next to it, and the second one's share."""
+    """Returns the two neighbours of each pixel of a resized axis, and the second one's share."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     place = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     place = tf.clip_by_value(place, 0.0, tf.cast(old - 1, tf.float32))

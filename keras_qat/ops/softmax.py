@@ -40,7 +40,7 @@ __all__ = ["SOFTMAX", "UNIT_NORM"]
 _layers = keras.layers
 
 HIGHEST = 2**15 - 1
-"""Of int16, and 1 in its tables."""
+"""Largest int16 number, which stands for 1 in the tables."""
 
 ONE = 2**31 - 1
 """1 with 31 bits behind the point, as near as it can be."""
@@ -53,7 +53,7 @@ EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 
 
 
 _product = functools.partial(high_product, bits=31)
-"""Of 32-bit integers."""
+"""Multiplies 32-bit integers, and returns the high bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _table(function: Any, scale: float, zero_point: int, precise: Any) -> np.nda
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """To whole numbers, half away from zero."""
+    """Rounds to whole numbers, half away from zero."""
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 

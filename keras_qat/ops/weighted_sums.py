@@ -53,12 +53,11 @@ EXACT = 2.0**24
 """Float32 holds all whole numbers below this."""
 
 Linear = Callable[[Any, Any], Any]
-"""From quantized values and weights of the same dtype to the sums of their products, the output
-channels last."""
+"""Computes sums of products of quantized values and weights of one dtype, output channels last."""
 
 
 def products_with_weights(node: Node) -> int:
-    """Each output number is a sum over the weights of its channel."""
+    """Counts products: each output number is a sum over the weights of its channel."""
     assert node.op is not None
     assert node.weights is not None
     depth = terms(tuple(node.weights.q.shape), node.op.weights[node.weights.name])
@@ -135,7 +134,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """So many products always fit."""
+    """Returns the number of products whose sum is always exact."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -171,7 +170,7 @@ def weighted(a: Arguments, linear: Linear, channels: tuple[int, ...]) -> Any:
 
 
 def _round_half_away(x: Any) -> Any:
-    """To whole numbers; exact where adding a half would round up what is just below it."""
+    """Rounds half away from zero, also just below a half, where adding 0.5 would round up."""
     size = tf.abs(x)
     whole = tf.floor(size)
     return tf.sign(x) * (whole + tf.cast(size - whole >= 0.5, x.dtype))

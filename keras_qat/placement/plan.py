@@ -61,7 +61,7 @@ class Range:
 
 @dataclasses.dataclass
 class Plan:
-    """How each tensor of a model is quantized: a table to print, data in `rows` and `to_dict`.
+    """Plan of how each tensor is quantized: a table to print, data in `rows` and `to_dict`.
 
     Args:
         recipe: the recipe that the plan follows.

@@ -1,1 +1,1 @@
-"""What a quantization-aware model is made of: layers, observers, schedules, calibration."""
+"""Parts of a quantization-aware model: layers, observers, schedules, calibration."""

@@ -20,7 +20,7 @@ from keras_qat.training.layers.scheduled_layer import Phase, assuming, threshold
 from keras_qat.training.schedule import scheduled_layers
 
 MOST_RANGES = 3
-"""How many different sets of frozen ranges get a training step of their own."""
+"""Sets of frozen ranges that get a training step of their own, at most."""
 
 
 class PhasedModel:

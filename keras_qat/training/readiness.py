@@ -14,7 +14,7 @@ from keras_qat.training.schedule import check_process, check_quantized
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
 INSTEAD = ". Call keras_qat.quantize_model(model), train or calibrate the result, and pass that."
-"""What to pass to an export in place of a model that is not quantized."""
+"""Advice for an export of a model that is not quantized."""
 
 
 def check_exportable(model: Any) -> None:

@@ -10,7 +10,7 @@ from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.schedule import scheduled_layers
 
 EXAMPLES_PER_BATCH = 32
-"""How many calibration examples count as one batch when training continues."""
+"""Calibration examples that count as one batch when training continues."""
 FEW = 4
 """Calibration with fewer examples is warned about."""
 

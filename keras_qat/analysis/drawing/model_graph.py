@@ -21,7 +21,7 @@ SHARED = ("#9ad0f5", "#b7e4a8", "#f7b7d2", "#cfc1f3", "#f6dd86", "#9fe3d6", "#f5
 OWN, UNSET = "#e4e9ef", "#ffffff"
 FLOAT, ISLAND, EDGE = "#d9730d", "#fdebd3", "#8a97a6"
 POINTS, LETTER, LANE = 20.0, 5.4, 13.0
-"""In points: the height of a row, the width of a letter, and of an edge that passes a row."""
+"""Height of a row, width of a letter and of an edge that passes a row, in points."""
 
 
 class _Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Each quantizer as a histogram of what it quantizes, with its range and what that cuts off."""
+"""Draws each quantizer as a histogram of its values, with its range and what that cuts off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_qat.training.quantizer_statistics import QuantizerStatistics, statist
 
 BINS, COLUMNS = 75, 3
 WIDTH, HEIGHT, GAP = 3.8, 2.3, 0.5
-"""In inches: the width of a histogram, the height of a panel, and what is between two panels."""
+"""Width of a histogram, height of a panel and gap between two panels, in inches."""
 HEAD, TOP, FOOT, STRIP = 0.85, 0.55, 1.9, 0.35
 """What is above all panels; in a panel the ends of the histogram, and the height of the ranges of
 channels at its foot."""

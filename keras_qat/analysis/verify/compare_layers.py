@@ -27,7 +27,7 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.layers.recurrent.states import Stream
 
 SIMULATED = 8
-"""How many examples are computed in the file's own rounding: enough to tell that from errors."""
+"""Examples that are computed in the file's own rounding: enough to tell rounding from errors."""
 
 
 def compare_layers(
@@ -208,7 +208,7 @@ class _Difference:
 
 
 class _Sums:
-    """What is counted for one tensor."""
+    """Counts of one tensor."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair

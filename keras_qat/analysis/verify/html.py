@@ -8,7 +8,7 @@ from keras_qat.analysis.drawing.html_page import Cell, Table, page
 from keras_qat.analysis.verify.report import OutputReport, Report, TensorReport, kernel_names, share
 
 NINES = 6
-"""Where the axis of identical codes ends: fewer than one in a million that differs."""
+"""End of the axis of identical codes: less than one in a million differs."""
 
 NOTHING = Cell("-", math.nan)
 

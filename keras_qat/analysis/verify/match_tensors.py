@@ -1,4 +1,4 @@
-"""Which tensor of a TFLite file is which tensor of the model."""
+"""Matches the tensors of a TFLite file with those of the model."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Pair:
 
     @property
     def params(self) -> QuantParams | None:
-        """What the model's quantized values stand for; None if only the file quantizes it."""
+        """The model's quantization parameters; None if only the file quantizes the tensor."""
         return self.ours.params
 
     @property
     def scale_ulps(self) -> int | None:
-        """How far the scales are apart, in units of the last place of float32."""
+        """Distance of the scales, in units of the last place of float32."""
         if self.params is None:
             return None
         ends = np.array([self.params.scale, self.tensor.scale], np.float32).view(np.int32)

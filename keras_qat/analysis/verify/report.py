@@ -19,7 +19,7 @@ the middle between two codes make the rest."""
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How the codes of one tensor compare.
+    """Comparison of the quantized values of one tensor.
 
     Args:
         identical: share of equal codes, 0 to 1.
@@ -34,7 +34,7 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport(Agreement):
-    """How one output of the file compares with the model's: an `Agreement`, and more.
+    """Comparison of one output of the file with the model's: an `Agreement`, and more.
 
     Args:
         name: the output's name in the model.
@@ -60,7 +60,7 @@ class OutputReport(Agreement):
 
 @dataclasses.dataclass(frozen=True)
 class TensorReport:
-    """How one tensor of the file compares with the model's.
+    """Comparison of one tensor of the file with the model's.
 
     Args:
         name: the layer of the float model that computes it (and the number of the call, from the

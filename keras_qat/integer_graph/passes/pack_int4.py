@@ -21,13 +21,13 @@ def packs_int4(graph: ResolvedGraph) -> bool:
 
 
 def with_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """The same graph with weights in 4 bits where they fit, and kernels are there for them."""
+    """Packs weights into 4 bits where they fit and the runtime has kernels for them."""
     nodes = tuple(packed(node, family) for node in graph.nodes)
     return dataclasses.replace(graph, nodes=nodes)
 
 
 def packed(node: Node, family: KernelFamily = XNNPACK) -> Node:
-    """The same node with weights in 4 bits, if they fit and its kernels take them.
+    """Packs a node's weights into 4 bits if they fit and the runtime has a kernel for them.
 
     TFLite Micro's FULLY_CONNECTED takes one scale for them, and its CONV_2D one for each channel.
     """

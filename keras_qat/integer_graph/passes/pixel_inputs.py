@@ -37,7 +37,7 @@ LARGEST = 127.0
 """Quantized value of constants and weights here: the largest of int8, for the finest scale."""
 
 MOST = 8
-"""How many channels may be computed one by one: TFLite Micro concatenates up to 10 tensors."""
+"""Most channels that are computed one by one: TFLite Micro concatenates up to 10 tensors."""
 
 POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
 

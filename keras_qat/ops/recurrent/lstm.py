@@ -57,7 +57,7 @@ CELL = QuantParams(np.float32(2.0**-11), 0, 16)
 """The cell state: scales of it are powers of two."""
 
 GATE = QuantParams(np.float32(2.0**-12), 0, 16)
-"""What goes into sigmoids and hyperbolic tangents."""
+"""Parameters of the inputs of sigmoids and hyperbolic tangents."""
 
 BITS = 15
 """Bits behind the point of what comes out of them."""
@@ -189,7 +189,7 @@ def _params_of_states(a: Arguments) -> tuple[QuantParams, QuantParams]:
 
 
 def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
-    """What brings sums of products to the scale of gates."""
+    """Returns multipliers that bring sums of products to the scale of the gates."""
     scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
     return fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
 
@@ -276,7 +276,7 @@ def _emit(e: Emission) -> None:
 
 
 _LAST = {"last": [0, -1, 0], "end": [0, 0, 0], "by": [1, 1, 1]}
-"""Of the axes of a sequence: where its last step begins and ends."""
+"""Begin, end and stride of a slice that is the last step of a sequence."""
 
 
 def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
@@ -300,7 +300,7 @@ def _states(e: Emission, shape: tuple[int | None, int]) -> tuple[int, int]:
 
 
 def _times(e: Emission, x: int) -> int:
-    """How many examples a sequence is of for each of the file's: steps that were folded."""
+    """Returns the number of sequences for each example of the file, where steps were folded."""
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
     made_by = {int(out): each for each in e.builder.graph.operators for out in each.outputs}
     times = Fraction(1)
@@ -367,7 +367,7 @@ def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
 
 
 def _products(node: Node) -> int:
-    """Each step multiplies with all weights."""
+    """Counts products: each step multiplies with all weights."""
     steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
     assert node.weights is not None
     assert steps is not None

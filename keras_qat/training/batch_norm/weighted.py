@@ -1,4 +1,4 @@
-"""What folding asks of a `QuantizeWrapper`."""
+"""Interface through which folding reads a `QuantizeWrapper`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Weighted(Protocol):
     weight_quantizers: Mapping[str, WeightQuantizer]
     """The quantizers, by the paths of their weights; none where weights stay in float."""
     channels: int
-    """How many channels the layer reads."""
+    """Number of channels that the layer reads."""
     state_bits: int
-    """Of an LSTM: how many bits the state that it reads again has."""
+    """Bits of the state that an LSTM reads again."""
     inner: dict[str, ActivationQuantizer]
-    """Of a recurrent layer: the quantizers of the tensors inside a step, by name."""
+    """Quantizers of the tensors inside a step of a recurrent layer, by name."""

@@ -18,15 +18,15 @@ import tensorflow as tf
 from keras_qat.arithmetic.control_flow import traced_once
 
 _SHIFT = 14
-"""How many bits of a float32 do not count for its bin."""
+"""Lowest bits of a float32 that do not count for its bin."""
 _ALL = 1 << (32 - _SHIFT)
-"""How many bins there are before `folded`."""
+"""Number of bins before `folded`."""
 _SIDE = 1 << 15
 """Bins of either sign: 512 for each of 64 powers of 2."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
 """The bin of 2^-32. Smaller numbers go into the first bin of their sign."""
 _ENOUGH = 1 << 14
-"""How many numbers of an example are counted at most, evenly spread over it."""
+"""Most numbers of an example that are counted, evenly spread over it."""
 
 
 def extremes_of(x: Any) -> Any:
@@ -110,7 +110,7 @@ class Histogram:
 
     @property
     def size(self) -> float:
-        """How many numbers the histogram holds."""
+        """Count of numbers in the histogram."""
         return float(self.counts.sum())
 
     @property
@@ -138,7 +138,7 @@ class Histogram:
 
 @dataclasses.dataclass
 class Tally:
-    """What one pass over the data gathers of tensors that share a range.
+    """Extremes and counts of tensors that share a range, gathered in one pass over the data.
 
     Args:
         low, high: the smallest and the largest number so far.

@@ -23,7 +23,7 @@ _GAIN = 0.98
 """A narrower range has to reduce the error to this share, as histograms overestimate the error of
 the extremes for values that already lie on the grid, such as pixels."""
 _MERGED = 16
-"""How many bins are merged to sum errors; a merged bin is 1/32 as wide as its numbers."""
+"""Bins that are merged to sum errors; a merged bin is 1/32 as wide as its numbers."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
 """Factors of the extremes that are tried as ends, down to 1/4096."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)

@@ -1,4 +1,4 @@
-"""What the plan decided on a layer of Keras' own, noted on the layer; models save it by name."""
+"""Notes of the plan's decisions on Keras' own layers; models save them by the layer's name."""
 
 from __future__ import annotations
 
