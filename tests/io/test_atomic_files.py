@@ -44,5 +44,5 @@ def test_permissions_stay(tmp_path):
 def test_a_link_into_a_directory_that_does_not_exist(tmp_path):
     link = tmp_path / "model.tflite"
     link.symlink_to(tmp_path / "missing" / "model.tflite")
-    with pytest.raises(FileNotFoundError, match="missing does not exist. Create it first"):
+    with pytest.raises(FileNotFoundError, match=r"missing does not exist\. Create it first"):
         written("new", link)
