@@ -81,9 +81,10 @@ def check_counts(**counts: int | None) -> None:
     """Raises a `ValueError` if a named number of examples or batches is not a positive integer."""
     for name, count in counts.items():
         if count is not None and not (isinstance(count, numbers.Integral) and count > 0):
-            shown = "an array" if np.ndim(count) else repr(count)
-            hint = " Labels are not needed." if np.ndim(count) else ""
-            raise ValueError(f"{name}={shown}: pass a whole number of at least 1.{hint}")
+            advice = "pass a whole number of at least 1."
+            if np.ndim(count):
+                raise ValueError(f"{name}=an array: {advice} Labels are not needed.")
+            raise ValueError(f"{name}={count!r}: {advice}")
 
 
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import policy_of
@@ -56,13 +56,10 @@ def recognize_masks(graph: Graph) -> Graph:
         constants.update(mask.constants)
     if not replaced:
         return graph
-    needed = set(values_in(graph.outputs))
-    calls: list[Call] = []
-    for call in reversed([replaced.get(call, call) for call in graph.calls]):
-        if call not in constants or needed.intersection(values_in(call.outputs)):
-            needed.update(call.inputs)
-            calls.insert(0, call)
-    return dataclasses.replace(graph, calls=calls)
+    calls = [replaced.get(call, call) for call in graph.calls]
+    read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
+    dropped = constants.intersection(split_loss_only(calls, read)[1])
+    return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
 
 
 def _match_sum(total: Call) -> _Mask | None:

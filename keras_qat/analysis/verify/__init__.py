@@ -93,7 +93,8 @@ def verify(
         name: to_pixels(inputs[name], *each) for name, each in rescaled_inputs(contents).items()
     }
     given = inputs | pixels
-    notes = (*graph.origin.warnings, *doubts(graph, file, contents, given))
+    file_graph = FileGraph(contents)
+    notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, given))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     examples = len(next(iter(inputs.values())))
@@ -112,7 +113,7 @@ def verify(
     exact = float_outputs(graph, inputs, batch_size, traces)
     outputs = tuple(compare_outputs(graph, file, codes, expected, exact))
     if not per_layer:
-        in_float = float_operations(graph, FileGraph(contents))
+        in_float = float_operations(graph, file_graph)
         report = Report(examples, computing, outputs, float_operations=in_float)
     else:
         batch_size = file.batch_size or batch_size

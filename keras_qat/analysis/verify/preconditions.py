@@ -15,15 +15,19 @@ FEW = 0.25
 
 
 def doubts(
-    graph: ResolvedGraph, file: Runner, contents: bytes, inputs: dict[str, np.ndarray]
+    graph: ResolvedGraph,
+    file: Runner,
+    file_graph: FileGraph,
+    contents: bytes,
+    inputs: dict[str, np.ndarray],
 ) -> list[str]:
     """Why model and file may differ whatever the arithmetic is: sentences."""
-    return [*_in_float(contents), *_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
+    return [*_in_float(file_graph), *_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
 
 
-def _in_float(contents: bytes) -> list[str]:
-    """Whether no tensor of the file is quantized, as of the converter's float files."""
-    if any(tensor.is_quantized for tensor in FileGraph(contents).tensors):
+def _in_float(file_graph: FileGraph) -> list[str]:
+    """Returns a sentence if no tensor of the file is quantized, as in a converter's float file."""
+    if any(tensor.is_quantized for tensor in file_graph.tensors):
         return []
     return [
         "The file computes in float: none of its tensors is quantized. "

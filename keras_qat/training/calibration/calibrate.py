@@ -98,17 +98,19 @@ def calibrate(
         read = batches(model, dataset, batch_size, steps, finite=True)
         limits = _input_limits(observed.watch.graph, read, range_of)
     first: list[np.ndarray] = []
-    numbers: set[float] = set()
+    inputs = Tally()
     for batch in shown_batches(model, dataset, steps, batch_size, "Calibration", verbose):
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
-        numbers |= {number for x in batch if x.dtype.kind == "f" for number in _ends(x)}
+        for x in batch:
+            if x.dtype.kind == "f" and x.size:
+                inputs.add(np.array([x.min(), x.max()]), 0)
         first = first or [x[: kept or 1] for x in batch]
     ranges = observed.ranges(range_of) | dict(limits.values())
-    if len(numbers) == 1:
+    if inputs.low == inputs.high:
         warnings.warn(
-            f"All values of the calibration data are {numbers.pop():g}, so that the ranges fit no "
+            f"All values of the calibration data are {inputs.low:g}, so that the ranges fit no "
             f"other data. Call calibrate again, with examples as the model was trained on.",
             stacklevel=3,
         )
@@ -117,11 +119,6 @@ def calibrate(
         _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset)
     if weights == "mse":
         clip_weights(model)
-
-
-def _ends(x: np.ndarray) -> tuple[float, ...]:
-    """Returns the smallest and the largest value, if there is one."""
-    return (float(x.min()), float(x.max())) if x.size else ()
 
 
 def _input_limits(
