@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_qat.frontend.graph import Call, Graph, class_path, is_batch_norm, values_in
 from keras_qat.frontend.helper_layers import Contract
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import (
     split_activation,
@@ -41,8 +41,6 @@ from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.ops.registry import op_of
 
-_layers = keras.layers
-
 
 def lower(
     graph: Graph, activations: bool = True, may_open: Callable[[Call], bool | None] | None = None
@@ -61,7 +59,7 @@ def lower(
         layer = call.layer
         key = str(layer.symbol) if is_operation(layer) else type(layer)
         lowering = table.get(key) or table.get(class_path(layer))
-        is_recurrent = isinstance(layer, (_layers.Bidirectional, _layers.RNN))
+        is_recurrent = isinstance(layer, (layers.Bidirectional, layers.RNN))
         if is_recurrent and may_open and may_open(call) is False:
             lowering = None
         parts = split_activity_regularizer(call, context)
@@ -114,13 +112,13 @@ def _drop_identities(graph: Graph) -> Graph:
 
 
 ALWAYS: dict[Any, Lowering] = {
-    **dict.fromkeys((_layers.Conv1D, _layers.Conv1DTranspose), split_activation),
-    **dict.fromkeys((_layers.Conv2D, _layers.Conv2DTranspose), split_activation),
-    **dict.fromkeys((_layers.DepthwiseConv1D, _layers.DepthwiseConv2D), split_activation),
-    **dict.fromkeys((_layers.Dense, _layers.EinsumDense), split_activation),
-    **dict.fromkeys((_layers.SeparableConv1D, _layers.SeparableConv2D), split_separable),
-    **dict.fromkeys((_layers.Add, _layers.Multiply), merge_two_by_two),
-    _layers.Average: split_average,
+    **dict.fromkeys((layers.Conv1D, layers.Conv1DTranspose), split_activation),
+    **dict.fromkeys((layers.Conv2D, layers.Conv2DTranspose), split_activation),
+    **dict.fromkeys((layers.DepthwiseConv1D, layers.DepthwiseConv2D), split_activation),
+    **dict.fromkeys((layers.Dense, layers.EinsumDense), split_activation),
+    **dict.fromkeys((layers.SeparableConv1D, layers.SeparableConv2D), split_separable),
+    **dict.fromkeys((layers.Add, layers.Multiply), merge_two_by_two),
+    layers.Average: split_average,
     "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
 }
 """Layer class, or `graph.class_path` of one that Keras does not export -> its lowering."""
@@ -129,17 +127,17 @@ LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
     **OPERATIONS,
     Contract: convert_second_factor,
-    _layers.Dot: split_dot,
-    _layers.AveragePooling3D: split_pooling_3d,
-    _layers.MaxPooling3D: split_pooling_3d,
-    _layers.TimeDistributed: split_time_distributed,
-    _layers.Bidirectional: split_bidirectional,
-    **dict.fromkeys((_layers.GRU, _layers.SimpleRNN), split_state),
-    _layers.Attention: split_attention,
-    _layers.MultiHeadAttention: split_multi_head_attention,
-    _layers.Concatenate: convert_fixed_ranges,
-    _layers.Maximum: split_extremum,
-    _layers.Minimum: split_extremum,
-    _layers.Activation: split_activation_layer,
+    layers.Dot: split_dot,
+    layers.AveragePooling3D: split_pooling_3d,
+    layers.MaxPooling3D: split_pooling_3d,
+    layers.TimeDistributed: split_time_distributed,
+    layers.Bidirectional: split_bidirectional,
+    **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_state),
+    layers.Attention: split_attention,
+    layers.MultiHeadAttention: split_multi_head_attention,
+    layers.Concatenate: convert_fixed_ranges,
+    layers.Maximum: split_extremum,
+    layers.Minimum: split_extremum,
+    layers.Activation: split_activation_layer,
 }
 """`ALWAYS` and the lowerings, also of operations, that only TFLite's operators need."""

@@ -10,11 +10,9 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import HardSwish, Regularize
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.keras3 import activations as keras_3
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
-
-_layers = keras.layers
 
 
 def split_activation(call: Call, context: LoweringContext) -> list[Call]:
@@ -23,13 +21,12 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
     if layer.activation in (None, keras.activations.linear):
         return []
     parts, weights = PartsBuilder(call, context), weights_without_activation(layer, context)
-    make = lambda: graph_lib.clone(layer, activation="linear")  # noqa: E731
-    linear = context.layer(layer, "linear", make, weights)
+    linear = context.clone(layer, "linear", weights, activation="linear")
     middle = parts.add(linear, *call.args, kwargs=call.kwargs, shape=call.output.shape)
     return parts.end(activation_of(parts), middle)
 
 
-_REGULARIZED_IN_PARTS = (Regularize, _layers.MultiHeadAttention)
+_REGULARIZED_IN_PARTS = (Regularize, layers.MultiHeadAttention)
 
 
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
@@ -43,8 +40,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
     if type(layer) in _REGULARIZED_IN_PARTS or "activity_regularizer" not in layer.get_config():
         return []
     parts, weights, output = PartsBuilder(call, context), context.weights_of(layer), call.output
-    make = lambda: graph_lib.clone(layer, activity_regularizer=None)  # noqa: E731
-    plain = context.layer(layer, "plain", make, weights)
+    plain = context.clone(layer, "plain", weights, activity_regularizer=None)
     name = f"{output.name}_before_regularizer"
     middle = Value(name, output.shape, output.dtype, masked=output.masked)
     parts.add(plain, *call.args, kwargs=call.kwargs, output=middle)
@@ -54,9 +50,9 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 def activation_of(parts: PartsBuilder) -> Any:
     """Makes a layer of the activation in a layer; copies an activation that is a layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
-    if isinstance(inner, _layers.Layer):
+    if isinstance(inner, layers.Layer):
         return parts.new("activation", graph_lib.clone, inner, weights=inner.weights)
-    return parts.new("activation", _layers.Activation, inner, dtype=layer.dtype_policy)
+    return parts.new("activation", layers.Activation, inner, dtype=layer.dtype_policy)
 
 
 def weights_without_activation(layer: Any, context: LoweringContext) -> list[Any]:
@@ -68,14 +64,14 @@ def weights_without_activation(layer: Any, context: LoweringContext) -> list[Any
 def _split_hard_sigmoid(call: Call, context: LoweringContext, slope: float = 0.2) -> list[Call]:
     """Lowers hard_sigmoid to Rescaling(slope, 0.5) and ReLU(1). The default is Keras 2's slope."""
     parts = PartsBuilder(call, context)
-    scale = parts.new("scale", _layers.Rescaling, slope, 0.5)
-    return parts.chain(scale, parts.new("", _layers.ReLU, 1.0))
+    scale = parts.new("scale", layers.Rescaling, slope, 0.5)
+    return parts.chain(scale, parts.new("", layers.ReLU, 1.0))
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers an Activation that has no TFLite operator, or that holds a layer."""
     parts, inner = PartsBuilder(call, context), call.layer.activation
-    if isinstance(inner, _layers.Layer):
+    if isinstance(inner, layers.Layer):
         return parts.chain(parts.new("", graph_lib.clone, inner, weights=inner.weights))
     split = ACTIVATIONS.get(inner)
     return split(call, context) if split else []
@@ -84,8 +80,8 @@ def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
 def split_swish(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers swish to sigmoid and Multiply, as TFLite has no operator for swish."""
     parts, x = PartsBuilder(call, context), call.inputs[0]
-    gate = parts.add(parts.new("sigmoid", _layers.Activation, "sigmoid"), x, shape=x.shape)
-    return parts.end(parts.new("", _layers.Multiply), [x, gate])
+    gate = parts.add(parts.new("sigmoid", layers.Activation, "sigmoid"), x, shape=x.shape)
+    return parts.end(parts.new("", layers.Multiply), [x, gate])
 
 
 ACTIVATIONS: dict[Any, Lowering] = {
@@ -94,8 +90,8 @@ ACTIVATIONS: dict[Any, Lowering] = {
     keras.activations.hard_sigmoid: _split_hard_sigmoid,
     keras_3.hard_sigmoid: partial(_split_hard_sigmoid, slope=1.0 / 6.0),
     keras_3.hard_silu: partial(replace_by, make=HardSwish),
-    keras_3.relu6: partial(replace_by, make=_layers.ReLU, max_value=6.0),
-    keras_3.leaky_relu: partial(replace_by, make=_layers.LeakyReLU, alpha=0.2),
-    keras_3.celu: partial(replace_by, make=_layers.ELU),
+    keras_3.relu6: partial(replace_by, make=layers.ReLU, max_value=6.0),
+    keras_3.leaky_relu: partial(replace_by, make=layers.LeakyReLU, alpha=0.2),
+    keras_3.celu: partial(replace_by, make=layers.ELU),
 }
 """Activation function -> its lowering."""

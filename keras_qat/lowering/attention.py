@@ -9,11 +9,9 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
-from keras_qat.frontend.keras2.backend import attention_parts, keras
+from keras_qat.frontend.keras2.backend import attention_parts, layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
-
-_layers = keras.layers
 
 
 def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Call]:
@@ -42,7 +40,7 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
         return parts.add(part, source, output=output, shape=shape)
 
     result, scores = call.outputs if with_scores else (call.output, None)
-    scale = parts.new("scale", _layers.Rescaling, details["scale"])
+    scale = parts.new("scale", layers.Rescaling, details["scale"])
     queries = parts.add(scale, project("query", query))
     product = parts.new("scores", Contract, details["product"])
     products = parts.add(product, [project("key", key), queries])
@@ -51,9 +49,9 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
         products = parts.add(
             hide, [products, *([] if mask is None else [mask])], shape=products.shape
         )
-    weights = parts.add(parts.new("softmax", _layers.Softmax), products, output=scores)
+    weights = parts.add(parts.new("softmax", layers.Softmax), products, output=scores)
     if details["dropout"]:
-        weights = parts.add(parts.new("dropout", _layers.Dropout, details["dropout"]), weights)
+        weights = parts.add(parts.new("dropout", layers.Dropout, details["dropout"]), weights)
     combination = parts.new("values", Contract, details["combination"])
     mixed = parts.add(combination, [weights, project("value", value)])
     if layer.activity_regularizer is None:
@@ -80,8 +78,8 @@ def split_attention(call: Call, context: LoweringContext) -> list[Call]:
     steps = [
         parts.new("scores", Contract, "btd,bsd->bts"),
         *([parts.new("mask", MaskScores, size)] if causal else []),
-        parts.new("softmax", _layers.Softmax),
-        *([parts.new("dropout", _layers.Dropout, layer.dropout)] if layer.dropout else []),
+        parts.new("softmax", layers.Softmax),
+        *([parts.new("dropout", layers.Dropout, layer.dropout)] if layer.dropout else []),
     ]
     weights: Any = [query, *(key or [value])]
     shape = (query.shape[0], *size)

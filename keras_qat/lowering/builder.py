@@ -27,6 +27,10 @@ class LoweringContext:
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
+    def clone(self, source: Any, part: str, weights: Any, **config: Any) -> Any:
+        """Returns the named part of `source` that is a copy of it with other settings."""
+        return self.layer(source, part, lambda: clone(source, **config), weights)
+
     def weights_of(self, layer: Any) -> list[Any]:
         """Returns a layer's initial weights, also for a layer that is not built yet."""
         return self.weights.get(layer, layer.weights)

@@ -12,14 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import op_of
-
-_layers = keras.layers
 
 
 def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
@@ -37,7 +34,7 @@ def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 def _has_channels_first(call: Call) -> bool:
     """Returns whether axis 1 holds channels. In a recurrent layer it holds steps."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
-    return is_first and not isinstance(call.layer, _layers.RNN)
+    return is_first and not isinstance(call.layer, layers.RNN)
 
 
 def _is_norm_of_first(call: Call) -> bool:
@@ -68,7 +65,7 @@ class _Visitor:
         """Returns the layer that computes a call on channels last; None if it has none."""
         layer, rank = call.layer, len(call.output.shape)
         reads_copy = any(value in self.channels_last for value in call.inputs)
-        joins_channels = type(layer) is _layers.Concatenate and layer.axis in (1, 1 - rank)
+        joins_channels = type(layer) is layers.Concatenate and layer.axis in (1, 1 - rank)
         if _has_channels_first(call) and len(call.inputs) == 1:
             return self.changed(layer, data_format="channels_last")
         if _is_norm_of_first(call):
@@ -79,15 +76,14 @@ class _Visitor:
 
     def is_elementwise(self, call: Call) -> bool:
         layer = call.layer
-        known = (_layers.Activation, _layers.Dropout, _layers.GaussianNoise, _layers.ReLU)
+        known = (layers.Activation, layers.Dropout, layers.GaussianNoise, layers.ReLU)
         op = op_of(call)
         is_plain = op.elementwise if op is not None else type(layer) in known
         return is_plain and all(len(x.shape) == len(call.output.shape) for x in call.inputs)
 
     def changed(self, layer: Any, **config: Any) -> Any:
         """Returns a copy of a layer with changed settings and the same weights."""
-        make = lambda: graph_lib.clone(layer, **config)  # noqa: E731
-        return self.context.layer(layer, "channels_last", make, layer.weights)
+        return self.context.clone(layer, "channels_last", layer.weights, **config)
 
     def compute(self, call: Call, layer: Any) -> None:
         """Adds the call on channels-last copies of its inputs."""
@@ -96,7 +92,7 @@ class _Visitor:
                 self.channels_last[value] = self.permuted(value, call, to_last=True)
         args, kwargs = map_values(self.channels_last.__getitem__, (call.args, call.kwargs))
         output = call.output
-        if len(output.shape) < 3 or type(layer) is _layers.Flatten:
+        if len(output.shape) < 3 or type(layer) is layers.Flatten:
             self.calls.append(Call(layer, args, kwargs, output, call.name).as_part_of(call))
             self.computed.add(output)
             return
@@ -123,7 +119,7 @@ class _Visitor:
         suffix = "channels_last" if to_last else "channels_first"
         name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
         dtype = policy_of(value.dtype)
-        make = lambda: _layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
+        make = lambda: layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
         layer = self.context.layer(value, suffix, make)
         if output is None:
             output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)

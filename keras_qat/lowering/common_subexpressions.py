@@ -25,11 +25,11 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     for call in graph.calls:
         call.args, call.kwargs = replaced((call.args, call.kwargs))
         key = _key(call, bool(call.layer.weights or graph.weights.get(call.layer)))
-        kept = first.setdefault(key, call) if key else call
-        if kept is call:
+        earlier = first.setdefault(key, call) if key else call
+        if earlier is call:
             calls.append(call)
         else:
-            merged[call.output] = kept.output
+            merged[call.output] = earlier.output
     for call in graph.loss_only:
         call.args, call.kwargs = replaced((call.args, call.kwargs))
     return dataclasses.replace(graph, calls=calls, outputs=replaced(graph.outputs))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.lowering.activations import activation_of, weights_without_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-
-_layers = keras.layers
 
 
 def split_separable(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers SeparableConv2D to DepthwiseConv2D, a 1x1 Conv2D, and its activation if it has one."""
     layer, parts = call.layer, PartsBuilder(call, context)
-    kinds = _layers.DepthwiseConv2D, _layers.Conv2D
-    if isinstance(layer, _layers.SeparableConv1D):
-        kinds = _layers.DepthwiseConv1D, _layers.Conv1D
+    kinds = layers.DepthwiseConv2D, layers.Conv2D
+    if isinstance(layer, layers.SeparableConv1D):
+        kinds = layers.DepthwiseConv1D, layers.Conv1D
     shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
     depthwise_kernel, *pointwise_weights = weights_without_activation(layer, context)
     depthwise = parts.new(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
-
-_layers = keras.layers
+from keras_qat.ops.movement import window
 
 
 def split_resize(call: Call, context: LoweringContext) -> list[Call]:
@@ -24,7 +22,7 @@ def split_resize(call: Call, context: LoweringContext) -> list[Call]:
     is_image = len(call.output.shape) == 4 and None not in sizes
     if not is_image or any(others) or method not in ("bilinear", "nearest"):
         return []
-    return replace_by(call, context, _layers.Resizing, *sizes, interpolation=method)
+    return replace_by(call, context, layers.Resizing, *sizes, interpolation=method)
 
 
 def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
@@ -32,25 +30,22 @@ def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
     before, sizes = call.inputs[0].shape, call.output.shape[1:3]
     if len(before) != 4 or tuple(before[1:3]) != (1, 1) or None in sizes:
         return []
-    return replace_by(call, context, _layers.Resizing, *sizes, interpolation="nearest")
+    return replace_by(call, context, layers.Resizing, *sizes, interpolation="nearest")
 
 
 def split_patches(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.image.extract_patches to tf.nn.space_to_depth, or to crops if patches overlap.
 
-    A strided pooling of one pixel thins out the crops where patches do not begin at every
-    pixel.
-
-    Where they do not begin at every pixel, a pooling of one pixel takes every n-th.
+    Where patches do not begin at every pixel, a strided pooling of one pixel thins out the crops.
     """
     x, *options, padding = operands(call, "images", "sizes", "strides", "rates", "padding")
-    options = [_height_and_width(option) for option in options]
+    options = [window(option, 2) for option in options]
     shape = [size or 0 for size in x.shape[1:3]]
     if not all(options) or 0 in shape:
         return []
     sizes, strides, rates = options
     parts = PartsBuilder(call, context)
-    are_blocks = sizes == strides == [sizes[0]] * 2 and rates == [1, 1] and sizes[0] > 1
+    are_blocks = sizes == strides == (sizes[0],) * 2 and rates == (1, 1) and sizes[0] > 1
     if are_blocks and not any(size % sizes[0] for size in shape):
         return parts.end(parts.new("", type(call.layer), tf.nn.space_to_depth), x, sizes[0])
     if math.prod(sizes) > MOST_CROPS:
@@ -61,26 +56,19 @@ def split_patches(call: Call, context: LoweringContext) -> list[Call]:
     more = [max(0, end - size) for end, size in zip(reach, shape, strict=True)]
     if padding == "SAME" and any(more):
         pairs = [(total // 2, total - total // 2) for total in more]
-        x = parts.add(parts.new("padded", _layers.ZeroPadding2D, pairs), x)
+        x = parts.add(parts.new("padded", layers.ZeroPadding2D, pairs), x)
     crops = []
     for offset in itertools.product(*map(range, sizes)):
         begins = [rate * at for rate, at in zip(rates, offset, strict=True)]
         ends = zip(x.shape[1:3], begins, spans, strict=True)
         around = [(begin, size - begin - span) for size, begin, span in ends]
         name = "_".join(map(str, offset))
-        crop = parts.add(parts.new(f"crop_{name}", _layers.Cropping2D, around), x)
-        if strides != [1, 1]:
-            crop = parts.add(parts.new(f"take_{name}", _layers.MaxPooling2D, 1, strides), crop)
+        crop = parts.add(parts.new(f"crop_{name}", layers.Cropping2D, around), x)
+        if strides != (1, 1):
+            crop = parts.add(parts.new(f"take_{name}", layers.MaxPooling2D, 1, strides), crop)
         crops.append(crop)
-    return parts.end(parts.new("", _layers.Concatenate), crops)
+    return parts.end(parts.new("", layers.Concatenate), crops)
 
 
 MOST_CROPS = 64
 """Patches with more pixels than this stay in float."""
-
-
-def _height_and_width(option: Any) -> list[int]:
-    """Returns an option's numbers for height and width; none if others than those are not 1."""
-    numbers = tf.nest.flatten(option)
-    known = len(numbers) == 4 and all(isinstance(number, int) for number in numbers)
-    return numbers[1:3] if known and numbers[0] == numbers[3] == 1 else []

@@ -5,12 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, clone, map_values
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
-
-_layers = keras.layers
 
 
 def merge_two_by_two(call: Call, context: LoweringContext) -> list[Call]:
@@ -40,7 +38,7 @@ def split_dot(call: Call, context: LoweringContext) -> list[Call]:
         return convert_second_factor(call, context)
     parts = PartsBuilder(call, context)
     normalized = [
-        parts.add(parts.new(f"norm{index}", _layers.UnitNormalization), value, shape=value.shape)
+        parts.add(parts.new(f"norm{index}", layers.UnitNormalization), value, shape=value.shape)
         for index, value in enumerate(inputs)
     ]
     return parts.end(parts.new("", clone, layer, normalize=False), normalized)
@@ -72,7 +70,7 @@ def _rescaled(call: Call, context: LoweringContext, values: list[Value]) -> list
     parts, converted = PartsBuilder(call, context), {}
     for value in values:
         if len(value.shape) >= 2:
-            layer = parts.new(f"input{call.inputs.index(value)}", _layers.Rescaling, 1.0)
+            layer = parts.new(f"input{call.inputs.index(value)}", layers.Rescaling, 1.0)
             converted[value] = parts.add(layer, value, shape=value.shape)
     args, kwargs = map_values(lambda value: converted.get(value, value), (call.args, call.kwargs))
     return parts.end(call.layer, *args, kwargs=kwargs) if converted else []
@@ -93,13 +91,13 @@ def _fixed_range(value: Value) -> tuple[float, float] | None:
 def split_average(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers Average to Add and Rescaling."""
     parts, scale = PartsBuilder(call, context), 1.0 / len(call.inputs)
-    add = parts.new("add", _layers.Add)
-    return parts.chain(add, parts.new("", _layers.Rescaling, scale))
+    add = parts.new("add", layers.Add)
+    return parts.chain(add, parts.new("", layers.Rescaling, scale))
 
 
 def split_custom_scale(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers InceptionResNetV2's CustomScaleLayer, a + scale * b, to Rescaling and Add."""
     parts, (a, b) = PartsBuilder(call, context), call.inputs
-    scale = parts.new("scale", _layers.Rescaling, call.layer.scale)
+    scale = parts.new("scale", layers.Rescaling, call.layer.scale)
     scaled = parts.add(scale, b, shape=b.shape)
-    return parts.end(parts.new("", _layers.Add), [a, scaled])
+    return parts.end(parts.new("", layers.Add), [a, scaled])

@@ -15,7 +15,7 @@ from typing import Any
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
@@ -28,8 +28,6 @@ from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
-
-_layers = keras.layers
 
 
 def open_layers(
@@ -84,9 +82,9 @@ def _is_closed(layer: Any) -> bool:
     """Returns whether a layer runs a user's own code."""
     if is_registered(layer) or is_operation(layer):
         return False
-    if type(layer) is _layers.Activation:
-        return not isinstance(layer.activation, _layers.Layer) and not _is_known(layer.activation)
-    if type(layer) is _layers.Lambda:
+    if type(layer) is layers.Activation:
+        return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
+    if type(layer) is layers.Lambda:
         return True
     return type(layer).__module__.split(".")[0] not in ("keras", "tf_keras", "keras_qat")
 
@@ -103,7 +101,7 @@ def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     layer = call.layer
     function = getattr(layer, "activation", None)
     is_own = is_listed(layer) and not is_registered(layer) and callable(function)
-    if not is_own or type(layer) is _layers.Activation or isinstance(function, _layers.Layer):
+    if not is_own or type(layer) is layers.Activation or isinstance(function, layers.Layer):
         return []
     if str(function.__module__).split(".")[0] in ("keras", "tf_keras", "tensorflow"):
         return []
@@ -201,7 +199,7 @@ def _calls_of(
         parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
     for value, output in outputs_of.items():
         if tensor_of(value) is not output:  # The layer returns its input.
-            identity = parts.new(f"output_{output.name}", _layers.Activation, "linear")
+            identity = parts.new(f"output_{output.name}", layers.Activation, "linear")
             parts.calls.append(
                 Call(identity, (current[value],), {}, output, call.name, source=call.source)
             )

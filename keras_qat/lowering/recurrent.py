@@ -7,19 +7,17 @@ from typing import Any
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
-
-_layers = keras.layers
 
 DIRECTIONS = ("forward", "backward")
 
 MERGES: dict[str, Any] = {
-    "concat": _layers.Concatenate,
-    "sum": _layers.Add,
-    "mul": _layers.Multiply,
-    "ave": _layers.Average,
+    "concat": layers.Concatenate,
+    "sum": layers.Add,
+    "mul": layers.Multiply,
+    "ave": layers.Average,
 }
 """`merge_mode` -> the layer that merges; None returns both tensors."""
 
@@ -78,14 +76,14 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
     weights = {"weights": context.weights_of(layer)}
     alone = parts.new("", graph_lib.clone, layer, return_state=False, **weights)
     parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
-    make = (LastStep,) if layer.return_sequences else (_layers.Activation, "linear")
+    make = (LastStep,) if layer.return_sequences else (layers.Activation, "linear")
     parts.add(parts.new("state", *make), output, output=states[0])
     return parts.calls
 
 
 REASONS: dict[type, str] = {
-    _layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
-    _layers.RNN: "it runs custom cells; only LSTM, GRU and SimpleRNN have integer kernels",
+    layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
+    layers.RNN: "it runs custom cells; only LSTM, GRU and SimpleRNN have integer kernels",
 }
 """Layer class -> why it computes in float."""
 
@@ -95,7 +93,7 @@ def why_whole(call: Call) -> str:
 
     For a Bidirectional, the reason is that of the first inner layer without integer operators.
     """
-    if not isinstance(call.layer, _layers.Bidirectional):
+    if not isinstance(call.layer, layers.Bidirectional):
         return REASONS.get(type(call.layer), "")
     for direction in DIRECTIONS:
         inner = _inner(call.layer, direction)

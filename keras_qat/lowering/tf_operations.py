@@ -11,15 +11,13 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import Roll
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, is_operation, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
-
-_layers = keras.layers
 
 
 def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
@@ -35,7 +33,7 @@ def _split_division(call: Call, context: LoweringContext) -> list[Call]:
         return []
     factor = (1.0 / divisor).astype(np.float32)
     if not factor.ndim:
-        return replace_by(call, context, _layers.Rescaling, float(1.0 / divisor))
+        return replace_by(call, context, layers.Rescaling, float(1.0 / divisor))
     parts = PartsBuilder(call, context)
     return parts.end(parts.new("", type(call.layer), tf.math.multiply), x, factor)
 
@@ -64,7 +62,7 @@ def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
 def _split_square(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers the square of a tensor to Multiply."""
     x = call.inputs[0]
-    return replace_by(call, context, _layers.Multiply, inputs=[x, x]) if x.is_float else []
+    return replace_by(call, context, layers.Multiply, inputs=[x, x]) if x.is_float else []
 
 
 def _split_power(call: Call, context: LoweringContext) -> list[Call]:
@@ -75,8 +73,8 @@ def _split_power(call: Call, context: LoweringContext) -> list[Call]:
     if number(exponent) == 2:
         return _split_square(call, context)
     parts = PartsBuilder(call, context)
-    square = parts.add(parts.new("square", _layers.Multiply), [x, x], shape=x.shape)
-    return parts.end(parts.new("", _layers.Multiply), [square, x])
+    square = parts.add(parts.new("square", layers.Multiply), [x, x], shape=x.shape)
+    return parts.end(parts.new("", layers.Multiply), [square, x])
 
 
 def _split_getitem(call: Call, context: LoweringContext) -> list[Call]:
@@ -99,7 +97,7 @@ def _split_add_n(call: Call, context: LoweringContext) -> list[Call]:
     (tensors,) = operands(call, "inputs")
     if len(tensors) < 2 or len(call.inputs) != len(tensors):
         return []
-    return replace_by(call, context, _layers.Add, inputs=list(tensors))
+    return replace_by(call, context, layers.Add, inputs=list(tensors))
 
 
 def _split_cast(call: Call, context: LoweringContext) -> list[Call]:
@@ -109,7 +107,7 @@ def _split_cast(call: Call, context: LoweringContext) -> list[Call]:
     """
     x, y = call.inputs[0], call.output
     is_nothing = x.dtype == y.dtype or (x.is_float and y.is_float)
-    return replace_by(call, context, _layers.Activation, "linear") if is_nothing else []
+    return replace_by(call, context, layers.Activation, "linear") if is_nothing else []
 
 
 def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call]:
@@ -117,16 +115,16 @@ def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call
     if len(call.inputs) != 2:
         return []
     parts = PartsBuilder(call, context)
-    subtract = parts.new("subtract", _layers.Subtract)
+    subtract = parts.new("subtract", layers.Subtract)
     difference = parts.add(subtract, call.inputs, shape=call.output.shape)
-    return parts.end(parts.new("", _layers.Multiply), [difference, difference])
+    return parts.end(parts.new("", layers.Multiply), [difference, difference])
 
 
 def _split_sum(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a sum along axes of known sizes to a mean and a Rescaling."""
     x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
     if not isinstance(x, Value):
-        return _split_list(call, context, _layers.Add)
+        return _split_list(call, context, layers.Add)
     axes = [a for a in tf.nest.flatten(axis) if isinstance(a, int)]
     sizes: list[Any] = [x.shape[a] for a in axes]
     if not sizes or None in sizes or x.shape[0] is not None:
@@ -134,7 +132,7 @@ def _split_sum(call: Call, context: LoweringContext) -> list[Call]:
     parts, options = PartsBuilder(call, context), {"axis": axis, "keepdims": bool(keepdims)}
     mean = parts.new("mean", type(call.layer), tf.math.reduce_mean)
     middle = parts.add(mean, x, kwargs=options, shape=call.output.shape)
-    return parts.end(parts.new("", _layers.Rescaling, float(math.prod(sizes))), middle)
+    return parts.end(parts.new("", layers.Rescaling, float(math.prod(sizes))), middle)
 
 
 def _split_list(call: Call, context: LoweringContext, make: Any) -> list[Call]:
@@ -155,7 +153,7 @@ def _split_clip(call: Call, context: LoweringContext) -> list[Call]:
     if low is None or high is None:
         return []
     if low == 0 < high:
-        return replace_by(call, context, _layers.ReLU, high)
+        return replace_by(call, context, layers.ReLU, high)
     parts = PartsBuilder(call, context)
     minimum = parts.new("minimum", type(call.layer), tf.math.minimum)
     maximum = parts.new("maximum", type(call.layer), tf.math.maximum)
@@ -186,7 +184,7 @@ def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
 
 
 BATCH = "batch"
-"""Stands for the unknown size of the first axis."""
+"""Stands for the size of the first axis, which may vary."""
 
 
 def _size_of(value: Value) -> Any:
@@ -204,7 +202,7 @@ def _size_of(value: Value) -> Any:
     shape = source.inputs[0].shape
     if not 0 <= axis < len(shape):
         return None
-    return BATCH if axis == 0 and shape[0] is None else shape[axis]
+    return BATCH if axis == 0 else shape[axis]
 
 
 def _split_normalization(call: Call, context: LoweringContext) -> list[Call]:
@@ -258,7 +256,7 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
         shape = (None, *[1] * (rank - 1))
         reshape = parts.new("reshape", operation, tf.reshape)
         first = parts.add(reshape, first, [-1, *shape[1:]], shape=shape)
-    zeros = parts.add(parts.new("zeros", _layers.Rescaling, 0.0), first, shape=first.shape)
+    zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
     return parts.end(parts.new("", operation, tf.math.add), zeros, x)
 
 
@@ -267,7 +265,7 @@ COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to":
 
 OPERATIONS: dict[str, Lowering] = {
     "nn.silu": _split_silu,
-    "math.negative": partial(replace_by, make=_layers.Rescaling, scale=-1.0),
+    "math.negative": partial(replace_by, make=layers.Rescaling, scale=-1.0),
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
@@ -280,11 +278,11 @@ OPERATIONS: dict[str, Lowering] = {
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
     # LeakyReLU with the slope -1: every runtime has an operator for it.
-    "math.abs": partial(replace_by, make=_layers.LeakyReLU, alpha=-1.0),
+    "math.abs": partial(replace_by, make=layers.LeakyReLU, alpha=-1.0),
     "math.reduce_sum": _split_sum,
-    "math.reduce_mean": partial(_split_list, make=_layers.Average),
-    "math.reduce_max": partial(_split_list, make=_layers.Maximum),
-    "math.reduce_min": partial(_split_list, make=_layers.Minimum),
+    "math.reduce_mean": partial(_split_list, make=layers.Average),
+    "math.reduce_max": partial(_split_list, make=layers.Maximum),
+    "math.reduce_min": partial(_split_list, make=layers.Minimum),
     "clip_by_value": _split_clip,
     "roll": _split_roll,
     "reshape": _split_reshape,

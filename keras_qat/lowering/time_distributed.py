@@ -7,14 +7,12 @@ from typing import Any
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import is_listed, op_of
 
-_layers = keras.layers
-
-_SPLIT_LATER = (_layers.SeparableConv1D, _layers.SeparableConv2D)
+_SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D)
 """Layers that no row lists, but whose parts have rows."""
 
 
@@ -28,10 +26,10 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
         return _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
     layer = parts.new("", graph_lib.clone, inner, trainable=trainable, weights=inner.weights)
-    if type(inner) is _layers.Dense:
+    if type(inner) is layers.Dense:
         return parts.chain(layer)
     is_known = is_listed(inner) or type(inner) in _SPLIT_LATER
-    is_known = is_known and (not isinstance(inner, _layers.RNN) or _in_integers(call, inner))
+    is_known = is_known and (not isinstance(inner, layers.RNN) or _in_integers(call, inner))
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []
@@ -66,12 +64,9 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
     values = {inputs[0]: folded}
 
     def copy_of(inner_call: Call) -> Any:
-        def make() -> Any:
-            flag = trainable and inner_call.layer.trainable
-            part = f"{name}_{inner_call.name.replace('/', '_')}"
-            return graph_lib.clone(inner_call.layer, name=part, trainable=flag)
-
-        return parts.context.layer(inner_call.layer, "step", make, inner_call.layer.weights)
+        layer, part = inner_call.layer, f"{name}_{inner_call.name.replace('/', '_')}"
+        trains = trainable and layer.trainable
+        return parts.context.clone(layer, "step", layer.weights, name=part, trainable=trains)
 
     def renamed(value: Value) -> Value:
         label = f"{call.name}_{value.name}{call.output.name.removeprefix(call.name)}"
@@ -91,15 +86,15 @@ def split_pooling_3d(call: Call, context: LoweringContext) -> list[Call]:
     _, new_depth, new_height, new_width, _ = call.output.shape
     if new_depth is None or new_height is None or new_width is None:
         return []
-    is_max = isinstance(layer, _layers.MaxPooling3D)
-    pooling = _layers.MaxPooling2D if is_max else _layers.AveragePooling2D
+    is_max = isinstance(layer, layers.MaxPooling3D)
+    pooling = layers.MaxPooling2D if is_max else layers.AveragePooling2D
     (pool_depth, *pool), (stride_depth, *strides) = layer.pool_size, layer.strides
     parts, padding = PartsBuilder(call, context), layer.padding
     return parts.chain(
         parts.new("fold", FlattenTime),
         parts.new("slices", pooling, pool, strides, padding),
         parts.new("unfold", RestoreTime, depth),
-        parts.new("flat", _layers.Reshape, (depth, new_height * new_width, channels)),
+        parts.new("flat", layers.Reshape, (depth, new_height * new_width, channels)),
         parts.new("depth", pooling, (pool_depth, 1), (stride_depth, 1), padding),
-        parts.new("", _layers.Reshape, (new_depth, new_height, new_width, channels)),
+        parts.new("", layers.Reshape, (new_depth, new_height, new_width, channels)),
     )

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-
-_layers = keras.layers
+from keras_qat.ops.movement import window
 
 Product = tuple[Value, Value, Any, dict[str, Any]]
 """Input, kernel, layer class and its options."""
@@ -41,7 +40,7 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
             layer_class,
             **options,
             **_settings(
-                "kernel" if layer_class is not _layers.DepthwiseConv2D else "depthwise", kernel
+                "kernel" if layer_class is not layers.DepthwiseConv2D else "depthwise", kernel
             ),
             **({} if bias is None else _settings("bias", bias)),
             use_bias=bias is not None,
@@ -104,20 +103,10 @@ def _bias(call: Call, product: Value) -> Value | None:
 SUMS = ("nn.bias_add", "math.add", "__operators__.add")
 
 
-def _sizes(option: Any) -> tuple[int, ...] | None:
-    """Returns strides or dilations along height and width; None if other axes have any."""
-    sizes = [1] if option is None else tf.nest.flatten(option)
-    if not all(isinstance(size, int) for size in sizes):
-        return None
-    if len(sizes) == 4:
-        sizes = sizes[1:3] if sizes[0] == sizes[3] == 1 else []
-    return tuple(sizes * 2 if len(sizes) == 1 else sizes) if len(sizes) in (1, 2) else None
-
-
 def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
     def read(call: Call) -> Product | None:
         x, kernel, strides, padding, layout, dilation = operands(call, *names)
-        sizes = _sizes(strides), _sizes(dilation)
+        sizes = [window(1 if option is None else option, 2) for option in (strides, dilation)]
         plain = isinstance(padding, str) and layout in (None, "NHWC") and None not in sizes
         if not plain or not _is_weight(kernel, 4) or not isinstance(x, Value):
             return None
@@ -131,8 +120,8 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
             "padding": padding.lower(),
         }
         if depthwise:
-            return x, kernel, _layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
-        return x, kernel, _layers.Conv2D, {**options, "filters": last}
+            return x, kernel, layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
+        return x, kernel, layers.Conv2D, {**options, "filters": last}
 
     return read
 
@@ -140,7 +129,7 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
 def _dense(x: Any, kernel: Any) -> Product | None:
     if not _is_weight(kernel, 2) or not isinstance(x, Value) or x.shape[-1] != kernel.shape[0]:
         return None
-    return x, kernel, _layers.Dense, {"units": kernel.shape[1]}
+    return x, kernel, layers.Dense, {"units": kernel.shape[1]}
 
 
 def _matmul(call: Call) -> Product | None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.control_flow import Choice, cond, traced_once
 from keras_qat.arithmetic.fixed_point import (
     divide,
+    divide_up,
     exponent_of,
     fixed_point,
     high_product,
@@ -32,7 +33,7 @@ from keras_qat.arithmetic.int16_sigmoid import (
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.helper_layers import HardSwish
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import (
@@ -44,12 +45,10 @@ from keras_qat.ops.lookup import (
     lookup_row,
     of_reals,
 )
-from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op, Prepare, SharedRange
-from keras_qat.ops.requantize import Requantization, requantization, requantized
+from keras_qat.ops.op import Arguments, FixedRange, Op, Prepare, SharedRange
+from keras_qat.ops.requantize import requantization, requantized
 
-__all__ = ["ACTIVATIONS"]
-
-_layers, _activations = keras.layers, keras.activations
+_activations = keras.activations
 
 
 def _elu(x: Any, alpha: float) -> Any:
@@ -78,13 +77,12 @@ def _takes_hard_swish(x: QuantParams, output: QuantParams) -> Any:
     return (single(fine / output.scale) < 1) & (fine / (3 / 32768) < 2.0**30)
 
 
-def _hard_swish_table(
-    family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
-) -> Any:
-    """x * relu6(x + 3) / 6 in 16 bits."""
-    fine = x.scale / 128.0
-    value = shift(tf.cast(q, tf.int64), 7)
-    factor, exponent = upper_bits(fixed_point(single(fine / output.scale)))
+def _hard_swish_table(a: Arguments, up: bool = False) -> Any:
+    """x * relu6(x + 3) / 6 in 16 bits; rounded to the nearest, halves away from zero or `up`."""
+    rounded = divide_up if up else divide
+    fine = a.params[0].scale / 128.0
+    value = shift(tf.cast(a.q[0], tf.int64), 7)
+    factor, exponent = upper_bits(fixed_point(single(fine / a.output.scale)))
     scaled = high_product(value, factor, 15)
     # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
     gate_ratio = single(fine / np.float64(np.float32(3 / 32768)))
@@ -92,10 +90,11 @@ def _hard_swish_table(
     gate = saturate(shift(value, tf.maximum(gate_exponent - 1, 0)), 15)
     gate = high_product(gate, gate_factor, 15)
     gate = tf.where(gate_exponent > 0, saturate(shift(gate, 1), 15), gate)
-    gate = shift_back(divide(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
+    gate = shift_back(rounded(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
     product = gate * scaled
-    product = tf.sign(product) * shift_back(tf.abs(product), 15)
-    return tf.cast(divide(product, tf.maximum(-exponent, 0)), tf.float64)
+    whole = tf.sign(product) * shift_back(tf.abs(product), 15)
+    product = shift_back(product, 15) if up else whole
+    return tf.cast(rounded(product, tf.maximum(-exponent, 0)), tf.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,14 +159,14 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
 
     # Training changes every second table's condition: not a branch to trace for good.
     @partial(traced_once, signature=[*signature, tf.TensorSpec([256]), real], in_line=True)
-    def found(is_clear: Any, q: Any, before: Any, after: Any, values: Any, first: Any) -> Any:
+    def chosen(is_clear: Any, q: Any, before: Any, after: Any, values: Any, first: Any) -> Any:
         entries = Entries(values, first)
         return tf.cond(is_clear, lambda: scaled(q, before, after), lambda: looked_up(q, entries))
 
     def compute(q: Any, numbers: _Direct) -> Any:
         clear, entries = numbers.is_clear, numbers.entries
         clear = clear.tensor if isinstance(clear, Choice) else clear
-        result = found(clear, q, numbers.before, numbers.after, entries.values, entries.first)
+        result = chosen(clear, q, numbers.before, numbers.after, entries.values, entries.first)
         result = tf.ensure_shape(result, q.shape)
         if numbers.ends is None:
             return result
@@ -187,7 +186,7 @@ def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, An
     exponent = tf.cast(exponent_of(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
     reach = tf.floor(15.0 / tf.pow(tf.constant(2.0, tf.float64), exponent))
     ends = reach, output.lowest - output.zero_point, output.highest - output.zero_point
-    return tuple(tf.cast(each, dtype) for each in ends)
+    return tuple(tf.cast(end, dtype) for end in ends)
 
 
 def _scaled_tanh(q: Any, before: Any, after: Any) -> Any:
@@ -201,21 +200,6 @@ def _scaled_sigmoid(q: Any, before: Any, after: Any) -> Any:
 
 FARTHEST = 4.0
 """The largest scale of 16 bits: from 5.3 on, products overflow in TFLite's kernels."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Wide:
-    """The numbers of a curve of 16 bits.
-
-    Args:
-        is_far: whether inputs are brought to the largest scale.
-        conversion: to that.
-        curve: of what they are then.
-    """
-
-    is_far: Any
-    conversion: Requantization
-    curve: Curve
 
 
 def _bounded(
@@ -237,18 +221,19 @@ def _bounded(
         (x,) = a.params
         nearer = dataclasses.replace(x, scale=tf.minimum(x.scale, FARTHEST))
         conversion = requantization(a.family, x, nearer)
-        return _Wide(x.scale > FARTHEST, conversion, prepare_curve(a.family, nearer.scale))
+        return x.scale > FARTHEST, conversion, prepare_curve(a.family, nearer.scale)
 
     def compute(a: Arguments) -> Any:
-        (q,), numbers, highest = a.q, a.numbers, float(a.params[0].highest)
+        (q,), highest = a.q, float(a.params[0].highest)
         if not a.wide:
-            return compute_int8(q, numbers)
+            return compute_int8(q, a.numbers)
+        is_far, conversion, curve = a.numbers
 
-        def brought() -> Any:
-            return tf.clip_by_value(requantized(q, numbers.conversion), -highest - 1, highest)
+        def brought_nearer() -> Any:
+            return tf.clip_by_value(requantized(q, conversion), -highest - 1, highest)
 
-        nearer = cond(numbers.is_far, brought, lambda: tf.identity(q))
-        return tf.cast(of_int16(nearer, numbers.curve), q.dtype)
+        nearer = cond(is_far, brought_nearer, lambda: tf.identity(q))
+        return tf.cast(of_int16(nearer, curve), q.dtype)
 
     def emit(e: Emission) -> None:
         source, params = e.inputs[0], e.node.inputs[0].params
@@ -258,15 +243,7 @@ def _bounded(
             e.add("QUANTIZE", outputs=[source])
         e.add(code, [source])
 
-    return Op(
-        name,
-        compute,
-        emit,
-        prepare=prepare,
-        accepts=of_reals,
-        elementwise=True,
-        **how,
-    )
+    return Op(name, compute, emit, prepare=prepare, accepts=of_reals, elementwise=True, **how)
 
 
 ACTIVATIONS: tuple[Op, ...] = (
@@ -274,15 +251,13 @@ ACTIVATIONS: tuple[Op, ...] = (
         "elu",
         _elu,
         "ELU, with any alpha",
-        layers=(_layers.ELU,),
+        layers=(layers.ELU,),
         symbols=("nn.elu",),
         functions=(_activations.elu, tf.nn.elu),
         attributes=lambda call: {"alpha": float(getattr(call.layer, "alpha", 1.0))},
         needs=("alpha",),
         kernel=Kernel(
-            "ELU",
-            in_float32(_elu, xnnpack=_elu),
-            fits=lambda attributes: attributes["alpha"] == 1,
+            "ELU", in_float32(_elu, xnnpack=_elu), fits=lambda attributes: attributes["alpha"] == 1
         ),
     ),
     lookup_row(
@@ -294,9 +269,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         attributes=lambda call: {"approximate": bool(operands(call, "features", "approximate")[1])},
         needs=("approximate",),
         kernel=Kernel(
-            "GELU",
-            in_float32(_gelu_in_float32),
-            fields=lambda attributes: dict(attributes),
+            "GELU", in_float32(_gelu_in_float32), fields=lambda attributes: dict(attributes)
         ),
     ),
     lookup_row(
@@ -307,6 +280,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         kernel=Kernel(
             "HARD_SWISH",
             _hard_swish_table,
+            partial(_hard_swish_table, up=True),
             takes=_takes_hard_swish,
         ),
     ),

@@ -15,18 +15,16 @@ from keras_qat.ops import (
     tiling,
 )
 from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.affine import AFFINE
 from keras_qat.ops.attention_mask import MASK_SCORES
-from keras_qat.ops.conv import CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
+from keras_qat.ops.conv import AFFINE, CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
-from keras_qat.ops.embedding import EMBEDDING
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.ops.recurrent.unrolled import CONV_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
-from keras_qat.ops.weight_tensor import WEIGHT_TENSOR
+from keras_qat.ops.stored_weights import EMBEDDING, WEIGHT_TENSOR
 
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),

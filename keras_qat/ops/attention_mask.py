@@ -10,12 +10,10 @@ import tensorflow as tf
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
-from keras_qat.ops.requantize import Requantization, requantization, requantized
-
-__all__ = ["MASK_SCORES"]
+from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 
-def _prepare(a: Arguments) -> tuple[Requantization, Any]:
+def _prepare(a: Arguments) -> tuple[Multiplier, Any]:
     """Returns what brings scores to the output's range, and its lowest value."""
     numbers = requantization(a.family, a.params[0], a.output)
     return numbers, tf.cast(a.output.lowest - a.output.zero_point, a.q[0].dtype)
@@ -31,9 +29,7 @@ def _compute(a: Arguments) -> Any:
 
 
 def _emit(e: Emission) -> None:
-    (target,), shape = e.outputs, e.shape(e.outputs[0])
-    params = e.node.output.params
-    assert params is not None
+    (target,), shape, params = e.outputs, e.shape(e.outputs[0]), e.params
     masks = [_mask(e, index, len(shape)) for index in range(1, len(e.inputs))]
     causal, hidden = e.attributes["causal"], e.attributes["hidden"]
     if causal is not None:

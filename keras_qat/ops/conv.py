@@ -1,19 +1,30 @@
-"""Convolutions along one axis or two: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV."""
+"""Convolutions along one axis or two: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
+
+Also one factor and offset for each channel, a DEPTHWISE_CONV_2D of one pixel.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.image_shapes import add_on_images, from_image, image_of, image_output, pair
+from keras_qat.ops.image_shapes import (
+    ONE_PIXEL,
+    add_on_images,
+    from_image,
+    image_of,
+    image_output,
+    pair,
+)
+from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
     RECENT,
@@ -24,20 +35,6 @@ from keras_qat.ops.weighted_sums import (
     weighted,
 )
 from keras_qat.tflite.schema import TYPES
-
-if TYPE_CHECKING:
-    from keras_qat.ops.node import Node
-
-__all__ = [
-    "CONV",
-    "DEPTHWISE_CONV",
-    "TRANSPOSE_CONV",
-    "convolved",
-    "convolved_by_channel",
-    "transposed",
-]
-
-_layers = keras.layers
 
 
 def _attributes(call: Call) -> Attributes:
@@ -102,18 +99,6 @@ def _prepare_conv(a: Arguments) -> Sums:
     return prepare_sums(a, (-1,), of_int4="fixed" if has_groups else "up")
 
 
-def _conv(a: Arguments) -> Any:
-    return weighted(a, partial(convolved, a.attributes), (-1,))
-
-
-def _prepare_depthwise(a: Arguments) -> Sums:
-    return prepare_sums(a, (-2, -1), of_int4="eights")
-
-
-def _depthwise(a: Arguments) -> Any:
-    return weighted(a, partial(convolved_by_channel, a.attributes), (-2, -1))
-
-
 def _options(e: Emission) -> dict[str, Any]:
     (high, wide), (rows, columns) = (pair(e.attributes[name]) for name in ("strides", "dilation"))
     is_sequence = len(e.shape(e.inputs[0])) == 3
@@ -153,11 +138,11 @@ def _emit_depthwise(e: Emission) -> None:
 
 CONV = Op(
     "conv",
-    _conv,
+    lambda a: weighted(a, partial(convolved, a.attributes)),
     _emit_conv,
     prepare=_prepare_conv,
     doc="convolutions along one axis or two, with groups, strides and dilation",
-    layers=(_layers.Conv1D, _layers.Conv2D),
+    layers=(layers.Conv1D, layers.Conv2D),
     attributes=_attributes,
     defaults={"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"},
     accepts=_accepts,
@@ -172,11 +157,11 @@ CONV = Op(
 DEPTHWISE_CONV = dataclasses.replace(
     CONV,
     name="depthwise_conv",
-    prepare=_prepare_depthwise,
-    compute=_depthwise,
+    prepare=lambda a: prepare_sums(a, (-2, -1), of_int4="eights"),
+    compute=lambda a: weighted(a, partial(convolved_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
-    layers=(_layers.DepthwiseConv1D, _layers.DepthwiseConv2D),
+    layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
 )
 
@@ -195,7 +180,7 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
 def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
     """Returns factor and offset of the output's size, for height and width."""
     added = a["output_padding"]
-    found = []
+    sizes = []
     for axis, stride in enumerate(_strides(a, len(kernel) == 3)):
         size = kernel[axis] if len(kernel) == 4 else (1, kernel[0])[axis]
         if added is None or size == stride == 1:
@@ -203,8 +188,8 @@ def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
         else:
             ends = 0 if a["padding"] == "valid" else 2 * (size // 2)
             more = size - ends - stride + (0, *added)[len(added) - 1 + axis]
-        found.append((stride, more))
-    return found
+        sizes.append((stride, more))
+    return sizes
 
 
 def _strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
@@ -225,7 +210,7 @@ def transposed(a: Attributes, x: Any, kernel: Any) -> Any:
     shape = tf.stack([before[0], *sizes, kernel.shape[2]])
     strides = _strides(a, is_sequence)
     y = tf.nn.conv2d_transpose(x, kernel, shape, strides, a["padding"].upper())
-    known = [tf.get_static_value(each) for each in sizes]
+    known = [tf.get_static_value(size) for size in sizes]
     y = tf.ensure_shape(y, [x.shape[0], *known, kernel.shape[2]])
     return tf.squeeze(y, 1) if is_sequence else y
 
@@ -239,10 +224,6 @@ def _is_known(node: Arguments | Node) -> bool:
 def _prepare_transpose(a: Arguments) -> Sums:
     taken = _is_known(a) and (RECENT or not a.weights.per_channel)
     return prepare_sums(a, (-2,), "fixed" if taken else "eights")
-
-
-def _transpose(a: Arguments) -> Any:
-    return weighted(a, partial(transposed, a.attributes), (-2,))
 
 
 def _emit_transpose(e: Emission) -> None:
@@ -296,14 +277,49 @@ TRANSPOSE_CONV = dataclasses.replace(
     CONV,
     name="transpose_conv",
     prepare=_prepare_transpose,
-    compute=_transpose,
+    compute=lambda a: weighted(a, partial(transposed, a.attributes)),
     emit=_emit_transpose,
     doc="transposed convolutions along one axis or two",
-    layers=(_layers.Conv1DTranspose, _layers.Conv2DTranspose),
+    layers=(layers.Conv1DTranspose, layers.Conv2DTranspose),
     attributes=_transpose_attributes,
     defaults={**CONV.defaults, "output_padding": None},
     accepts=_accepts_transpose,
     weights={"kernel": (-2,)},
     takes_int4=False,
     products=_products_transposed,
+)
+
+
+def _affine_attributes(call: Call) -> Attributes:
+    """Returns `axes` along which scales and offsets differ; none if they are the same."""
+    rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
+    return {"axes": tuple(int(axis) % rank for axis in axes if axis is not None)}
+
+
+def _accepts_affine(call: Call, attributes: Attributes) -> str | None:
+    last = len(call.output.shape) - 1
+    known = attributes["axes"] in ((), (last,))
+    return None if last > 0 and known else "not one factor per channel"
+
+
+def _emit_affine(e: Emission) -> None:
+    weights = weight_constants(e, lambda q: q.reshape(1, 1, 1, -1), 3)
+    inputs = [e.inputs[0], *weights]
+    add_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=1, **ONE_PIXEL)
+
+
+AFFINE = Op(
+    "affine",
+    lambda a: weighted(a, lambda x, factors: x * factors),
+    _emit_affine,
+    prepare=lambda a: prepare_sums(a, (-1,)),
+    doc="one factor and offset for each channel: BatchNormalization that is not folded",
+    layers=(layers.BatchNormalization, layers.Rescaling, layers.Normalization),
+    paths=("applications.convnext.LayerScale",),
+    attributes=_affine_attributes,
+    defaults={"axes": (-1,)},
+    accepts=_accepts_affine,
+    integers=(),
+    weights={"": (-1,)},
+    takes_clip=True,
 )

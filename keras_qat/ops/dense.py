@@ -12,16 +12,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
+from keras_qat.frontend.keras2.backend import layers
+from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
+from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
     RECENT,
@@ -32,14 +33,7 @@ from keras_qat.ops.weighted_sums import (
     weight_constants,
     weighted,
 )
-from keras_qat.ops.weights import terms
-
-if TYPE_CHECKING:
-    from keras_qat.ops.node import Node
-
-__all__ = ["DENSE", "EINSUM_DENSE", "EINSUM_DENSE_HEADS", "EINSUM_DENSE_PER_TENSOR", "product"]
-
-_layers = keras.layers
+from keras_qat.ops.weights import Weights, terms
 
 FORM = "fully_connected" if RECENT else "convolution"
 """The form of layers; their attribute `form` can say otherwise."""
@@ -63,14 +57,6 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     return prepare_sums(a, channels, rounding, of_int4=None if is_paired else "up")
 
 
-def _dense(a: Arguments) -> Any:
-    return weighted(a, product, (-1,))
-
-
-def _emit_dense(e: Emission) -> None:
-    _emit_product(e, e.inputs[0], e.outputs[0], lambda q: q.T)
-
-
 def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
     """The product along the last axis of a tensor; `arrange` gives weights [output, input]."""
     if _is_fully_connected(e.attributes, e.wide):
@@ -88,11 +74,11 @@ def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
 
 DENSE = Op(
     "dense",
-    _dense,
-    _emit_dense,
+    lambda a: weighted(a, product),
+    lambda e: _emit_product(e, e.inputs[0], e.outputs[0], lambda q: q.T),
     prepare=lambda a: _prepare(a, (-1,)),
     doc="products with a matrix along the last axis",
-    layers=(_layers.Dense,),
+    layers=(layers.Dense,),
     attributes=lambda call: {"form": FORM},
     defaults={"form": FORM},
     integers=(),
@@ -108,51 +94,23 @@ DENSE = Op(
 
 
 def _einsum_attributes(call: Call) -> Attributes:
-    """Places of axes.
-
-    `input`: of the input's axes those that stay, then the summed ones. `weights`: the summed ones,
-    then those of the result. `output`: for each axis of the output its place among those that stay
-    and those of the result. `summed`, `result`: how many. Without them it is no product with a
-    matrix.
-    """
+    """`equation`: without an ellipsis, `bias_axes`: letters of the bias, "" for none."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
-    terms = re.split(",|->", equation)
-    axes = Axes(*without_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(terms[0])))
-    found: dict[str, Any] = {"equation": equation, "form": FORM}
-    is_product = axes.are_matrices and axes.summed and axes.columns and not axes.batch
-    if not is_product or "." in terms[1]:
-        return found
-    output, weights = axes.output, axes.second
-    result = "".join(axis for axis in output if axis in weights)
-    # By the call, as the layer may be one that is not built yet.
-    sizes = dict(zip(output, call.output.shape, strict=True))
-    if getattr(layer, "kernel", None) is not None:
-        sizes |= {axis: layer.kernel.shape[weights.index(axis)] for axis in result}
-    bias = None
-    if layer.bias_axes is not None:
-        first = min(map(output.index, layer.bias_axes))
-        bias = tuple(sizes[axis] if axis in layer.bias_axes else 1 for axis in output[first:])
-    return {
-        **found,
-        "input": places(axes.rows + axes.summed, axes.first),
-        "weights": places(axes.summed + result, weights),
-        "output": places(output, axes.rows + result),
-        "summed": len(axes.summed),
-        "result": len(result),
-        "bias": bias,
-        "sizes": tuple(sizes[axis] for axis in result),
-    }
+    inputs, weights, _ = terms = re.split(",|->", equation)
+    if "..." in inputs and "." not in weights:
+        first, *others = without_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(inputs))
+        equation = f"{first},{'->'.join(others)}"
+    return {"equation": equation, "bias_axes": layer.bias_axes or "", "form": FORM}
 
 
 def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
-    if "summed" not in attributes:
+    axes = axes_of(attributes["equation"])
+    if not (axes.are_matrices and axes.summed and axes.columns) or axes.batch:
         return f"{attributes['equation']} is no product with a matrix"
-    bias, stay = attributes["bias"], len(attributes["output"]) - attributes["result"]
-    if bias is not None:
-        axes = attributes["output"][len(attributes["output"]) - len(bias) :]
-        if any(size > 1 and axis < stay for size, axis in zip(bias, axes, strict=True)):
-            return "its bias differs along other axes than the weights'"
+    sizes = dict(zip(axes.output, call.output.shape, strict=True))
+    if any(axis in axes.rows and sizes[axis] != 1 for axis in attributes["bias_axes"]):
+        return "its bias differs along other axes than the weights'"
     return None
 
 
@@ -166,37 +124,34 @@ def _einsum_per_channel(count: int) -> Any:
         reason = _einsum_accepts(call, attributes)
         if reason is not None:
             return reason
-        axes = attributes["weights"]
-        last = tuple(range(len(axes) - count, len(axes)))
-        is_last = attributes["result"] == count and axes[-count:] == last
-        return None if is_last and attributes["bias"] in (None, attributes["sizes"]) else ""
+        axes, bias_axes = axes_of(attributes["equation"]), attributes["bias_axes"]
+        is_last = len(axes.result) == count and axes.second.endswith(axes.result)
+        is_whole = axes.output.endswith(axes.result) and set(bias_axes) == set(axes.result)
+        return None if is_last and (is_whole or not bias_axes) else ""
 
     return accepts
 
 
-def _einsum_channels(given: Attributes) -> tuple[int, ...]:
-    return tuple(each - len(given["weights"]) for each in given["weights"][given["summed"] :])
-
-
 def _prepare_einsum(a: Arguments) -> Sums:
-    weights = dataclasses.replace(a.weights, bias=_full_bias(a.attributes, a.weights.bias))
-    return _prepare(dataclasses.replace(a, weights=weights), _einsum_channels(a.attributes))
+    axes = axes_of(a.attributes["equation"])
+    weights = _with_whole_bias(a.weights, axes, a.attributes)
+    channels = tuple(index - len(axes.second) for index in places(axes.result, axes.second))
+    return _prepare(dataclasses.replace(a, weights=weights), channels)
 
 
 def _einsum(a: Arguments) -> Any:
-    given = a.attributes
-    summed = given["summed"]
+    axes = axes_of(a.attributes["equation"])
 
     def linear(x: Any, kernel: Any) -> Any:
-        shape = tuple(kernel.shape)
-        rows = math.prod(shape[axis] for axis in given["weights"][:summed])
-        columns = tf.reshape(tf.transpose(kernel, given["weights"]), [rows, -1])
-        x = tf.transpose(x, given["input"])
-        return product(tf.reshape(x, [*_sizes(x)[: x.shape.rank - summed], rows]), columns)
+        kernel = tf.transpose(kernel, places(axes.summed + axes.result, axes.second))
+        depth = math.prod(kernel.shape[: len(axes.summed)])
+        x = tf.transpose(x, places(axes.rows + axes.summed, axes.first))
+        x = tf.reshape(x, [*_sizes(x)[: len(axes.rows)], depth])
+        return product(x, tf.reshape(kernel, [depth, -1]))
 
-    y = weighted(a, linear, _einsum_channels(given))
-    y = tf.reshape(y, [*_sizes(y)[:-1], *given["sizes"]])
-    return tf.transpose(y, given["output"])
+    y = weighted(a, linear)
+    y = tf.reshape(y, [*_sizes(y)[:-1], *_result_sizes(axes, a.numbers.kernel)])
+    return tf.transpose(y, places(axes.output, axes.rows + axes.result))
 
 
 def _sizes(x: Any) -> list[Any]:
@@ -204,56 +159,57 @@ def _sizes(x: Any) -> list[Any]:
     return [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(x.shape)]
 
 
-def _full_bias(given: Attributes, bias: Any) -> Any:
-    """A bias with a number for each entry of the result's axes; None stays."""
-    if bias is None:
-        return None
-    make = np if isinstance(bias, np.ndarray) else tf
-    stay = len(given["output"]) - given["result"]
-    shape = (1,) * (len(given["output"]) - len(given["bias"])) + given["bias"]
-    order = [given["output"].index(axis) for axis in range(len(given["output"]))]
-    moved = make.transpose(make.reshape(bias, shape), order)
-    within = make.reshape(moved, tuple(moved.shape)[stay:])
-    return make.reshape(make.broadcast_to(within, given["sizes"]), [-1])
+def _result_sizes(axes: Axes, kernel: Any) -> tuple[int, ...]:
+    return tuple(kernel.shape[index] for index in places(axes.result, axes.second))
+
+
+def _with_whole_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
+    """Weights with a bias for each entry of the result's axes, if there is any."""
+    if weights.bias is None:
+        return weights
+    make, sizes = np if isinstance(weights.bias, np.ndarray) else tf, _result_sizes(axes, weights.q)
+    of_axes = zip(axes.result, sizes, strict=True)
+    shape = [size if axis in attributes["bias_axes"] else 1 for axis, size in of_axes]
+    bias: Any = make.broadcast_to(make.reshape(weights.bias, shape), sizes)
+    return dataclasses.replace(weights, bias=make.reshape(bias, [-1]))
 
 
 def _emit_einsum(e: Emission) -> None:
-    given, weights = e.attributes, e.weights
-    order, summed = given["weights"], given["summed"]
-    rows = math.prod(weights.q.shape[axis] for axis in order[:summed])
-    x = e.transpose(e.inputs[0], given["input"])
-    stay = e.shape(x)[: len(given["input"]) - summed]
-    x = e.reshaped(x, (*stay, rows), "flat")
-    weights = dataclasses.replace(weights, bias=_full_bias(given, weights.bias))
+    axes = axes_of(e.attributes["equation"])
+    order, sizes = places(axes.summed + axes.result, axes.second), _result_sizes(axes, e.weights.q)
+    depth = e.weights.q.size // math.prod(sizes)
+    x = e.transpose(e.inputs[0], places(axes.rows + axes.summed, axes.first))
+    stay = e.shape(x)[: len(axes.rows)]
+    x = e.reshaped(x, (*stay, depth), "flat")
+    weights = _with_whole_bias(e.weights, axes, e.attributes)
     inner = dataclasses.replace(e, node=dataclasses.replace(e.node, weights=weights))
 
     def add(target: int) -> None:
-        _emit_product(inner, x, target, lambda q: q.transpose(order).reshape(rows, -1).T)
+        _emit_product(inner, x, target, lambda q: q.transpose(order).reshape(depth, -1).T)
 
-    sizes = given["sizes"]
-    add_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), given["output"])
+    final = places(axes.output, axes.rows + axes.result)
+    add_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), final)
 
 
 def _products_einsum(node: Node) -> int:
     """Counts products: each output number is a sum over the summed axes of the weights."""
     assert node.weights is not None
-    summed = node.attributes["weights"][: node.attributes["summed"]]
-    return node.output.elements * math.prod(node.weights.q.shape[axis] for axis in summed)
+    sizes = _result_sizes(axes_of(node.attributes["equation"]), node.weights.q)
+    return int(node.output.elements * (node.weights.q.size // math.prod(sizes)))
 
 
-EINSUM_DENSE = Op(
-    "einsum_dense",
-    _einsum,
-    _emit_einsum,
+EINSUM_DENSE = dataclasses.replace(
+    DENSE,
+    name="einsum_dense",
     prepare=_prepare_einsum,
+    compute=_einsum,
+    emit=_emit_einsum,
     doc="products with a matrix, along any axes",
-    layers=(_layers.EinsumDense,),
+    layers=(layers.EinsumDense,),
     attributes=_einsum_attributes,
+    defaults={},
     accepts=_einsum_per_channel(1),
-    integers=(),
-    weights={"kernel": (-1,)},
-    takes_int4=True,
-    takes_clip=True,
+    folds_batch_norm=False,
     products=_products_einsum,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import string
 from collections.abc import Callable, Sequence
 
@@ -44,11 +45,21 @@ class Axes:
         return "".join(a for a in self.second if a not in self.first)
 
     @property
+    def result(self) -> str:
+        """Letters of axes that the output has of the second tensor, in its order."""
+        return "".join(a for a in self.output if a in self.second)
+
+    @property
     def are_matrices(self) -> bool:
         """Whether products of matrices compute it."""
         terms = (self.first, self.second, self.output)
-        kept = set(self.batch + self.rows + self.columns)
-        return all(len(set(term)) == len(term) for term in terms) and kept == set(self.output)
+        stay = set(self.batch + self.rows + self.columns)
+        return all(len(set(term)) == len(term) for term in terms) and stay == set(self.output)
+
+
+def axes_of(equation: str) -> Axes:
+    """Reads an equation of two terms and an output."""
+    return Axes(*re.split(",|->", equation))
 
 
 def without_ellipsis(terms: Sequence[str], count: int) -> list[str]:

@@ -14,16 +14,12 @@ from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import inputs_and_constants
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
-from keras_qat.ops.requantize import Requantization, requantization, requantized
-
-__all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT"]
-
-_layers = keras.layers
+from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,42 +27,27 @@ class _Sum:
     """The numbers of a sum of two tensors.
 
     Args:
-        once: of the kernel that rounds once, None where no kernel does.
+        once: those of a kernel that rounds once, None where no kernel does.
         twice: what both inputs and their sum are multiplied by, in fixed point.
         is_wider: whether the sum is computed in a wider scale than the output's.
         ends: the lowest and the highest value of that.
         conversion: to the output's.
     """
 
-    once: _Once | None
+    once: tuple[Any, ...] | None
     twice: tuple[Any, ...]
     is_wider: Any
     ends: tuple[Any, Any]
-    conversion: Requantization
-
-
-@dataclasses.dataclass(frozen=True)
-class _Once:
-    """XNNPACK's sum: inputs times 21-bit numbers, plus a half; then bits are dropped.
-
-    Args:
-        is_taken: whether it does so.
-    """
-
-    first: Any
-    second: Any
-    bits: Any
-    half: Any
-    is_taken: Any
+    conversion: Multiplier
 
 
 def _prepare_add(a: Arguments) -> _Sum:
     native, sign = _native(a.params, a.output), a.attributes["sign"]
-    (first, second), dtype = (each.scale for each in a.params), a.q[0].dtype
+    (first, second), dtype = (x.scale for x in a.params), a.q[0].dtype
     rounds_once = a.family.additions == "rounded_once" and not a.wide
     low, high = (tf.cast(q - native.zero_point, dtype) for q in (native.lowest, native.highest))
     return _Sum(
-        once=_Once(*_multipliers(first, second, native.scale, sign)) if rounds_once else None,
+        once=_multipliers(first, second, native.scale, sign) if rounds_once else None,
         twice=_common_scale(_bits(a), first, second, native.scale),
         is_wider=native.scale > a.output.scale,
         ends=(low, high),
@@ -91,7 +72,7 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     There TFLite's kernels end the process, for what they multiply by has to be below 1, or in
     int8 overflow at 16 bits. XNNPACK's do not, but leave such sums to TFLite.
     """
-    widest, finest = (pick(*(each.scale for each in params)) for pick in (tf.maximum, tf.minimum))
+    widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
         is_far, least = widest > 2.0**13 * output.scale, single(widest / 2.0**13)
     else:
@@ -102,25 +83,29 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     return dataclasses.replace(output, scale=scale)
 
 
-def _add_once(a: Arguments, numbers: _Once) -> Any:
-    """XNNPACK: the larger ratio becomes a multiplier of 21 bits, half up once."""
+def _add_once(a: Arguments, numbers: tuple[Any, ...]) -> Any:
+    """XNNPACK: inputs times 21-bit numbers, plus a half; then bits are dropped."""
+    first, second, bits, half, is_taken = numbers
 
     def once() -> Any:
-        x, y = (tf.cast(each, tf.int32) for each in a.q)
-        total = x * numbers.first + y * numbers.second + numbers.half
-        return tf.cast(tf.bitwise.right_shift(total, numbers.bits), a.q[0].dtype)
+        x, y = (tf.cast(q, tf.int32) for q in a.q)
+        total = x * first + y * second + half
+        return tf.cast(tf.bitwise.right_shift(total, bits), a.q[0].dtype)
 
-    return cond(numbers.is_taken, once, lambda: _add_twice(a))
+    return cond(is_taken, once, lambda: _add_twice(a))
 
 
 @traced_once
 def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any, Any, Any]:
-    """The numbers of `_Once`. XNNPACK leaves ratios below 2^-10 and from 2^8 on to TFLite."""
-    ratios = [single(each / output) for each in (a, b)]
+    """Returns the numbers of `_add_once`: the larger ratio becomes a multiplier of 21 bits.
+
+    The last one says whether the kernel is used: ratios below 2^-10 and from 2^8 on are TFLite's.
+    """
+    ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - exponent_of(tf.maximum(*ratios))
-    first, second = (tf.cast(tf.round(each * power_of_two(bits)), tf.int32) for each in ratios)
+    first, second = (tf.cast(tf.round(factor * power_of_two(bits)), tf.int32) for factor in ratios)
     half = shift(tf.ones_like(bits), bits - 1)
-    taken = tf.reduce_all([(each >= 2.0**-10) & (each < 2.0**8) for each in ratios])
+    taken = tf.reduce_all([(factor >= 2.0**-10) & (factor < 2.0**8) for factor in ratios])
     return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), taken
 
 
@@ -135,7 +120,7 @@ def _add_twice(a: Arguments) -> Any:
     Its optimized int16 kernel takes tensors of one shape 16 values at a time, and rounds each only
     once on the way to the common scale. The rest, less than 16, is computed as in other kernels.
     """
-    x, y = (tf.cast(each, tf.int64) for each in a.q)
+    x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*numbers, to_output) = _bits(a), a.numbers.twice
 
     def total(scaled: list[Any]) -> Any:
@@ -149,8 +134,8 @@ def _add_twice(a: Arguments) -> Any:
         )
         of_one_shape = tf.reduce_all(tf.equal(tf.shape(x), tf.shape(y)))
         count = tf.where(of_one_shape, tf.size(result) // 16 * 16, 0)
-        places = tf.reshape(tf.range(tf.size(result)), tf.shape(result))
-        result = tf.where(places < count, fast, result)
+        indices = tf.reshape(tf.range(tf.size(result)), tf.shape(result))
+        result = tf.where(indices < count, fast, result)
     return tf.cast(result, a.q[0].dtype)
 
 
@@ -168,36 +153,19 @@ def _squared(x: Any) -> Any:
 _square = by_table(in_float32(_squared, xnnpack=_squared))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Product:
-    """The numbers of a product of two tensors.
+def _prepare_multiply(a: Arguments) -> tuple[Multiplier, Any]:
+    """Returns the ratio, and the table of a tensor times itself, None for other products.
 
-    Args:
-        number: what products are multiplied by, in fixed point.
-        in_float32: the same in float32.
-        is_float: whether the family's kernel multiplies by that.
-        square: the table of a tensor times itself, None for other products.
+    XNNPACK multiplies in float32 where the ratio is from 2^-16 to below 2^8.
     """
-
-    number: tuple[Any, Any]
-    in_float32: Any
-    is_float: Any
-    square: Any
-
-
-def _prepare_multiply(a: Arguments) -> _Product:
-    """XNNPACK multiplies in float32 where the ratio is from 2^-16 to below 2^8."""
-    factor = ratio(a.family, *(each.scale for each in a.params), by=a.output.scale)
-    takes_float = a.family.products is not None and not a.wide
+    factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
+    if a.family.products is None or a.wide:
+        return Multiplier(fixed_point(factor)), None
+    is_float = (factor >= 2.0**-16) & (factor < 2.0**8)
     square = None
-    if takes_float and a.q[0] is a.q[1]:
+    if a.q[0] is a.q[1]:
         square = _square(dataclasses.replace(a, q=a.q[:1], params=a.params[:1]))
-    return _Product(
-        fixed_point(factor),
-        tf.cast(factor, tf.float32),
-        (factor >= 2.0**-16) & (factor < 2.0**8) if takes_float else False,
-        square,
-    )
+    return Multiplier(fixed_point(factor), tf.cast(factor, tf.float32), is_float), square
 
 
 def _multiply(a: Arguments) -> Any:
@@ -205,19 +173,15 @@ def _multiply(a: Arguments) -> Any:
 
     XNNPACK makes a square of a tensor times itself, which it looks up.
     """
-    (x, y), numbers = a.q, a.numbers
+    (x, y), (numbers, square) = a.q, a.numbers
 
-    def in_integers() -> Any:
-        whole = tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
-        return tf.cast(multiply(whole, numbers.number), x.dtype)
-
-    def in_float() -> Any:
-        if numbers.square is not None:
-            return looked_up(x, numbers.square)
+    def in_float(factor: Any) -> Any:
+        if square is not None:
+            return looked_up(x, square)
         assert a.family.products is not None
-        return a.family.products(product(x, y), numbers.in_float32)
+        return a.family.products(product(x, y), factor)
 
-    return cond(numbers.is_float, in_float, in_integers)
+    return numbers.times(lambda: tf.cast(x, tf.int64) * tf.cast(y, tf.int64), x.dtype, in_float)
 
 
 def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
@@ -225,7 +189,7 @@ def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         leaves = tf.nest.flatten((call.args, call.kwargs))
-        shapes = [tuple(each.shape) for each in inputs_and_constants(call)]
+        shapes = [tuple(x.shape) for x in inputs_and_constants(call)]
         if any(isinstance(leaf, tf.Variable) for leaf in leaves):
             return "a variable"
         if len(shapes) != 2:
@@ -239,9 +203,8 @@ def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
 
 def _emit_sum(e: Emission) -> None:
     code = "ADD" if e.attributes["sign"] > 0 else "SUB"
-    given, output = [each.params for each in e.node.inputs], e.node.output.params
-    assert output is not None
-    native = _native([each.as_tensors() for each in given if each], output.as_tensors())
+    inputs, output = [x.params for x in e.node.inputs], e.params
+    native = _native([params.as_tensors() for params in inputs if params], output.as_tensors())
     is_wider, (target,) = bool(native.scale > output.scale), e.outputs
     if is_wider:
         native = dataclasses.replace(output, scale=np.float32(native.scale))
@@ -257,7 +220,7 @@ ADD = Op(
     _emit_sum,
     prepare=_prepare_add,
     doc="sums of two tensors, or of one and a constant",
-    layers=(_layers.Add,),
+    layers=(layers.Add,),
     symbols=("__operators__.add", "math.add"),
     attributes=lambda call: {"sign": 1},
     defaults={"sign": 1},
@@ -271,7 +234,7 @@ SUBTRACT = dataclasses.replace(
     ADD,
     name="subtract",
     doc="differences of two tensors, or of one and a constant",
-    layers=(_layers.Subtract,),
+    layers=(layers.Subtract,),
     symbols=("math.subtract",),
     attributes=lambda call: {"sign": -1},
     defaults={"sign": -1},
@@ -284,7 +247,7 @@ MULTIPLY = dataclasses.replace(
     compute=_multiply,
     emit=lambda e: e.add("MUL", fusedActivationFunction=e.activation),
     doc="products of two tensors, or of one and a constant",
-    layers=(_layers.Multiply,),
+    layers=(layers.Multiply,),
     symbols=("math.multiply",),
     attributes=lambda call: {},
     defaults={},
@@ -310,5 +273,5 @@ def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: t
     )
 
 
-MAXIMUM = _extremum("maximum", "larger", tf.maximum, _layers.Maximum)
-MINIMUM = _extremum("minimum", "smaller", tf.minimum, _layers.Minimum)
+MAXIMUM = _extremum("maximum", "larger", tf.maximum, layers.Maximum)
+MINIMUM = _extremum("minimum", "smaller", tf.minimum, layers.Minimum)

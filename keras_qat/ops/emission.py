@@ -49,6 +49,19 @@ class Emission:
         return self.node.weights
 
     @property
+    def params(self) -> QuantParams:
+        """The quantization parameters of the node's output, which is quantized."""
+        assert self.node.output.params is not None
+        return self.node.output.params
+
+    @property
+    def input_params(self) -> QuantParams:
+        """The quantization parameters of the node's first input, which is quantized."""
+        params = self.node.inputs[0].params
+        assert params is not None
+        return params
+
+    @property
     def source(self) -> int:
         """The tensor whose values an operator moves. Other inputs are integers, such as indices."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
@@ -71,8 +84,7 @@ class Emission:
 
     def ends_at_6(self, maximum: float) -> bool:
         """Returns whether a ReLU clips at 6 inside the range: kernels refuse a 6 far outside it."""
-        params = self.node.output.params
-        assert params is not None
+        params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
     def add(
@@ -116,10 +128,7 @@ class Emission:
             return self.builder.tensor(name, shape, like.dtype.name, like)
         if isinstance(like, str):
             return self.builder.tensor(name, shape, like)
-        source = self.builder.graph.tensors[like]
-        index = self.builder.tensor(name, shape, TYPE_NAMES[source.type])
-        self.builder.graph.tensors[index].quantization = source.quantization
-        return index
+        return self.builder.similar(like, shape, name)
 
     def shape(self, index: int) -> tuple[int | None, ...]:
         """Returns the shape of a tensor, None for open sizes."""
@@ -128,6 +137,11 @@ class Emission:
     def dtype(self, index: int) -> str:
         """Returns the type of a tensor."""
         return TYPE_NAMES[self.builder.graph.tensors[index].type]
+
+    def cast(self, source: int, target: int) -> None:
+        """Adds a CAST of one tensor to the type of another."""
+        before, after = (self.builder.graph.tensors[end].type for end in (source, target))
+        self.add("CAST", [source], [target], inDataType=before, outDataType=after)
 
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of one tensor to the shape of another.
@@ -167,19 +181,19 @@ class Emission:
 
     def _reshape_behind(self, source: int, target: int, sizes: list[int]) -> None:
         """Reshapes the axes after open ones, whose sizes are read at run time."""
-        kept = 0
+        same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
                 break
-            kept += 1
-        if sizes[kept:].count(-1) > 1:
+            same += 1
+        if sizes[same:].count(-1) > 1:
             raise NotImplementedError(f"{self.node.name}: several open sizes in {sizes}")
         all_sizes = self.temporary("sizes", (len(self.shape(source)),), "int32")
-        first = self.temporary("sizes/kept", (kept,), "int32")
+        first = self.temporary("sizes/kept", (same,), "int32")
         shape = self.temporary("sizes/new", (len(sizes),), "int32")
         self.add("SHAPE", [source], [all_sizes], outType=TYPES["int32"])
-        limits = [self.constant(f"sizes/{limit}", [limit]) for limit in (0, kept)]
+        limits = [self.constant(f"sizes/{limit}", [limit]) for limit in (0, same)]
         self.add("SLICE", [all_sizes, *limits], [first])
-        rest = self.constant("sizes/rest", sizes[kept:])
+        rest = self.constant("sizes/rest", sizes[same:])
         self.add("CONCATENATION", [first, rest], [shape], axis=0)
         self.add("RESHAPE", [source, shape], [target])

@@ -40,27 +40,25 @@ def emit_by_converter(e: Emission) -> None:
     if params is not None:
         _quantize(model, params, node)
     (signature,), main = model.signatureDefs, model.subgraphs[0]
-    given = {f"x{place}": index for place, index in enumerate(e.inputs)}
-    given |= {f"y{place}": index for place, index in enumerate(e.outputs)}
-    ends = {
-        each.tensorIndex: given[each.name.decode()]
-        for each in [*signature.inputs, *signature.outputs]
-    }
-    inputs, outputs = ([ends[int(each)] for each in end] for end in (main.inputs, main.outputs))
+    by_name = {f"x{number}": index for number, index in enumerate(e.inputs)}
+    by_name |= {f"y{number}": index for number, index in enumerate(e.outputs)}
+    named = [*signature.inputs, *signature.outputs]
+    ends = {entry.tensorIndex: by_name[entry.name.decode()] for entry in named}
+    inputs, outputs = ([ends[int(index)] for index in end] for end in (main.inputs, main.outputs))
     splice_model(e.builder, model, inputs, outputs, params, prefix=f"{SCOPE}/{node.name}/")
 
 
 def _converted(node: Node) -> bytes:
     """A file of the layer alone, in float."""
     specs = [
-        tf.TensorSpec(each.shape, each.dtype, f"x{place}")
-        for place, each in enumerate(node.inputs)
-        if isinstance(each, Tensor)
+        tf.TensorSpec(x.shape, x.dtype, f"x{number}")
+        for number, x in enumerate(node.inputs)
+        if isinstance(x, Tensor)
     ]
 
     def serve(*tensors: Any) -> dict[str, Any]:
-        made = Arguments(REFERENCE, {}, [], [], None, node.call).on(list(tensors))  # type: ignore[arg-type]
-        return {f"y{place}": each for place, each in enumerate(tf.nest.flatten(made))}
+        result = Arguments(REFERENCE, {}, [], [], None, node.call).on(list(tensors))  # type: ignore[arg-type]
+        return {f"y{number}": y for number, y in enumerate(tf.nest.flatten(result))}
 
     function = tf.function(serve, input_signature=specs, autograph=False)
     module = tf.Module()
@@ -78,16 +76,16 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
     dtype = TYPES[params.dtype.name]
     real = TYPES["float32"]
     for graph in model.subgraphs:
-        held = {place for place, each in enumerate(graph.tensors) if each.type == real}
+        reals = {index for index, tensor in enumerate(graph.tensors) if tensor.type == real}
         for operator in graph.operators:
             name = OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])]
-            read = held.intersection(map(int, [*operator.inputs, *operator.outputs]))
+            read = reals.intersection(map(int, [*operator.inputs, *operator.outputs]))
             if read and name not in MOVES:
                 raise _no_movement(node, f"TFLite's converter makes {name} of it")
-        for place in held:
-            if not _quantize_constant(model, graph.tensors[place], params):
+        for index in reals:
+            if not _quantize_constant(model, graph.tensors[index], params):
                 raise _no_movement(node, "it has constants that are not 0")
-            graph.tensors[place].type = dtype
+            graph.tensors[index].type = dtype
         for operator in graph.operators:
             number = code_of(model.operatorCodes[operator.opcodeIndex])
             code = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import traced_once
@@ -21,24 +20,10 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare
-from keras_qat.tflite.schema import TYPES
 
-__all__ = [
-    "LOOKUPS",
-    "Entries",
-    "Kernel",
-    "by_table",
-    "in_float32",
-    "looked_up",
-    "lookup_row",
-    "of_reals",
-]
-
-Table = Callable[[KernelFamily, Any, QuantParams, QuantParams, Attributes], Any]
-"""Computes the entries of a table in float64.
-
-The arguments are the kernel family, all quantized values that the input's type can hold, the
-parameters of input and output, and the attributes. Zero points are subtracted from the values."""
+Table = Callable[[Arguments], Any]
+"""Computes the entries of a table in float64, as an `Op.compute` that is not prepared: `q` holds
+all quantized values that the input's type can hold, less the zero point. There is no call."""
 
 
 def _entries_of(
@@ -50,16 +35,16 @@ def _entries_of(
     """
 
     @traced_once
-    def made(bits: tuple[int, int], attributes: Attributes, *numbers: Any) -> Any:
-        x = QuantParams(numbers[0], numbers[1], bits[0])
+    def entries_of(bits: tuple[int, int], attributes: Attributes, *ends: tuple[Any, Any]) -> Any:
+        x, output = (QuantParams(*end, of_end) for end, of_end in zip(ends, bits, strict=True))
         q = tf.range(2.0 ** (16 if x.bits == 16 else 8), dtype=tf.float64) + x.lowest
-        output = QuantParams(numbers[2], numbers[3], bits[1])
-        return table(family, q - x.zero_point, x, output, attributes)
+        no_call: Any = None
+        return table(Arguments(family, attributes, [q - x.zero_point], [x], output, no_call))
 
     def entries(x: QuantParams, output: QuantParams, attributes: Attributes) -> Any:
         x, output = x.as_tensors(), output.as_tensors()
-        numbers = x.scale, x.zero_point, output.scale, output.zero_point
-        return made((x.bits, output.bits), dict(attributes), *numbers)
+        ends = [(end.scale, end.zero_point) for end in (x, output)]
+        return entries_of((x.bits, output.bits), dict(attributes), *ends)
 
     return entries
 
@@ -70,28 +55,51 @@ class Entries:
 
     Args:
         values: the output's, for the lowest value of the input first.
-        first: what brings the input's values less their zero point to places that count from 0.
+        first: what brings the input's values less their zero point to positions that count from 0.
+        of_eights: another table for all values but the last `size % 8`, or None.
     """
 
     values: Any
     first: Any
+    of_eights: Any = None
 
 
-def by_table(table: Table) -> Prepare:
-    """Prepares the table as a family of kernels has it; `looked_up` computes."""
-    entries = functools.cache(functools.partial(_entries_of, table))
+def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
+    """Prepares the table as a family of kernels has it; `computed_by_table` computes.
+
+    Args:
+        table: the table.
+        of_neon: that of ARM's vector instructions, which take 8 values at a time, if it differs.
+    """
+
+    @functools.cache
+    def entries(of: Table, family: KernelFamily) -> Any:
+        return _entries_of(of, family)
 
     def prepare(a: Arguments) -> Entries:
         (x,), dtype = a.params, a.q[0].dtype
-        values = entries(a.family)(x, a.output, a.attributes)
-        return Entries(tf.cast(values, dtype), tf.cast(x.zero_point - x.lowest, dtype))
+        tables = (table, of_neon) if of_neon and a.family.neon else (table,)
+        values = [entries(each, a.family)(x, a.output, a.attributes) for each in tables]
+        values, *of_eights = (tf.cast(each, dtype) for each in values)
+        return Entries(values, tf.cast(x.zero_point - x.lowest, dtype), *of_eights)
 
     return prepare
 
 
 def looked_up(q: Any, entries: Entries) -> Any:
     """The entry of each quantized value."""
-    return tf.gather(entries.values, tf.cast(q + entries.first, tf.int32))
+    places = tf.cast(q + entries.first, tf.int32)
+    values = tf.gather(entries.values, places)
+    if entries.of_eights is None:
+        return values
+    order = tf.reshape(tf.range(tf.size(q)), tf.shape(q))
+    in_eights = order < tf.size(q) // 8 * 8
+    return tf.where(in_eights, tf.gather(entries.of_eights, places), values)
+
+
+def computed_by_table(a: Arguments) -> Any:
+    """An `Op.compute` for what `by_table` prepared."""
+    return looked_up(a.q[0], a.numbers)
 
 
 def _of_function(function: Callable[..., Any]) -> Table:
@@ -100,12 +108,11 @@ def _of_function(function: Callable[..., Any]) -> Table:
     Infinite values become the end of the range. What is no number becomes zero.
     """
 
-    def table(
-        family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
-    ) -> Any:
-        values = function(q * x.scale, **attributes)
+    def table(a: Arguments) -> Any:
+        (q,), (x,), output = a.q, a.params, a.output
+        values = function(q * x.scale, **a.attributes)
         values = tf.where(tf.math.is_nan(values), tf.zeros_like(values), values)
-        low, high = (each - output.zero_point for each in (output.lowest, output.highest))
+        low, high = (end - output.zero_point for end in (output.lowest, output.highest))
         return tf.clip_by_value(round_half_away(values / output.scale), low, high)
 
     return table
@@ -122,12 +129,11 @@ def in_float32(function: Callable[..., Any], xnnpack: Callable[..., Any] | None 
         xnnpack: the same as XNNPACK computes it, if it has a table of it.
     """
 
-    def table(
-        family: KernelFamily, q: Any, x: QuantParams, output: QuantParams, attributes: Attributes
-    ) -> Any:
-        adds_first = xnnpack is not None and family.tables == "half_to_even"
+    def table(a: Arguments) -> Any:
+        (q,), (x,), output = a.q, a.params, a.output
+        adds_first = xnnpack is not None and a.family.tables == "half_to_even"
         real = xnnpack if adds_first and xnnpack is not None else function
-        values = single(real(single(q * x.scale), **attributes))
+        values = single(real(single(q * x.scale), **a.attributes))
         scaled, zero_point = single(values * single(1.0 / output.scale)), output.zero_point
         if adds_first:
             return tf.round(single(scaled + zero_point)) - zero_point
@@ -143,6 +149,7 @@ class Kernel:
     Args:
         code: its name in TFLite.
         table: what it computes.
+        of_neon: what it computes in ARM's vector instructions, if that differs.
         fits: whether it computes with these attributes.
         fields: from attributes to the options.
         takes: whether it takes these parameters of input and output.
@@ -150,41 +157,15 @@ class Kernel:
 
     code: str
     table: Table
+    of_neon: Table | None = None
     fits: Callable[[Attributes], bool] = lambda attributes: True
     fields: Callable[[Attributes], Mapping[str, Any]] = lambda attributes: {}
     takes: Callable[[QuantParams, QuantParams], Any] = lambda x, output: tf.constant(True)
 
 
-def emit_entries(e: Emission, entries: np.ndarray) -> None:
-    """Writes a table and what looks it up. Positions count from 0, so that half of it is added.
-
-    Args:
-        e: the operator.
-        entries: the output's quantized values, for the lowest value of the input first.
-    """
-    shape = e.shape(e.inputs[0])
-    cast, places = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
-    given = e.builder.graph.tensors[e.inputs[0]].type
-    e.add("CAST", outputs=[cast], inDataType=given, outDataType=TYPES["int32"])
-    half = e.constant("half", entries.size // 2)
-    e.add("ADD", [cast, half], [places])
-    params = e.node.output.params
-    table = e.constant("table", entries, params)
-    e.add("GATHER", [table, places], axis=0)
-
-
 def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
     """Why a call has no kernel: it computes something else than real numbers. An `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
-
-
-def _where(takes: Callable[[QuantParams, QuantParams], Any], table: Table, other: Table) -> Table:
-    """A kernel's table where it takes such parameters, else the other one."""
-    return lambda family, q, x, output, attributes: tf.where(
-        takes(x, output),
-        table(family, q, x, output, attributes),
-        other(family, q, x, output, attributes),
-    )
 
 
 def lookup_row(
@@ -206,36 +187,39 @@ def lookup_row(
         fields: the row's other fields.
     """
     generic = _of_function(function)
-    entries, prepare_generic = _entries_of(generic, REFERENCE), by_table(generic)
-    prepare_kernel = prepare_generic
-    if kernel is not None:
-        prepare_kernel = by_table(_where(kernel.takes, kernel.table, generic))
+    entries = _entries_of(generic, REFERENCE)
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:
         return kernel is not None and not wide and kernel.fits(attributes)
 
-    def prepare(a: Arguments) -> Entries:
-        return (prepare_kernel if has_kernel(a.wide, a.attributes) else prepare_generic)(a)
+    def table(a: Arguments, neon: bool = False) -> Any:
+        if kernel is None or not has_kernel(a.wide, a.attributes):
+            return generic(a)
+        own = kernel.of_neon if neon and kernel.of_neon else kernel.table
+        return tf.where(kernel.takes(a.params[0], a.output), own(a), generic(a))
 
-    def compute(a: Arguments) -> Any:
-        return looked_up(a.q[0], a.numbers)
+    of_neon = functools.partial(table, neon=True) if kernel and kernel.of_neon else None
 
     def emit(e: Emission) -> None:
-        (x,), output = e.node.inputs, e.node.output.params
-        assert x.params is not None
-        assert output is not None
-        ends = x.params.as_tensors(), output.as_tensors()
+        x, output = e.input_params, e.params
+        ends = x.as_tensors(), output.as_tensors()
         if kernel is not None and has_kernel(e.wide, e.attributes) and kernel.takes(*ends):
             e.add(kernel.code, **kernel.fields(e.attributes))
             return
-        found = entries(x.params, output, e.attributes).numpy() + output.zero_point
-        emit_entries(e, found.astype(output.dtype))
+        codes = entries(x, output, e.attributes).numpy() + output.zero_point
+        shape = e.shape(e.inputs[0])
+        cast, positions = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
+        e.cast(e.inputs[0], cast)
+        # Positions count from 0, so half of the table's size is added.
+        e.add("ADD", [cast, e.constant("half", codes.size // 2)], [positions])
+        table = e.constant("table", codes.astype(output.dtype), output)
+        e.add("GATHER", [table, positions], axis=0)
 
     return Op(
         name,
-        compute,
+        computed_by_table,
         emit,
-        prepare=prepare,
+        prepare=by_table(table, of_neon),
         doc=doc,
         accepts=of_reals,
         elementwise=True,

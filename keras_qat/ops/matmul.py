@@ -7,27 +7,21 @@ import math
 import re
 import string
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond
-from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
+from keras_qat.arithmetic.fixed_point import fixed_point, multiply_sums
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Contract
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
-from keras_qat.ops.einsum import Axes, add_product, places, without_ellipsis
+from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
+from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
-
-if TYPE_CHECKING:
-    from keras_qat.ops.node import Node
-
-__all__ = ["CONTRACT", "MATMUL"]
-
-_layers = keras.layers
+from keras_qat.ops.requantize import Multiplier
 
 Shape = tuple[int | None, ...]
 
@@ -38,48 +32,30 @@ MAX_AXES = 5
 """Most axes of an input of the TFLite kernel, with the two of the matrices."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ratio:
-    """Multiplier of sums of products.
-
-    Args:
-        number: in fixed point.
-        in_float32: the same in float32.
-        is_float: whether the family's kernel multiplies by that.
-    """
-
-    number: tuple[Any, Any]
-    in_float32: Any
-    is_float: Any
-
-
-def _prepare(a: Arguments) -> _Ratio:
+def _prepare(a: Arguments) -> Multiplier:
     """Kernels multiply in float32 if the second factor's zero point is 0."""
     first, second = a.params
     ratio = single(first.scale * second.scale) / a.output.scale
+    if a.family.matrix_products is None or a.wide:
+        return Multiplier(fixed_point(ratio))
     in_float32 = tf.cast(single(ratio), tf.float32)
-    takes_float = a.family.matrix_products is not None and not a.wide
-    return _Ratio(fixed_point(ratio), in_float32, second.zero_point == 0 if takes_float else False)
+    return Multiplier(fixed_point(ratio), in_float32, second.zero_point == 0)
 
 
 def _product(a: Arguments) -> Any:
     """Sums of products, in whole numbers, times the ratio of the scales."""
-    depth, numbers = a.attributes["depth"], a.numbers
+    depth, numbers, dtype = a.attributes["depth"], a.numbers, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
-    dtype = a.q[0].dtype
-    sums = tf.cast(a.on([tf.cast(each, exact) for each in a.q]), tf.float64)
+    sums = tf.cast(a.on([tf.cast(q, exact) for q in a.q]), tf.float64)
     if a.wide:
-        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.number), dtype)
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.fixed), dtype)
 
-    def in_integers() -> Any:
-        return tf.cast(multiply(tf.cast(sums, tf.int64), numbers.number), dtype)
-
-    def in_float() -> Any:
+    def in_float(factor: Any) -> Any:
         assert a.family.matrix_products is not None
-        return a.family.matrix_products(tf.cast(sums, tf.float32), numbers.in_float32)
+        return a.family.matrix_products(tf.cast(sums, tf.float32), factor)
 
-    return cond(numbers.is_float, in_float, in_integers)
+    return numbers.times(lambda: tf.cast(sums, tf.int64), dtype, in_float)
 
 
 def _products(node: Node) -> int:
@@ -94,7 +70,7 @@ def _matmul_attributes(call: Call) -> Attributes:
     """`transposed`: whether the first and the second matrix are, `depth`: of the sums."""
     names = ("a", "b", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, _, *flags = operands(call, *names)
-    flipped = tuple(bool(flags[place] or flags[place + 2]) for place in (0, 1))
+    flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
     shape = getattr(a, "shape", (None, None))
     return {"transposed": flipped, "depth": shape[-2 if flipped[0] else -1]}
 
@@ -131,15 +107,15 @@ def _equation(call: Call) -> str:
     if len(call.inputs) != 2:
         return ""
     ranks = [len(value.shape) for value in call.inputs]
-    if isinstance(layer, _layers.Dot):
+    if isinstance(layer, layers.Dot):
         axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
         unused = iter(string.ascii_lowercase[2:])
         terms = []
         for axis, rank in zip(axes, ranks, strict=True):
             inner = "".join(next(unused) for _ in range(rank - 1))
-            place = axis % rank - 1
-            terms.append("a" + inner[:place] + "b" + inner[place + 1 :])
-        output = "a" + "".join(each for term in terms for each in term if each not in "ab")
+            index = axis % rank - 1
+            terms.append("a" + inner[:index] + "b" + inner[index + 1 :])
+        output = "a" + "".join(axis for term in terms for axis in term if axis not in "ab")
         return f"{','.join(terms)}->{output}"
     terms = re.split(",|->", layer.equation.replace(" ", ""))
     if "..." in layer.equation:
@@ -149,30 +125,26 @@ def _equation(call: Call) -> str:
         terms = without_ellipsis(terms, counts.pop())
     if len(terms) == 2:
         both = "".join(terms)
-        terms.append("".join(sorted(each for each in both if both.count(each) == 1)))
+        terms.append("".join(sorted(axis for axis in both if both.count(axis) == 1)))
     return f"{terms[0]},{terms[1]}->{terms[2]}"
-
-
-def _axes_of(equation: str) -> Axes:
-    return Axes(*re.split(",|->", equation))
 
 
 def _contract_attributes(call: Call) -> Attributes:
     """`equation`: as for `tf.einsum`, `depth`: of the sums."""
     equation, depth = _equation(call), None
     if equation:
-        axes, (first, second) = _axes_of(equation), call.inputs
+        axes, (first, second) = axes_of(equation), call.inputs
         sizes = _sizes(axes, first.shape, second.shape)
-        depth = _product_of([sizes[each] for each in axes.summed])
+        depth = _product_of([sizes[axis] for axis in axes.summed])
     return {"equation": equation, "depth": depth}
 
 
 def _sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None]:
     """Size of each axis of an equation."""
-    known = dict(zip(axes.second, second, strict=True))
-    for each, size in zip(axes.first, first, strict=True):
-        known[each] = known.get(each) if size is None else size
-    return known
+    sizes = dict(zip(axes.second, second, strict=True))
+    for axis, size in zip(axes.first, first, strict=True):
+        sizes[axis] = sizes.get(axis) if size is None else size
+    return sizes
 
 
 def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
@@ -182,41 +154,41 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
         return "normalize=True"
     if not attributes["equation"]:
         return "an equation with axes of unknown number"
-    axes = _axes_of(attributes["equation"])
+    axes = axes_of(attributes["equation"])
     if not axes.are_matrices:
         return "no product of matrices"
     first, second = (value.shape for value in call.inputs)
     sizes = [dict(zip(axes.first, first, strict=True)), dict(zip(axes.second, second, strict=True))]
-    if any(sizes[0][each] != sizes[1][each] for each in axes.batch + axes.summed):
+    if any(sizes[0][axis] != sizes[1][axis] for axis in axes.batch + axes.summed):
         return "axes that are repeated for the other tensor"
     is_plain = len(axes.rows) == len(axes.columns) == len(axes.summed) == 1
-    if not is_plain and max(each.count(None) for each in (first, second, call.output.shape)) > 1:
+    if not is_plain and max(shape.count(None) for shape in (first, second, call.output.shape)) > 1:
         return "sizes that are not known before run time"
     return None
 
 
 def _emit_contract(e: Emission) -> None:
     """TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and back again."""
-    axes, (first, second) = _axes_of(e.attributes["equation"]), e.inputs
+    axes, (first, second) = axes_of(e.attributes["equation"]), e.inputs
     sizes = _sizes(axes, e.shape(first), e.shape(second))
     # Whether what is summed comes last in the second tensor.
     turned = axes.second == axes.batch + axes.columns + axes.summed
 
-    def matrices(source: int, given: str, wanted: tuple[str, str], name: str) -> int:
-        order = places(axes.batch + "".join(wanted), given)
+    def matrices(source: int, term: str, wanted: tuple[str, str], name: str) -> int:
+        order = places(axes.batch + "".join(wanted), term)
         source = e.transpose(source, order, name=f"{name}_transposed")
         return e.reshaped(source, _grouped(sizes, axes.batch, wanted), name)
 
     inner = (axes.columns, axes.summed) if turned else (axes.summed, axes.columns)
     left = matrices(first, axes.first, (axes.rows, axes.summed), "first")
     right = matrices(second, axes.second, inner, "second")
-    made = axes.batch + axes.rows + axes.columns
+    output = axes.batch + axes.rows + axes.columns
     add_product(
         e,
         lambda target: _multiply_matrices(e, left, right, target, turned),
         _grouped(sizes, axes.batch, (axes.rows, axes.columns)),
-        tuple(sizes[each] for each in made),
-        places(axes.output, made),
+        tuple(sizes[axis] for axis in output),
+        places(axes.output, output),
     )
 
 
@@ -228,21 +200,19 @@ def _product_of(sizes: Sequence[int | None]) -> int | None:
 def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
     """The shape of matrices: several axes make one."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
-    return tuple(_product_of([sizes[each] for each in axes]) for axes in (*lead, *groups))
+    return tuple(_product_of([sizes[axis] for axis in group]) for group in (*lead, *groups))
 
 
-CONTRACT = Op(
-    "contract",
-    _product,
-    _emit_contract,
-    prepare=_prepare,
+CONTRACT = dataclasses.replace(
+    MATMUL,
+    name="contract",
+    emit=_emit_contract,
     doc="sums of products of two tensors along shared axes",
-    layers=(Contract, _layers.Dot),
+    layers=(Contract, layers.Dot),
+    symbols=(),
     attributes=_contract_attributes,
     needs=("equation",),
     defaults={"depth": None},
     accepts=_accepts_contract,
-    symmetric=(1,),
-    multiplies_tensors=True,
-    products=_products,
+    max_axes=Op.max_axes,
 )

@@ -10,12 +10,10 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import Regularize, TrainingOnly
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
-
-_layers = keras.layers
 
 Part = tuple[int | None, int | None, int]
 """Begin, end and step along an axis; None for the ends of the axis."""
@@ -55,6 +53,19 @@ def integers(argument: Any) -> tuple[int, ...] | None:
     if any(part is None or isinstance(part, Value) for part in known):
         return None
     return tuple(int(number) for part in known for number in np.ravel(part))
+
+
+def window(option: Any, axes: int) -> tuple[int, ...] | None:
+    """Returns sizes along `axes` axes between batch and channels, from one or more.
+
+    None if they are not known, or if those of batch and channels are given and not 1.
+    """
+    sizes = integers(option)
+    if sizes is None or len(sizes) == axes:
+        return sizes
+    if len(sizes) == 1:
+        return sizes * axes
+    return sizes[1:-1] if sizes[0] == sizes[-1] == 1 else None
 
 
 def rank_of(call: Call) -> int:
@@ -126,19 +137,15 @@ IDENTITY = move(
     alias=True,
     elementwise=True,
     layers=(
-        *(_layers.InputLayer, _layers.Identity, _layers.ActivityRegularization, Regularize),
-        *(_layers.Dropout, _layers.SpatialDropout1D, _layers.SpatialDropout2D),
-        *(_layers.SpatialDropout3D, _layers.GaussianNoise, _layers.GaussianDropout),
-        *(_layers.AlphaDropout, _layers.RandomFlip, _layers.RandomRotation, _layers.RandomZoom),
-        *(_layers.RandomTranslation, _layers.RandomContrast, _layers.RandomBrightness),
-        *(_layers.RandomHeight, _layers.RandomWidth, TrainingOnly),
+        *(layers.InputLayer, layers.Identity, layers.ActivityRegularization, Regularize),
+        *(layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D),
+        *(layers.SpatialDropout3D, layers.GaussianNoise, layers.GaussianDropout),
+        *(layers.AlphaDropout, layers.RandomFlip, layers.RandomRotation, layers.RandomZoom),
+        *(layers.RandomTranslation, layers.RandomContrast, layers.RandomBrightness),
+        *(layers.RandomHeight, layers.RandomWidth, TrainingOnly),
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
 )
 
-MOVE = move(
-    "move",
-    "custom layers that only move, copy or select values",
-    emit_by_converter,
-)
+MOVE = move("move", "custom layers that only move, copy or select values", emit_by_converter)
 """The row for layers that a user registers as "move"."""

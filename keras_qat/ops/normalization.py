@@ -13,13 +13,13 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
 from keras_qat.ops.elementwise import ADD, MULTIPLY, SUBTRACT
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
@@ -27,19 +27,12 @@ from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.pooling import MEAN
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weighted_sums import RECENT
-from keras_qat.tflite.schema import TYPES
-
-__all__ = ["GROUP_NORM", "LAYER_NORM"]
 
 MOST = 2.0**15 - 1
 """The largest quantized value of 16 bits."""
 
 LARGEST = 64.0
 """Largest normalized value: that of the only value of 4096 that is not zero."""
-
-
-Part = tuple[Any, QuantParams]
-"""Quantized values and what they stand for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +57,8 @@ class _Parts:
     normalized: QuantParams
     scaled: QuantParams
     table: Any
-    gamma: Part | None
-    beta: Part | None
+    gamma: Number | None
+    beta: Number | None
 
 
 def _wide(scale: Any) -> QuantParams:
@@ -105,7 +98,7 @@ def _view(shape: Any, attributes: Attributes) -> _View:
     return _View((batch, math.prod(pixels), *sizes), (1, 3), sizes)
 
 
-def _quantized(weight: Any, shape: tuple[int, ...]) -> Part | None:
+def _quantized(weight: Any, shape: tuple[int, ...]) -> Number | None:
     if weight is None:
         return None
     values = tf.reshape(tf.cast(weight, tf.float64), shape)
@@ -144,138 +137,56 @@ def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: Quan
     )
 
 
-ROWS = {
-    "source": REQUANTIZE,
-    "mean": MEAN,
-    "difference": SUBTRACT,
-    "squares": MULTIPLY,
-    "variance": MEAN,
-    "normalized": MULTIPLY,
-    "scaled": MULTIPLY,
-    "shifted": ADD,
-    "result": REQUANTIZE,
-}
-"""Part -> the row that computes it."""
+OF_16_BITS = QuantParams(None, None, 16)
+"""Stands for the parameters of a part where they are prepared already."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Numbers:
-    """The numbers of a normalization.
-
-    Args:
-        rows: of what computes each part.
-        table: the inverse of each variance.
-        gamma, beta: quantized values, None for none.
-    """
-
-    rows: dict[str, Any]
-    table: Any
-    gamma: Any
-    beta: Any
-
-
-def _prepare(a: Arguments) -> _Numbers:
-    view = _view(a.call.inputs[0].shape, a.attributes)
-    parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0], a.output)
-    given: dict[str, tuple[QuantParams, list[QuantParams]]] = {
-        "source": (parts.x, a.params),
-        "mean": (parts.x, [parts.x]),
-        "difference": (parts.x, [parts.x, parts.x]),
-        "squares": (parts.squares, [parts.x, parts.x]),
-        "variance": (parts.variance, [parts.squares]),
-        "normalized": (parts.normalized, [parts.x, parts.inverse]),
-    }
-    last = parts.normalized
-    for name, weight in (("scaled", parts.gamma), ("shifted", parts.beta)):
+def _normalized(m: Machine, x: Number, view: _View, parts: _Parts) -> Number:
+    """Runs the rows that compute the parts, up to the result in 16 bits."""
+    along = {"axes": view.axes, "keepdims": True}
+    wide = m.run(REQUANTIZE, [x], parts.x)
+    mean = m.run(MEAN, [wide], parts.x, attributes=along, shape=view.reduced)
+    difference = m.run(SUBTRACT, [wide, mean], parts.x, shape=view.shape)
+    squares = m.run(MULTIPLY, [difference, difference], parts.squares)
+    variance = m.run(MEAN, [squares], parts.variance, attributes=along, shape=view.reduced)
+    inverse = m.looked_up(parts.table, parts.inverse, variance)
+    result = m.run(MULTIPLY, [difference, inverse], parts.normalized, shape=view.shape)
+    for name, op, weight in (("gamma", MULTIPLY, parts.gamma), ("beta", ADD, parts.beta)):
         if weight is not None:
-            given[name], last = (parts.scaled, [last, weight[1]]), parts.scaled
-    given["result"] = a.output, [last]
-    rows = {}
-    for name, (output, params) in given.items():
-        q = [tf.TensorSpec(None, tf.float64)] * len(params)
-        part = _part(a, view, name, q, params, output)
-        rows[name] = ROWS[name].prepared(part).numbers
-    gamma, beta = (part and part[0] for part in (parts.gamma, parts.beta))
-    return _Numbers(rows, parts.table, gamma, beta)
+            factors = m.constant(name, *weight)
+            result = m.run(op, [result, factors], parts.scaled, shape=view.shape)
+    return result
 
 
-def _part(
-    a: Arguments, view: _View, name: str, q: list[Any], params: list[Any], output: QuantParams
-) -> Arguments:
-    """Returns the arguments of the row that computes a part."""
-    sign = -1 if ROWS[name] is SUBTRACT else 1
-    options = {"axes": view.axes, "keepdims": True, "sign": sign}
-    return dataclasses.replace(a, q=q, params=params, output=output, attributes=options)
+def _prepare(a: Arguments) -> list[Any]:
+    view, numbers = _view(a.call.inputs[0].shape, a.attributes), list[Any]()
+    parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0], a.output)
+    m, x = Preparing(a, numbers), tf.TensorSpec(view.shape, a.q[0].dtype)
+    m.run(REQUANTIZE, [_normalized(m, (x, a.params[0]), view, parts)], a.output)
+    return numbers
 
 
 def _compute(a: Arguments) -> Any:
-    (x,), numbers = a.q, a.numbers
-    view = _view(a.call.inputs[0].shape, a.attributes)
-    wide = tf.cast(x, tf.float64)
+    (x,), layer = a.q, a.call.layer
+    view, m = _view(a.call.inputs[0].shape, a.attributes), Computing(a, a.numbers)
+    weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
+    gamma, beta = (None if weight is None else (None, OF_16_BITS) for weight in weights)
+    wide = OF_16_BITS
+    parts = _Parts(wide, wide, wide, wide, wide, wide, None, gamma, beta)
+    source = x
     if view.shape != a.call.inputs[0].shape:
-        wide = tf.reshape(wide, [-1, *view.shape[1:]])
-    of_16_bits = QuantParams(None, None, 16)
-
-    def step(name: str, *q: Any) -> Any:
-        params = a.params if name == "source" else [of_16_bits] * len(q)
-        output = a.output if name == "result" else of_16_bits
-        part = _part(a, view, name, list(q), params, output)
-        result = ROWS[name].compute(dataclasses.replace(part, numbers=numbers.rows[name]))
-        return result if name == "result" else tf.clip_by_value(result, -MOST - 1, MOST)
-
-    source = step("source", wide)
-    difference = step("difference", source, step("mean", source))
-    variance = step("variance", step("squares", difference, difference))
-    inverse = tf.gather(numbers.table, tf.cast(variance, tf.int32))
-    result = step("normalized", difference, inverse)
-    for name, weight in (("scaled", numbers.gamma), ("shifted", numbers.beta)):
-        if weight is not None:
-            result = step(name, result, weight)
-    return tf.cast(tf.reshape(step("result", result), tf.shape(x)), x.dtype)
+        source = tf.reshape(x, [-1, *view.shape[1:]])
+    result = m.run(REQUANTIZE, [_normalized(m, (source, a.params[0]), view, parts)], a.output)
+    return tf.reshape(result[0], tf.shape(x))
 
 
 def _emit(e: Emission) -> None:
-    (x,), output = e.node.inputs, e.node.output.params
-    assert x.params is not None
-    assert output is not None
     view = _view(e.shape(e.inputs[0]), e.attributes)
-    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], x.params, output)
+    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], e.input_params, e.params)
     source, (target,) = e.reshaped(e.inputs[0], view.shape, "groups"), e.outputs
     if view.shape != e.shape(target):
         target = e.temporary("of_groups", view.shape, target)
-
-    def number(params: QuantParams) -> QuantParams:
-        return QuantParams(np.float32(params.scale), 0, 16)
-
-    def tensor(name: str, params: QuantParams, reduced: bool = False) -> int:
-        return e.temporary(name, view.reduced if reduced else view.shape, number(params))
-
-    def constant(name: str, values: Any, params: QuantParams) -> int:
-        return e.constant(name, np.asarray(values).astype(np.int16), number(params))
-
-    axis = e.constant("axis", view.axes)
-    wide, mean = tensor("wide", parts.x), tensor("mean", parts.x, reduced=True)
-    e.add("QUANTIZE", [source], [wide])
-    e.add("MEAN", [wide, axis], [mean], keepDims=True)
-    difference, squares = tensor("difference", parts.x), tensor("squares", parts.squares)
-    e.add("SUB", [wide, mean], [difference], potScaleInt16=False)
-    e.add("MUL", [difference, difference], [squares])
-    variance = tensor("variance", parts.variance, reduced=True)
-    e.add("MEAN", [squares, axis], [variance], keepDims=True)
-    places = e.temporary("places", e.shape(variance), "int32")
-    e.add("CAST", [variance], [places], inDataType=TYPES["int16"], outDataType=TYPES["int32"])
-    inverse = tensor("inverse", parts.inverse, reduced=True)
-    e.add("GATHER", [constant("table", parts.table, parts.inverse), places], [inverse], axis=0)
-    result = tensor("normalized", parts.normalized)
-    e.add("MUL", [difference, inverse], [result])
-    if parts.gamma is not None:
-        scaled = tensor("scaled", parts.scaled)
-        e.add("MUL", [result, constant("gamma", *parts.gamma)], [scaled])
-        result = scaled
-    if parts.beta is not None:
-        shifted = tensor("shifted", parts.scaled)
-        e.add("ADD", [result, constant("beta", *parts.beta)], [shifted], potScaleInt16=False)
-        result = shifted
+    result, _ = _normalized(Writing(e), (source, e.input_params), view, parts)
     e.add("QUANTIZE", [result], [target])
     if target not in e.outputs:
         e.reshape(target, e.outputs[0])
@@ -288,10 +199,6 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
         return "not along the last axis alone"
     return "of an open size" if shape[-1] is None else of_reals(call)
-
-
-def _accepts_groups(call: Call, attributes: Attributes) -> str | None:
-    return "of an open size" if None in call.output.shape[1:] else _accepts(call, attributes)
 
 
 LAYER_NORM = Op(
@@ -317,5 +224,7 @@ GROUP_NORM = dataclasses.replace(
     layers=(keras.layers.GroupNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon, "groups": call.layer.groups},
     needs=("epsilon", "groups"),
-    accepts=_accepts_groups,
+    accepts=lambda call, attributes: (
+        "of an open size" if None in call.output.shape[1:] else _accepts(call, attributes)
+    ),
 )

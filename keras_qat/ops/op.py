@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from keras_qat.ops.emission import Emission
     from keras_qat.ops.node import Node
 
-__all__ = [
-    "OWN",
-    "Arguments",
-    "FixedRange",
-    "Op",
-    "OutputRange",
-    "OwnRange",
-    "Prepare",
-    "SharedRange",
-]
-
 Attributes = Mapping[str, Any]
 
 
@@ -124,12 +113,17 @@ class Arguments:
 
     def on(self, numbers: list[Any]) -> Any:
         """Computes the call's own layer on other numbers, one for each tensor that it reads."""
-        given = iter(numbers)
-        args, kwargs = map_values(lambda value: next(given), (self.call.args, self.call.kwargs))
+        remaining = iter(numbers)
+        args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if takes_training(self.call.layer):
             kwargs = {**kwargs, "training": False}
         with computing_in_float32(self.call.layer):
             return self.call.layer.call(*args, **kwargs)
+
+
+def held_in(params: QuantParams) -> tf.DType:
+    """Returns the type that holds quantized values less the zero point."""
+    return tf.float64 if params.bits == 16 else tf.float32
 
 
 Prepare = Callable[[Arguments], Any]
@@ -145,7 +139,7 @@ Compute = Callable[[Arguments], Any]
 
 They may lie outside of the range: the caller clips."""
 
-Emit = Callable[["Emission"], None]
+Emit = Callable[["Emission"], object]
 """Writes the operator into a TFLite file."""
 
 
@@ -193,8 +187,8 @@ class Op:
             inputs, as the original leaves means.
         takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
         inner: ranges between the parts that an operator is written in, by name.
-        symmetric: places of inputs whose zero point should be 0, for kernels that are fast then.
-        converts: places of inputs -> the range that they are converted to, whatever theirs is: an
+        symmetric: indices of inputs whose zero point should be 0, for kernels that are fast then.
+        converts: indices of inputs -> the range that they are converted to, whatever theirs is: an
             input of the model that is read in no other way has it.
         prepare: computes the numbers of the integer implementation that follow from ranges and
             weights alone: once for many batches. Without it `compute` finds ranges and weights.
@@ -263,14 +257,14 @@ class Op:
         """The names of the families that have kernels for so many bits, () if all of them do."""
         if bits not in self.families:
             return ()
-        return tuple(name for name, each in FAMILIES.items() if self.families[bits](each))
+        return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))
 
     def prepared(self, a: Arguments) -> Arguments:
         """Returns the arguments with what `prepare` makes of them."""
         if self.prepare is None:
             return a
-        specs = {id(each): tf.TensorSpec(each.shape, each.dtype) for each in a.q}
-        of_shapes = dataclasses.replace(a, q=[specs[id(each)] for each in a.q])
+        specs = {id(q): tf.TensorSpec(q.shape, q.dtype) for q in a.q}
+        of_shapes = dataclasses.replace(a, q=[specs[id(q)] for q in a.q])
         return dataclasses.replace(a, numbers=self.prepare(of_shapes), weights=None)
 
     def __call__(self, a: Arguments) -> Any:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import number, operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Op
-
-_layers = keras.layers
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
 """Padding mode -> its number in a file."""
@@ -86,7 +84,7 @@ PAD = _row(
     "pad",
     "padding with zeros",
     "CONSTANT",
-    layers=(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D),
+    layers=(layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D),
     needs=("paddings",),
     defaults={"mode": "CONSTANT"},
 )

@@ -11,26 +11,14 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import add_on_images, pair
-from keras_qat.ops.movement import axes_of, integers, move, rank_of, symbol_of
-from keras_qat.ops.op import Arguments, Attributes, OwnRange, SharedRange
+from keras_qat.ops.movement import axes_of, move, rank_of, symbol_of, window
+from keras_qat.ops.op import Arguments, Attributes, Emit, OwnRange, SharedRange
 from keras_qat.ops.weighted_sums import EXACT
 from keras_qat.tflite.schema import TYPES
-
-__all__ = [
-    "ARGMAX",
-    "ARGMIN",
-    "AVERAGE_POOLING",
-    "MAX_POOLING",
-    "MEAN",
-    "REDUCE_MAX",
-    "REDUCE_MIN",
-]
-
-_layers = keras.layers
 
 PADDINGS = {"SAME": 0, "VALID": 1}
 """Padding -> its number in a file."""
@@ -47,21 +35,11 @@ def _pool_attributes(call: Call) -> Attributes:
         _, pool, strides, padding, data_format = operands(call, *names)
         last = data_format is None or data_format.endswith("C")
     return {
-        "pool": _window(pool, axes),
-        "strides": _window(strides, axes),
+        "pool": window(pool, axes),
+        "strides": window(strides, axes),
         "padding": padding.upper() if isinstance(padding, str) else "EXPLICIT",
         "channels_last": last,
     }
-
-
-def _window(given: Any, axes: int) -> tuple[int, ...] | None:
-    """Sizes along `axes` axes; those of batch and channels, where they are given too, are 1."""
-    sizes = integers(given)
-    if sizes is None or len(sizes) == axes:
-        return sizes
-    if len(sizes) == 1:
-        return sizes * axes
-    return sizes[1:-1] if sizes[0] == sizes[-1] == 1 else None
 
 
 def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
@@ -72,7 +50,7 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
     return None if attributes["padding"] in PADDINGS else "explicit paddings"
 
 
-def _emit_pool(code: str) -> Any:
+def _emit_pool(code: str) -> Emit:
     def emit(e: Emission) -> None:
         """Sequences are images of the height 1."""
         (height, width), (down, right) = (pair(e.attributes[name]) for name in ("pool", "strides"))
@@ -94,7 +72,7 @@ MAX_POOLING = move(
     "max_pooling",
     "the largest value of windows",
     _emit_pool("MAX_POOL_2D"),
-    layers=(_layers.MaxPooling1D, _layers.MaxPooling2D),
+    layers=(layers.MaxPooling1D, layers.MaxPooling2D),
     symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
     attributes=_pool_attributes,
     needs=("pool", "strides", "padding"),
@@ -123,7 +101,7 @@ AVERAGE_POOLING = dataclasses.replace(
     doc="the mean of windows",
     integers=(),
     output=SharedRange(rounds=True),
-    layers=(_layers.AveragePooling1D, _layers.AveragePooling2D),
+    layers=(layers.AveragePooling1D, layers.AveragePooling2D),
     symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
 )
 
@@ -138,7 +116,7 @@ def _reduce_attributes(call: Call) -> Attributes:
     return {"axes": axes_of(axis, rank), "keepdims": bool(keepdims)}
 
 
-def _emit_reduce(code: str) -> Any:
+def _emit_reduce(code: str) -> Emit:
     def emit(e: Emission) -> None:
         axes = e.constant("axes", e.attributes["axes"])
         e.add(code, [e.source, axes], keepDims=e.attributes["keepdims"])
@@ -150,7 +128,7 @@ REDUCE_MAX = move(
     "reduce_max",
     "the largest value along axes",
     _emit_reduce("REDUCE_MAX"),
-    layers=tuple(getattr(_layers, f"GlobalMaxPooling{n}D") for n in (1, 2, 3)),
+    layers=tuple(getattr(layers, f"GlobalMaxPooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_max",),
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
@@ -169,27 +147,11 @@ REDUCE_MIN = dataclasses.replace(
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Returns what sums are multiplied by; without the count of values where it is not known."""
+    """Returns what sums are multiplied by, in XNNPACK with the zero points of input and output."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return fixed_point(params.scale / output.scale)
-    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
-    count = _known_count(a)
-    return numbers if count is None else _factor_and_offset(*numbers, count)
-
-
-def _known_count(a: Arguments) -> int | None:
-    """Returns the number of values that a mean averages; None if it is not known."""
-    shape = a.q[0].shape
-    sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
-    return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
-
-
-def _factor_and_offset(ratio: Any, zero: Any, zero_point: Any, count: Any) -> tuple[Any, ...]:
-    """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
-    of_all = tf.cast(count, tf.float64)
-    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
-    return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point
+    return single(params.scale / output.scale), params.zero_point, output.zero_point
 
 
 def _is_fixed_point(a: Arguments) -> bool:
@@ -203,27 +165,22 @@ def _mean(a: Arguments) -> Any:
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
-    keep = a.attributes["keepdims"]
-    most = math.prod(x.shape[axis] or 2**24 for axis in axes) * 2**params.bits
-    adding = x if most < EXACT else tf.cast(x, tf.float64)
-    sums = tf.cast(tf.reduce_sum(adding, axes, keep), tf.float64)
     sizes = [x.shape[axis] for axis in axes]
+    most = math.prod(size or 2**24 for size in sizes) * 2**params.bits
+    adding = x if most < EXACT else tf.cast(x, tf.float64)
+    sums = tf.cast(tf.reduce_sum(adding, axes, a.attributes["keepdims"]), tf.float64)
+    count = tf.constant(math.prod(size or 0 for size in sizes), tf.int64)
     if None in sizes:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
-    else:
-        count = tf.constant(math.prod(sizes), tf.int64)
+    of_all = tf.cast(count, tf.float64)
     if _is_fixed_point(a):
         multiplier, exponent = a.numbers
-        bits = exponent_of(tf.cast(count, tf.float64))
-        bits = tf.minimum(tf.minimum(bits, 32), 31 + exponent)
-        whole = tf.cast(sums, tf.int64)
-        scaled = multiply(whole, (shift(multiplier, bits) // count, exponent - bits))
-        return tf.cast(scaled, x.dtype)
-    numbers: Any = a.numbers
-    if len(numbers) == 3:
-        ratio, zero, zero_point = numbers
-        numbers = _factor_and_offset(ratio, zero, zero_point, count)
-    factor, of_zeros, offset, zero_point = numbers
+        bits = tf.minimum(tf.minimum(exponent_of(of_all), 32), 31 + exponent)
+        factor = shift(multiplier, bits) // count, exponent - bits
+        return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
+    ratio, zero, zero_point = a.numbers
+    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
+    offset = single(zero_point - single(of_zeros * factor))
     scaled = tf.round(single(single((sums + of_zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 
@@ -242,7 +199,7 @@ MEAN = dataclasses.replace(
     doc="means along axes",
     output=OwnRange(),
     falls_back_to_input_range=True,
-    layers=tuple(getattr(_layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
+    layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_mean",),
     accepts=_accepts_mean,
 )
@@ -255,12 +212,12 @@ def _arg_attributes(call: Call) -> Attributes:
     return {"axis": axes[0] if axes else None}
 
 
-def _emit_arg(code: str) -> Any:
+def _emit_arg(code: str) -> Emit:
     def emit(e: Emission) -> None:
         source = e.source
         if e.wide:  # The kernels take int8 and int32.
             wider = e.temporary("int32", e.shape(source), "int32")
-            e.add("CAST", [source], [wider], inDataType=TYPES["int16"], outDataType=TYPES["int32"])
+            e.cast(source, wider)
             source = wider
         axis = e.constant("axis", e.attributes["axis"])
         e.add(code, [source, axis], outputType=TYPES[e.node.output.dtype])

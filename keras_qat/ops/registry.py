@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.frontend.graph import Call, Value, class_path, values_in
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
@@ -170,6 +171,34 @@ def weights_listed(layer: Any) -> tuple[str, ...]:
         return _REGISTERED[type(layer)].weights
     rows = _BY_KEY.get(type(layer), [])
     return tuple(name for op in rows[:1] for name in op.weights if name)
+
+
+_CELL = ("kernel", "recurrent_kernel")
+_OF_CELL = tuple(f"cell.{name}" for name in _CELL)
+
+WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys((layers.Conv3D, layers.Conv3DTranspose), ("kernel",)),
+    **dict.fromkeys((layers.LocallyConnected1D, layers.LocallyConnected2D), ("kernel",)),
+    **dict.fromkeys((layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell), _CELL),
+    **dict.fromkeys((layers.LSTM, layers.GRU, layers.SimpleRNN), _OF_CELL),
+    **dict.fromkeys((layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D), _OF_CELL),
+}
+"""Layer class without int8 operators -> paths of its weights that files hold in 8 bits."""
+
+
+def weights_only(layer: Any) -> tuple[str, ...]:
+    """Returns the paths of weights that a layer in float holds in 8 bits."""
+    parts: dict[str, Any] = {}
+    if isinstance(layer, layers.Bidirectional):
+        parts = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
+    elif isinstance(layer, layers.TimeDistributed):
+        parts = {"layer": layer.layer}
+    elif type(layer) is layers.RNN:
+        parts = {"cell": layer.cell}
+    elif isinstance(layer, layers.StackedRNNCells):
+        parts = {f"cells.{index}": cell for index, cell in enumerate(layer.cells)}
+    inner = [f"{name}.{path}" for name, part in parts.items() for path in weights_only(part)]
+    return (*WEIGHTS_ONLY.get(type(layer), weights_listed(layer)), *inner)
 
 
 class Registration:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +12,7 @@ from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.ops.op import Arguments, Op
-
-__all__ = ["QUANTIZE", "REQUANTIZE", "Requantization", "requantization", "requantized"]
+from keras_qat.ops.op import Arguments, Op, held_in
 
 
 def _prepare_quantize(a: Arguments) -> Any:
@@ -31,56 +30,66 @@ def _quantize(a: Arguments) -> Any:
     x = tf.cast(a.q[0], tf.float64)
     if _takes_inverse(a):
         return tf.cast(tf.round(single(x * a.numbers)), tf.float32)
-    scaled = round_half_away(single(x / a.numbers))
-    return scaled if a.output.bits == 16 else tf.cast(scaled, tf.float32)
+    return tf.cast(round_half_away(single(x / a.numbers)), held_in(a.output))
 
 
 @dataclasses.dataclass(frozen=True)
-class Requantization:
-    """Numbers that bring quantized values to other parameters.
+class Multiplier:
+    """A ratio of scales by which integers are multiplied, in one of two ways.
 
     Args:
-        ratio: of the scales, in fixed point.
-        in_256ths: the same in 256ths; None where no kernel multiplies by that.
-        is_taken: whether the family's kernel does.
+        fixed: the ratio in fixed point.
+        other: what the family's own kernel multiplies by, None where no kernel does.
+        is_other: whether the family's kernel does.
     """
 
-    ratio: tuple[Any, Any]
-    in_256ths: Any = None
-    is_taken: Any = None
+    fixed: tuple[Any, Any]
+    other: Any = None
+    is_other: Any = False
+
+    def times(
+        self, whole: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
+    ) -> Any:
+        """Multiplies.
+
+        Args:
+            whole: computes what is multiplied in fixed point, in int64.
+            dtype: the type of that result.
+            in_other: computes the result in the family's own way, given `other`.
+        """
+
+        def in_fixed_point() -> Any:
+            return tf.cast(multiply(whole(), self.fixed), dtype)
+
+        return cond(self.is_other, lambda: in_other(self.other), in_fixed_point)
 
 
-def requantization(
-    family: KernelFamily, params: QuantParams, output: QuantParams
-) -> Requantization:
+def requantization(family: KernelFamily, params: QuantParams, output: QuantParams) -> Multiplier:
     """Prepares `requantized`.
 
     XNNPACK multiplies by a whole number of 256ths where the ratio of the scales is from 2^-8 to
     2^7; TFLite's kernel by a 31-bit number.
     """
-    before, after = (each.as_tensors().scale for each in (params, output))
+    before, after = (end.as_tensors().scale for end in (params, output))
     ratio = fixed_point(before / after)
     if family.requantize != "256ths" or 16 in (params.bits, output.bits):
-        return Requantization(ratio)
+        return Multiplier(ratio)
     coarse = single(before / after)
-    is_taken = (coarse >= 2.0**-8) & (coarse <= 2.0**7)
-    return Requantization(ratio, tf.cast(tf.round(256.0 * coarse), tf.float32), is_taken)
+    is_coarse = (coarse >= 2.0**-8) & (coarse <= 2.0**7)
+    return Multiplier(ratio, tf.cast(tf.round(256.0 * coarse), tf.float32), is_coarse)
 
 
-def requantized(q: Any, numbers: Requantization) -> Any:
+def requantized(q: Any, numbers: Multiplier) -> Any:
     """Expresses the same real values with other parameters.
 
     Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
     31-bit numbers twice.
     """
 
-    def exact() -> Any:
-        return tf.cast(multiply(tf.cast(q, tf.int64), numbers.ratio), q.dtype)
+    def in_256ths(factor: Any) -> Any:
+        return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
-    if numbers.is_taken is None:
-        return exact()
-    factor = tf.cast(numbers.in_256ths, q.dtype)
-    return cond(numbers.is_taken, lambda: tf.floor((q * factor + 128.0) * 2.0**-8), exact)
+    return numbers.times(lambda: tf.cast(q, tf.int64), q.dtype, in_256ths)
 
 
 QUANTIZE = Op(

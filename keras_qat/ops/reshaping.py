@@ -7,15 +7,13 @@ import math
 
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import first, integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Emit, OwnRange
 from keras_qat.tflite.schema import TYPES
-
-_layers = keras.layers
 
 
 def _emit_reshape(e: Emission) -> None:
@@ -35,7 +33,7 @@ RESHAPE = move(
     "reshape",
     "other shapes for the same values",
     _emit_reshape,
-    layers=(_layers.Flatten, _layers.Reshape, FlattenTime, RestoreTime),
+    layers=(layers.Flatten, layers.Reshape, FlattenTime, RestoreTime),
     symbols=("reshape", "expand_dims", "squeeze", "compat.v1.squeeze"),
     accepts=_accepts_reshape,
 )
@@ -54,7 +52,7 @@ MEAN_OF_ONE = move(
     "mean_of_one",
     "means along axes of size 1",
     _emit_reshape,
-    layers=tuple(getattr(_layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
+    layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_mean",),
     accepts=lambda call, attributes: None if _is_of_one(call) else "",
 )
@@ -62,7 +60,7 @@ MEAN_OF_ONE = move(
 
 def _transpose_attributes(call: Call) -> Attributes:
     rank = rank_of(call)
-    if isinstance(call.layer, _layers.Permute):
+    if isinstance(call.layer, layers.Permute):
         return {"permutation": (0, *call.layer.dims)}
     if symbol_of(call) == "linalg.matrix_transpose":
         return {"permutation": (*range(rank - 2), rank - 1, rank - 2)}
@@ -73,15 +71,11 @@ def _transpose_attributes(call: Call) -> Attributes:
     return {"permutation": None if axes is None else tuple(axis % rank for axis in axes)}
 
 
-def _emit_transpose(e: Emission) -> None:
-    e.transpose(e.source, e.attributes["permutation"], e.outputs[0])
-
-
 TRANSPOSE = move(
     "transpose",
     "other orders of the axes",
-    _emit_transpose,
-    layers=(_layers.Permute,),
+    lambda e: e.transpose(e.source, e.attributes["permutation"], e.outputs[0]),
+    layers=(layers.Permute,),
     symbols=("transpose", "compat.v1.transpose", "linalg.matrix_transpose"),
     attributes=_transpose_attributes,
     needs=("permutation",),

@@ -11,15 +11,11 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import first, move, take_parts
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
-
-__all__ = ["RESIZE_BILINEAR", "RESIZE_NEAREST"]
-
-_layers = keras.layers
 
 
 def _attributes(call: Call) -> Attributes:
@@ -43,15 +39,15 @@ def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
     (height, width), (new_height, new_width) = old, new
     rows = min(height, int(np.float32(width * new_height) / np.float32(new_width)))
     columns = min(width, int(np.float32(height * new_width) / np.float32(new_height)))
-    top, left = (int(np.float32(each) / 2) for each in (height - rows, width - columns))
+    top, left = (int(np.float32(rest) / 2) for rest in (height - rows, width - columns))
     return ((top, top + rows, 1), (left, left + columns, 1)) if rows * columns else None
 
 
 def _accepts(interpolation: str) -> Any:
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        given = attributes["interpolation"]
-        if given != interpolation:
-            return "" if interpolation == "nearest" else f"interpolation={given!r}"
+        asked = attributes["interpolation"]
+        if asked != interpolation:
+            return "" if interpolation == "nearest" else f"interpolation={asked!r}"
         if len(first(call).shape) != 4:
             return "not of images"
         if not attributes["channels_last"]:
@@ -83,7 +79,7 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
         f"resize_{interpolation}",
         f"images of other sizes, of {pixels} pixels",
         emit,
-        layers=(_layers.UpSampling2D, _layers.Resizing),
+        layers=(layers.UpSampling2D, layers.Resizing),
         attributes=_attributes,
         needs=("height", "width"),
         defaults={"crop": (), "channels_last": True, "interpolation": interpolation},
@@ -107,7 +103,7 @@ def _bilinear(a: Arguments) -> Any:
         x = x[:, top:bottom, left:right]
     for axis, name in ((1, "height"), (2, "width")):
         low, high, share = neighbours(tf.shape(x)[axis], a.attributes[name])
-        share = tf.reshape(share, [-1 if each == axis else 1 for each in range(4)])
+        share = tf.reshape(share, [-1 if index == axis else 1 for index in range(4)])
         first, second = tf.gather(x, low, axis=axis), tf.gather(x, high, axis=axis)
         x = first * (2**bits - share) + second * share
     x = shift_back(x + 2**21, 22) if bits == 11 else divide(x, tf.constant(20, tf.int64))
@@ -117,10 +113,10 @@ def _bilinear(a: Arguments) -> Any:
 def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
     """Returns the two neighbours of each pixel of a resized axis, and the second one's share."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
-    place = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
-    place = tf.clip_by_value(place, 0.0, tf.cast(old - 1, tf.float32))
-    low = tf.floor(place)
-    share = tf.cast(tf.round((place - low) * 2.0**11), tf.int64)
+    position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
+    position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))
+    low = tf.floor(position)
+    share = tf.cast(tf.round((position - low) * 2.0**11), tf.int64)
     low = tf.cast(low, tf.int32)
     return low, tf.minimum(low + 1, old - 1), share
 
@@ -129,10 +125,10 @@ def _reference_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
     """The same, all in integers."""
     old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
     scale = (shift(old, 10) + count // 2) // count
-    place = tf.range(count) * scale + scale // 2 - 2**9
-    low = tf.maximum(shift_back(place, 10), 0)
-    high = tf.minimum(shift_back(place + 1023, 10), old - 1)
-    return low, tf.maximum(high, 0), place - shift(low, 10)
+    position = tf.range(count) * scale + scale // 2 - 2**9
+    low = tf.maximum(shift_back(position, 10), 0)
+    high = tf.minimum(shift_back(position + 1023, 10), old - 1)
+    return low, tf.maximum(high, 0), position - shift(low, 10)
 
 
 RESIZE_NEAREST = _row("nearest", "RESIZE_NEAREST_NEIGHBOR", "copied")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import LastStep
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import (
@@ -25,8 +25,6 @@ from keras_qat.ops.movement import (
 )
 from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.padding import pairs
-
-_layers = keras.layers
 
 
 def _slice_attributes(call: Call) -> Attributes:
@@ -87,8 +85,8 @@ def _emit_slice(e: Emission) -> None:
     added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
     if added:
-        kept = tuple(size for axis, size in enumerate(shape) if axis not in added)
-        target = e.temporary("part", kept, target)
+        without_new = tuple(size for axis, size in enumerate(shape) if axis not in added)
+        target = e.temporary("part", without_new, target)
     take_parts(e, e.source, target, e.attributes["parts"], e.attributes["dropped"])
     if added and shape.count(None) <= 1:
         e.reshape(target, e.outputs[0])
@@ -110,7 +108,7 @@ SLICE = move(
     "slice",
     "parts of a tensor, every n-th value, crops",
     _emit_slice,
-    layers=(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D, LastStep),
+    layers=(layers.Cropping1D, layers.Cropping2D, layers.Cropping3D, LastStep),
     symbols=("__operators__.getitem", "slice"),
     attributes=_slice_attributes,
     needs=("parts",),
@@ -158,14 +156,10 @@ def _unstack_attributes(call: Call) -> Attributes:
     return {"axis": axes[0] if axes else None, "count": len(values_in(call.outputs))}
 
 
-def _emit_unstack(e: Emission) -> None:
-    e.add("UNPACK", [e.source], axis=e.attributes["axis"], num=e.attributes["count"])
-
-
 UNSTACK = move(
     "unstack",
     "the entries of an axis",
-    _emit_unstack,
+    lambda e: e.add("UNPACK", [e.source], axis=e.attributes["axis"], num=e.attributes["count"]),
     symbols=("unstack",),
     attributes=_unstack_attributes,
     needs=("axis", "count"),
@@ -242,21 +236,12 @@ def _joined(e: Emission) -> list[int]:
     return inputs
 
 
-def _emit_concatenate(e: Emission) -> None:
-    e.add("CONCATENATION", _joined(e), axis=e.attributes["axis"])
-
-
-def _emit_stack(e: Emission) -> None:
-    inputs = _joined(e)
-    e.add("PACK", inputs, valuesCount=len(inputs), axis=e.attributes["axis"])
-
-
 CONCATENATE = Op(
     "concatenate",
     moved,
-    _emit_concatenate,
+    lambda e: e.add("CONCATENATION", _joined(e), axis=e.attributes["axis"]),
     doc="tensors side by side",
-    layers=(_layers.Concatenate,),
+    layers=(layers.Concatenate,),
     symbols=("concat",),
     attributes=_join_attributes,
     needs=("axis",),
@@ -269,7 +254,9 @@ CONCATENATE = Op(
 STACK = dataclasses.replace(
     CONCATENATE,
     name="stack",
-    emit=_emit_stack,
+    emit=lambda e: e.add(
+        "PACK", inputs := _joined(e), valuesCount=len(inputs), axis=e.attributes["axis"]
+    ),
     doc="tensors side by side along a new axis",
     layers=(),
     symbols=("stack",),

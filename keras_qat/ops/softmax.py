@@ -1,6 +1,7 @@
 """Softmax, and vectors of length 1: kernels that XNNPACK leaves to TFLite.
 
-There are three for softmax: with exponentials from a table in float32, in fixed point, in int16.
+There are four for softmax: with exponentials from a table in float32, from one of uint16, in fixed
+point, and in int16.
 """
 
 from __future__ import annotations
@@ -28,16 +29,12 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.tf_operations import is_operation, number, operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.requantize import Requantization, requantization, requantized
-
-__all__ = ["SOFTMAX", "UNIT_NORM"]
-
-_layers = keras.layers
+from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 HIGHEST = 2**15 - 1
 """Largest int16 number, which stands for 1 in the tables."""
@@ -63,13 +60,13 @@ class _Numbers:
     Args:
         is_wider: whether inputs are brought to the least scale that the kernel takes.
         conversion: to that.
-        table: of exponentials, where they are computed in float32.
+        table: of exponentials, where they are looked up.
         output: the output's scale, likewise.
         factor: of differences, as a multiplier and bits, where they are in fixed point.
     """
 
     is_wider: Any
-    conversion: Requantization
+    conversion: Multiplier
     table: Any = None
     output: Any = None
     factor: Any = None
@@ -81,9 +78,11 @@ def _prepare(a: Arguments) -> Any:
         return fixed_point(quotient(single(x.scale), 10.0 / 65535.0))
     wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
     is_wider, conversion = x.scale < LEAST_SCALE, requantization(a.family, x, wider)
-    if a.family.softmax == "float32":
-        places = -wider.scale * tf.range(256, dtype=tf.float64)
-        table = tf.cast(tf.exp(single(places)), tf.float32)
+    if a.family.softmax != "fixed_point":
+        differences = -wider.scale * tf.range(256, dtype=tf.float64)
+        table = tf.cast(tf.exp(single(differences)), tf.float32)
+        if a.family.softmax == "uint16_table":
+            table = tf.cast(single(tf.cast(table, tf.float64) * 65535.0) + 0.5, tf.int64)
         output = tf.cast(a.output.scale, tf.float32)
         return _Numbers(is_wider, conversion, table, output)
     multiplier, bits = fixed_point(tf.minimum(wider.scale * 2.0**26, 2.0**31 - 1))
@@ -99,18 +98,28 @@ def _softmax(a: Arguments) -> Any:
         lambda: requantized(a.q[0], numbers.conversion),
         lambda: tf.identity(a.q[0]),
     )
-    if a.family.softmax != "float32":
+    if a.family.softmax == "fixed_point":
         return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), numbers.factor, axis), q.dtype)
-    return _in_float32(q, numbers, axis)
+    return (_in_float32 if a.family.softmax == "float32" else _of_uint16)(q, numbers, axis)
 
 
 def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
     """TFLite's optimized kernel: exponentials from a table, added up one after another."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    found = tf.gather(numbers.table, tf.cast(below, tf.int32))
+    exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
     last = tf.constant([-1])
-    total = tf.gather(tf.cumsum(found, axis), tf.shape(found)[axis] + last, axis=axis)
-    return tf.floor(found * quotient(1.0, total * numbers.output) + 0.5)
+    sums = tf.cumsum(exponentials, axis)
+    total = tf.gather(sums, tf.shape(sums)[axis] + last, axis=axis)
+    return tf.floor(exponentials * quotient(1.0, total * numbers.output) + 0.5)
+
+
+def _of_uint16(q: Any, numbers: _Numbers, axis: int) -> Any:
+    """TFLite's optimized kernel on 64-bit ARM: exponentials in 65535ths, added up in integers."""
+    below = tf.reduce_max(q, axis, keepdims=True) - q
+    exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
+    total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
+    inverse = fixed_point(quotient(1.0, total * numbers.output))
+    return tf.cast(multiply(exponentials, inverse), q.dtype)
 
 
 def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
@@ -157,7 +166,7 @@ def _exp_of_quarter(x: Any) -> Any:
     x = x + 2**28
     square = _product(x, x)
     cube, fourth = _product(square, x), _product(square, square)
-    bits = [tf.constant(each, tf.int64) for each in (1, 2)]
+    bits = [tf.constant(number, tf.int64) for number in (1, 2)]
     tail = _product(divide(fourth, bits[1]) + cube, third) + square
     return exp_minus_eighth + _product(x + divide(tail, bits[0]), exp_minus_eighth)
 
@@ -207,15 +216,15 @@ def _reciprocal(x: Any) -> Any:
 
 @functools.cache
 def _table(function: Any, scale: float, zero_point: int, precise: Any) -> np.ndarray:
-    """A function at 513 places, in 32768ths. Half of the error between two is taken off."""
+    """A function at 513 points, in 32768ths. Half of the error between two is taken off."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
     steps = np.arange(513).astype(precise)
-    places = low + steps[:-1] * width
-    here = _round(function(places) * inverse)
+    points = low + steps[:-1] * width
+    here = _round(function(points) * inverse)
     behind = function(low + steps[1:] * width) * inverse
-    middle = _round(function(places + width / 2) * inverse)
+    middle = _round(function(points + width / 2) * inverse)
     error = _round((behind + here) / 2) - middle
     values = np.append(here - _round(error / 2), _round(function(high) * inverse))
     return np.clip(values, -(2**15), HIGHEST).astype(np.int64)
@@ -230,16 +239,16 @@ def _attributes(call: Call) -> Attributes:
     axis = getattr(call.layer, "axis", -1)
     if is_operation(call.layer):
         axis = operands(call, "logits", "axis")[1]
-    axes = [-1 if each is None else int(each) for each in tf.nest.flatten([axis])]
+    axes = [-1 if item is None else int(item) for item in tf.nest.flatten([axis])]
     rank = len(call.output.shape)
-    counted = [each if each < 0 else each - rank for each in axes]
+    counted = [item if item < 0 else item - rank for item in axes]
     return {"axis": counted[0] if len(counted) == 1 else tuple(counted)}
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     if not isinstance(attributes["axis"], int):
         return "several axes"
-    is_layer = isinstance(call.layer, _layers.Softmax)
+    is_layer = isinstance(call.layer, layers.Softmax)
     if len(call.inputs) > 1 or (is_layer and call.inputs[0].masked):
         return "a mask"
     if attributes["axis"] == -len(call.output.shape):
@@ -277,7 +286,7 @@ SOFTMAX = Op(
     _emit,
     prepare=_prepare,
     doc="softmax along one axis; its output has 256 steps from 0 to 1",
-    layers=(_layers.Softmax,),
+    layers=(layers.Softmax,),
     symbols=("nn.softmax",),
     functions=(keras.activations.softmax, tf.nn.softmax),
     attributes=_attributes,
@@ -303,7 +312,7 @@ def _norm_attributes(call: Call) -> Attributes:
     if is_operation(call.layer):
         _, axis, epsilon = operands(call, "x", "axis", "epsilon")
     rank = len(call.output.shape)
-    axes = tuple(int(each) % rank - rank for each in tf.nest.flatten([axis]) if each is not None)
+    axes = tuple(int(item) % rank - rank for item in tf.nest.flatten([axis]) if item is not None)
     return {"axes": axes, "epsilon": number(epsilon) or 0.0}
 
 
@@ -321,7 +330,7 @@ UNIT_NORM = Op(
     _unit_norm,
     lambda e: e.add("L2_NORMALIZATION"),
     doc="vectors along the last axis, scaled to the length 1",
-    layers=(_layers.UnitNormalization,),
+    layers=(layers.UnitNormalization,),
     symbols=("math.l2_normalize",),
     attributes=_norm_attributes,
     defaults={"axes": (-1,), "epsilon": 0.0},

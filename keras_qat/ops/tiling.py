@@ -10,15 +10,12 @@ import numpy as np
 
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import ReverseSteps, Roll
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import MAX_SLICED, axes_of, integers, move, rank_of, take_parts
 from keras_qat.ops.op import Attributes, Emit
-
-_layers = keras.layers
-
 
 Entries = list[tuple[int, Any]]
 """Axes, each with the indices of its entries, or with the number of copies if its size is open."""
@@ -64,7 +61,7 @@ TILE = move(
 
 def _broadcast_attributes(call: Call) -> Attributes:
     """Returns `added`: axes of the output that the input lacks."""
-    if isinstance(call.layer, _layers.RepeatVector):
+    if isinstance(call.layer, layers.RepeatVector):
         return {"added": (1,)}
     return {"added": tuple(range(len(call.output.shape) - rank_of(call)))}
 
@@ -92,7 +89,7 @@ BROADCAST = move(
     "broadcast",
     "copies of a tensor along axes of size 1",
     _emit_broadcast,
-    layers=(_layers.RepeatVector,),
+    layers=(layers.RepeatVector,),
     symbols=("broadcast_to",),
     attributes=_broadcast_attributes,
     defaults={"added": ()},
@@ -102,9 +99,9 @@ BROADCAST = move(
 def _repeat_attributes(call: Call) -> Attributes:
     """Returns `times`: axes, with the number of repetitions of all entries or of each one."""
     layer, rank = call.layer, rank_of(call)
-    if isinstance(layer, _layers.UpSampling1D):
+    if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
-    if isinstance(layer, _layers.UpSampling3D):
+    if isinstance(layer, layers.UpSampling3D):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"times": tuple((start + i, int(n)) for i, n in enumerate(layer.size))}
     _, repeats, axis = operands(call, "input", "repeats", "axis")
@@ -133,7 +130,7 @@ REPEAT = move(
     "repeat",
     "entries of an axis, each several times",
     _emit_entries("times", np.repeat),
-    layers=(_layers.UpSampling1D, _layers.UpSampling3D),
+    layers=(layers.UpSampling1D, layers.UpSampling3D),
     symbols=("repeat",),
     attributes=_repeat_attributes,
     needs=("times",),
@@ -152,9 +149,9 @@ def _emit_reverse(e: Emission) -> None:
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output
-    kept, behind = shape[: max(axes) + 1], shape[max(axes) + 1 :]
+    before, behind = shape[: max(axes) + 1], shape[max(axes) + 1 :]
     if len(shape) > SLICED_ANYWHERE and len(behind) > 1 and None not in behind:
-        shape = (*kept, math.prod(size or 0 for size in behind))
+        shape = (*before, math.prod(size or 0 for size in behind))
         source, target = e.reshaped(source, shape, "flat"), e.temporary("turned", shape, source)
     parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(shape))]
     take_parts(e, source, target, parts)

@@ -162,10 +162,6 @@ def _is_same(compute: Any, x: Any, weights: Any, offsets: Any, expected: Any) ->
     return computed.shape == expected.shape and bool(tf.reduce_all(computed == expected))
 
 
-def _options_of_dense(product: Any, operations: list[Any], rank: int) -> Iterator[Attributes]:
-    yield {}
-
-
 def _on_axes(sizes: Any, rank: int) -> tuple[int, ...]:
     """Returns strides or dilations of an image operation along the axes of the layer's input."""
     numbers = tuple(map(int, sizes))
@@ -200,7 +196,7 @@ Candidate = tuple[
     Op, Callable[[Attributes, Any, Any], Any], Callable[[Any, list[Any], int], Iterator[Attributes]]
 ]
 
-_DENSE: Candidate = (DENSE, lambda a, x, kernel: product(x, kernel), _options_of_dense)
+_DENSE: Candidate = (DENSE, lambda a, x, kernel: product(x, kernel), lambda *_: iter([{}]))
 
 CANDIDATES: dict[str, Candidate] = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _DENSE),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -18,23 +18,10 @@ from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.ops.emission import Emission
+from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments
 from keras_qat.ops.weights import Weights, reach_of, terms
 from keras_qat.tflite.int4 import in_halves
-
-if TYPE_CHECKING:
-    from keras_qat.ops.node import Node
-
-__all__ = [
-    "EXACT",
-    "RECENT",
-    "Rounding",
-    "Sums",
-    "prepare_sums",
-    "products_with_weights",
-    "weight_constants",
-    "weighted",
-]
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
@@ -71,6 +58,7 @@ class Sums:
     Args:
         kernel: the weights, in the type that their products are added up in.
         bias: for each output channel, or None.
+        channels: axes of the weights that are output channels, counted from the end.
         factor: what sums are multiplied by: in float32 or float64, or in fixed point.
         rounding: how they are multiplied; "family" in float32 as the family's kernels do.
         fits: whether no sum of products passes what float32 holds.
@@ -78,6 +66,7 @@ class Sums:
 
     kernel: Any
     bias: Any
+    channels: tuple[int, ...]
     factor: Any
     rounding: Rounding | Literal["family"]
     fits: Any
@@ -115,7 +104,7 @@ def prepare_sums(
         factor = before * scale / after
         factor = factor if how == "double" else fixed_point(factor)
     kernel = _held_in(weights.q, dtype)
-    return Sums(kernel, bias, factor, how, _fits(a, channels))
+    return Sums(kernel, bias, channels, factor, how, _fits(a, channels))
 
 
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
@@ -138,33 +127,27 @@ def _most(a: Arguments) -> int:
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
-def weighted(a: Arguments, linear: Linear, channels: tuple[int, ...]) -> Any:
-    """The quantized values less the zero point of a weighted operator.
-
-    Args:
-        a: its arguments, with `Sums` as numbers.
-        linear: adds up products.
-        channels: axes of the weights that are output channels, counted from the end.
-    """
+def weighted(a: Arguments, linear: Linear) -> Any:
+    """Computes a weighted operator, given its arguments, with `Sums` as numbers."""
     numbers: Sums = a.numbers
     if numbers.rounding == "family":
         assert a.family.sums is not None
-        return a.family.sums(_sums_of_8_bits(a, linear, channels, tf.float32), numbers.factor)
+        return a.family.sums(_sums_of_8_bits(a, linear, tf.float32), numbers.factor)
     if a.wide:
         sums = linear(a.q[0], numbers.kernel)
         sums = sums if numbers.bias is None else sums + numbers.bias
         if numbers.rounding == "double":
             return _round_half_away(sums * numbers.factor)
         return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.factor), tf.float64)
-    sums = _sums_of_8_bits(a, linear, channels, tf.float64)
+    sums = _sums_of_8_bits(a, linear, tf.float64)
     if numbers.rounding == "double":
         return tf.cast(_round_half_away(sums * numbers.factor), tf.float32)
     whole = tf.cast(sums, tf.int64)
     result = multiply(whole, numbers.factor)
     if a.family.optimized and numbers.rounding != "fixed":
-        count = sums.shape[-1]
-        up = multiply(whole, numbers.factor, halves_up=True)
-        of_up = count if numbers.rounding == "up" else count // 8 * 8
+        count, is_up = sums.shape[-1], numbers.rounding == "up"
+        up = multiply(whole, numbers.factor, "once" if a.family.neon and is_up else "up")
+        of_up = count if is_up else count // 8 * 8
         result = tf.where(tf.range(count) < of_up, up, result)
     return tf.cast(result, tf.float32)
 
@@ -180,9 +163,7 @@ def _row(numbers: Any, dtype: tf.DType) -> Any:
     return tf.reshape(tf.cast(numbers, dtype), [-1])
 
 
-def _sums_of_8_bits(
-    a: Arguments, linear: Linear, channels: tuple[int, ...], dtype: tf.DType
-) -> Any:
+def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
     """The sums in float64, or in float32, rounded once where they do not fit.
 
     Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, so many
@@ -204,7 +185,8 @@ def _sums_of_8_bits(
         return with_bias(tf.cast(linear(x, kernel), dtype))
 
     def in_parts() -> Any:
-        inputs, count = kernel.shape[-2], terms(tuple(kernel.shape), channels)
+        channels, inputs = a.numbers.channels, kernel.shape[-2]
+        count = terms(tuple(kernel.shape), channels)
         size = _most(a) * inputs // count  # Channels whose products fit.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
@@ -247,7 +229,7 @@ def weight_constants(
     bias = np.zeros(shape[axis]) if weights.bias is None else np.asarray(weights.bias).reshape(-1)
     if weights.packed:
         data, dtype = in_halves(q), "int4"
-    input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
+    input_scale = np.float32(e.input_params.scale)
     whole = bias.astype(np.int64) if e.wide else np.float32(bias).astype(np.int32)
     return [
         e.constant("weights", data, scales=scales, axis=axis, shape=shape, dtype=dtype),

@@ -16,7 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.emission import Emission
 
 
-def kept(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
+def kept_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
     """Returns the states of a layer as quantized values less their zero points, in int64.
 
     States are rounded, as training leaves them between quantized values.
@@ -29,7 +29,9 @@ def kept(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
     return quantized
 
 
-def keep(layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any) -> Any:
+def keep_states(
+    layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any
+) -> Any:
     """Makes a layer keep states, and returns `result` once it has."""
     done = [
         variable.assign(

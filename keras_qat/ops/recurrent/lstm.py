@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -40,15 +40,11 @@ from keras_qat.arithmetic.quant_params import QuantParams, ratio
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
+from keras_qat.ops.movement import Part, take_parts
+from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.recurrent.kept_states import keep, kept
-from keras_qat.tflite.schema import TYPES
-
-if TYPE_CHECKING:
-    from keras_qat.ops.node import Node
-    from keras_qat.ops.weights import Weights
-
-__all__ = ["CELL", "HIDDEN", "LSTM", "TANH", "form_of", "other_form"]
+from keras_qat.ops.recurrent.kept_states import keep_states, kept_states
+from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
 """The range of the output, which the next step reads too."""
@@ -148,37 +144,36 @@ def _compute(a: Arguments) -> Any:
     sums = tf.tensordot(tf.cast(x, tf.float64), numbers.kernel, 1)
     if numbers.bias is not None:
         sums += numbers.bias
-    given = saturate(_as_gates(a, sums, numbers.factor), BITS)
+    products = saturate(_as_gates(a, sums, numbers.factor), BITS)
     own_bits, held = 15 if a.wide else 7, numbers.recurrent.dtype
     sigmoid, tanh, tanh_of_cell = numbers.tables
 
-    def step(states: Any, given: Any) -> Any:
+    def step(states: Any, products: Any) -> Any:
         hidden, cell = states
         fed_back = _as_gates(a, tf.matmul(hidden, numbers.recurrent), numbers.fed_back)
         if a.family.lstm == "tflite_micro":
             fed_back = saturate(fed_back, BITS)
-        gates = tf.split(saturate(given + fed_back, BITS), 4, -1)
-        takes, keeps, gives = (_look_up(sigmoid, gates[place]) for place in (0, 1, 3))
+        gates = tf.split(saturate(products + fed_back, BITS), 4, -1)
+        takes, keeps, gives = (_look_up(sigmoid, gates[index]) for index in (0, 1, 3))
         remains = _scaled(a, keeps * cell, BITS)
         taken = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
         cell = saturate(remains + taken, BITS)
         hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
         return tf.cast(saturate(hidden, own_bits), held), cell
 
-    states = _before(a, x)
-    found, cells = tf.scan(step, tf.transpose(given, [1, 0, 2]), states)
+    hidden, cells = tf.scan(step, tf.transpose(products, [1, 0, 2]), _before(a, x))
     if a.attributes["keeps"]:
-        last = found[-1], cells[-1]
-        found = keep(a.call.layer, _params_of_states(a), last, found)
-    found = tf.cast(found, a.q[0].dtype)
-    return tf.transpose(found, [1, 0, 2]) if a.attributes["sequences"] else found[-1]
+        last = hidden[-1], cells[-1]
+        hidden = keep_states(a.call.layer, _params_of_states(a), last, hidden)
+    hidden = tf.cast(hidden, a.q[0].dtype)
+    return tf.transpose(hidden, [1, 0, 2]) if a.attributes["sequences"] else hidden[-1]
 
 
 def _before(a: Arguments, x: Any) -> tuple[Any, Any]:
     """The states before the first step: zeros, or those that the layer has kept."""
     units, held = a.numbers.recurrent.shape[0], a.numbers.recurrent.dtype
     if a.attributes["keeps"]:
-        hidden, cell = kept(a.call.layer, _params_of_states(a))
+        hidden, cell = kept_states(a.call.layer, _params_of_states(a))
         return tf.cast(hidden, held), cell
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
     return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
@@ -214,16 +209,16 @@ def _rounded_twice(product: Any, bits: int) -> Any:
 def _tables(a: Arguments) -> list[Any]:
     """Sigmoid and tanh of gates, tanh of the cell state: for each int16, the lowest first."""
     if a.family.lstm == "tflite":
-        arrays = sigmoid_table(3), tanh_table(3), tanh_table(4)
-        return [tf.constant(each.astype(np.int16)) for each in arrays]
-    q = tf.range(-(2**15), 2**15, dtype=tf.int64)
-    gate, cell = (each.as_tensors().scale for each in (GATE, CELL))
-    found = (
-        sigmoid_of_int16(q, prepare_sigmoid(a.family, gate)),
-        tanh_of_int16(q, prepare_tanh(a.family, gate)),
-        tanh_of_int16(q, prepare_tanh(a.family, cell)),
-    )
-    return [tf.cast(each, tf.int16) for each in found]
+        tables: Any = sigmoid_table(3), tanh_table(3), tanh_table(4)
+    else:
+        q = tf.range(-(2**15), 2**15, dtype=tf.int64)
+        gate, cell = (params.as_tensors().scale for params in (GATE, CELL))
+        tables = (
+            sigmoid_of_int16(q, prepare_sigmoid(a.family, gate)),
+            tanh_of_int16(q, prepare_tanh(a.family, gate)),
+            tanh_of_int16(q, prepare_tanh(a.family, cell)),
+        )
+    return [tf.cast(table, tf.int16) for table in tables]
 
 
 def _look_up(table: Any, q: Any) -> Any:
@@ -237,7 +232,7 @@ def _emit(e: Emission) -> None:
     assert weights.bias is not None
     batch, steps, _ = e.shape(x)
     units = weights.recurrent.q.shape[0]
-    input_scale = np.float32(e.node.inputs[0].params.scale)  # type: ignore[union-attr]
+    input_scale = np.float32(e.input_params.scale)
     if e.attributes["backwards"]:
         reversed_ = e.temporary("reversed", e.shape(x), x)
         e.add("REVERSE_V2", [x, e.constant("time", [1])], [reversed_])
@@ -245,10 +240,10 @@ def _emit(e: Emission) -> None:
     states = _states(e, (batch, units))
     kernels, scales = _gates(e, weights, "kernel")
     recurrent, _ = _gates(e, weights.recurrent, "recurrent")
-    whole = np.int64 if e.wide else np.int32
+    bias_type = np.int64 if e.wide else np.int32
     biases = [
-        e.constant(f"bias_{place}", part.astype(whole), scales=input_scale * scale)
-        for place, (part, scale) in enumerate(
+        e.constant(f"bias_{gate}", part.astype(bias_type), scales=input_scale * scale)
+        for gate, (part, scale) in enumerate(
             zip(np.split(np.asarray(weights.bias).reshape(-1), 4), scales, strict=True)
         )
     ]
@@ -261,7 +256,7 @@ def _emit(e: Emission) -> None:
         [x, *kernels, *recurrent, *[-1] * 3, *biases, *[-1] * 2, *states, *[-1] * 4],
         [sequence],
         intermediates=[
-            *(e.temporary(f"gate_{place}", (0,), GATE) for place in range(4)),
+            *(e.temporary(f"gate_{gate}", (0,), GATE) for gate in range(4)),
             e.temporary("gate_4", (0,), output),
         ],
         fusedActivationFunction=schema.ActivationFunctionType.TANH,
@@ -270,22 +265,17 @@ def _emit(e: Emission) -> None:
         times = _times(e, x)
         e.builder.once_known(lambda: _zeros(e, x, states, times))
     if sequence != output:
-        places = [e.constant(name, where) for name, where in _LAST.items()]
-        masks = {"beginMask": 5, "endMask": 7, "shrinkAxisMask": 2}
-        e.add("STRIDED_SLICE", [sequence, *places], [output], **masks)
-
-
-_LAST = {"last": [0, -1, 0], "end": [0, 0, 0], "by": [1, 1, 1]}
-"""Begin, end and stride of a slice that is the last step of a sequence."""
+        whole_axis = (None, None, 1)
+        take_parts(e, sequence, output, [whole_axis, (-1, None, 1), whole_axis], dropped=[1])
 
 
 def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
     """The weights of each gate, [output, input], and their scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
-    scales = [np.float32(each.flat[0]) for each in np.split(np.asarray(weights.scale), 4, -1)]
+    scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
-        e.constant(f"{name}_{place}", part.T, QuantParams(scale, 0))
-        for place, (part, scale) in enumerate(zip(parts, scales, strict=True))
+        e.constant(f"{name}_{gate}", part.T, QuantParams(scale, 0))
+        for gate, (part, scale) in enumerate(zip(parts, scales, strict=True))
     ]
     return tensors, scales
 
@@ -302,14 +292,14 @@ def _states(e: Emission, shape: tuple[int | None, int]) -> tuple[int, int]:
 def _times(e: Emission, x: int) -> int:
     """Returns the number of sequences for each example of the file, where steps were folded."""
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
-    made_by = {int(out): each for each in e.builder.graph.operators for out in each.outputs}
+    producers = {int(index): op for op in e.builder.graph.operators for index in op.outputs}
     times = Fraction(1)
-    while x in made_by:
-        operator, made = made_by[x], e.builder.sizes(x)[1:]
-        x = next(int(each) for each in operator.inputs if not tensors[each].buffer)
-        read, code = e.builder.sizes(x)[1:], codes[operator.opcodeIndex].builtinCode
-        if code == schema.BuiltinOperator.RESHAPE and -1 not in made + read:
-            times *= Fraction(int(np.prod(read)), int(np.prod(made)))
+    while x in producers:
+        operator, after = producers[x], e.builder.sizes(x)[1:]
+        x = next(int(index) for index in operator.inputs if not tensors[index].buffer)
+        before, code = e.builder.sizes(x)[1:], codes[operator.opcodeIndex].builtinCode
+        if code == schema.BuiltinOperator.RESHAPE and -1 not in after + before:
+            times *= Fraction(int(np.prod(before)), int(np.prod(after)))
     return int(times)
 
 
@@ -337,7 +327,7 @@ def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
     if e.dtype(hidden) == "int16":
         e.add("MUL", [some, zeros], [hidden])
         return
-    e.add("CAST", [cell], [hidden], inDataType=TYPES["int16"], outDataType=TYPES["int8"])
+    e.cast(cell, hidden)
 
 
 FIRST = 0
@@ -348,8 +338,7 @@ def _as_int16(e: Emission, source: int) -> int:
     if e.dtype(source) == "int16":
         return source
     target = e.temporary("as_int16", e.shape(source), QuantParams(np.float32(1.0), 0, 16))
-    kinds = {"inDataType": e.builder.graph.tensors[source].type, "outDataType": TYPES["int16"]}
-    e.add("CAST", [source], [target], **kinds)
+    e.cast(source, target)
     return target
 
 
@@ -358,15 +347,13 @@ def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
     rank = len(e.shape(source))
     if rank == 1:
         return e.reshaped(source, (batch, 1), "some")
-    places = {"first": [0] * rank, "second": [0, *[1] * (rank - 1)], "by": [1] * rank}
-    where = [e.constant(name, each) for name, each in places.items()]
     some = e.temporary("some", (batch, 1), source)
-    masks = {"beginMask": 1, "endMask": 1, "shrinkAxisMask": 2 ** (rank - 1) - 2}
-    e.add("STRIDED_SLICE", [source, *where], [some], **masks)
+    firsts: list[Part] = [(0, 1, 1)] * (rank - 1)
+    take_parts(e, source, some, [(None, None, 1), *firsts], dropped=range(1, rank - 1))
     return some
 
 
-def _products(node: Node) -> int:
+def products_of_steps(node: Node) -> int:
     """Counts products: each step multiplies with all weights."""
     steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
     assert node.weights is not None
@@ -388,5 +375,5 @@ LSTM = Op(
     output=HIDDEN,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
     gates=4,
-    products=_products,
+    products=products_of_steps,
 )

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.ops.op import OWN, Attributes, OwnRange
 
-_layers = keras.layers
-
-CONV_LSTMS = (_layers.ConvLSTM1D, _layers.ConvLSTM2D)
+CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 
 
-class Machine(Protocol):
+class Arithmetic(Protocol):
     """Computes steps with values of its own kind. `name` is the name of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
@@ -38,11 +36,11 @@ class Machine(Protocol):
 States = tuple[Any, ...]
 """The states after a step; the first is the layer's output."""
 
-Step = Callable[[Machine, Mapping[str, Any], States], States]
+Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
 """Computes the next states from the products of a step's input, by part, and the states."""
 
 
-def _gates(m: Machine, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
+def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
     """Computes sigmoids of sums. A hard sigmoid is a range: its slope is in the weights."""
     fed_back = m.product("gates", hidden)
     if hard:
@@ -51,7 +49,7 @@ def _gates(m: Machine, inputs: Mapping[str, Any], hidden: Any, hard: bool, name:
 
 
 def gru_step(
-    m: Machine, inputs: Mapping[str, Any], states: States, reset_after: bool, hard: bool
+    m: Arithmetic, inputs: Mapping[str, Any], states: States, reset_after: bool, hard: bool
 ) -> States:
     """Computes gates z and r and a candidate, and returns z hidden + (1 - z) candidate."""
     (hidden,) = states
@@ -61,11 +59,11 @@ def gru_step(
     else:
         rest = m.product("candidate", m.multiply(resets, hidden, "hidden"))
     candidate = m.tanh(m.add(inputs["candidate"], rest, "candidate"), "hidden")
-    kept = m.multiply(keeps, hidden, "hidden")
-    return (m.add(kept, m.multiply(m.from_one(keeps), candidate, "hidden"), "hidden"),)
+    remains = m.multiply(keeps, hidden, "hidden")
+    return (m.add(remains, m.multiply(m.from_one(keeps), candidate, "hidden"), "hidden"),)
 
 
-def lstm_step(m: Machine, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
+def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
     """Computes gates i, f, o and a candidate; returns o tanh(c) of the cell c = f c + i candidate.
 
     As in TFLite's own LSTM, everything between the products and the hidden state has 16 bits.
@@ -78,7 +76,7 @@ def lstm_step(m: Machine, inputs: Mapping[str, Any], states: States, hard: bool)
     return m.multiply(gives, m.tanh(cell, "unit"), "hidden"), cell
 
 
-def simple_step(m: Machine, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
+def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
     """Computes a sum, and tanh or ReLU of it."""
     fed_back = m.product("sum", *states)
     if relu:
@@ -131,7 +129,7 @@ def parts(layer: Any) -> dict[str, Part]:
     def block(first: int, count: int = 1) -> slice:
         return slice(first * units, (first + count) * units)
 
-    if isinstance(layer, _layers.SimpleRNN):
+    if isinstance(layer, layers.SimpleRNN):
         return {"sum": Part((block(0),))}
     gates = (block(0), block(1), block(3)) if is_image else (block(0, 2),)
     line = (0.2, 2.5) if layer.recurrent_activation is HARD_SIGMOID else (1.0, 0.0)

@@ -11,17 +11,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, values_in
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.ops.composed import Number
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
-from keras_qat.ops.recurrent.kept_states import InFile, keep, kept
-from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, form_of, other_form
+from keras_qat.ops.node import Node
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, held_in
+from keras_qat.ops.recurrent.kept_states import InFile, keep_states, kept_states
+from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, form_of, other_form, products_of_steps
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     HARD_SIGMOID,
@@ -31,24 +33,8 @@ from keras_qat.ops.recurrent.step_math import (
     names_of_states,
     step_of,
 )
-from keras_qat.ops.recurrent.step_ops import (
-    SIGMOID,
-    Number,
-    Steps,
-    computing,
-    held_in,
-    preparing,
-    writing,
-)
-from keras_qat.ops.requantize import REQUANTIZE
-
-if TYPE_CHECKING:
-    from keras_qat.ops.node import Node
-    from keras_qat.ops.weights import Weights
-
-__all__ = ["CONV_LSTM", "GRU", "MOST_STEPS", "SIMPLE_RNN", "SIMPLE_RNN_RELU"]
-
-_layers = keras.layers
+from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, computing, preparing, writing
+from keras_qat.ops.weights import Weights
 
 MOST_STEPS = 64
 """The most steps of a file. Each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a ConvLSTM."""
@@ -60,24 +46,24 @@ def _prepare(a: Arguments) -> dict[str, Any]:
     And the ranges inside, without the weights.
     """
     weights: Weights = a.weights
-    found: dict[str, Any] = {name: [] for name in ("given", "first", "step", "last")}
-    m = {name: preparing(a, numbers) for name, numbers in found.items()}
+    numbers: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
+    m = {name: preparing(a, of_name) for name, of_name in numbers.items()}
     x, params = a.q[0], a.params[0]
     sizes = [None, *x.shape[2:]] if convolves(a.attributes) else x.shape
     source = tf.TensorSpec(sizes, x.dtype), params
-    given = {part: m["given"].given(part, source) for part in m["given"].parts}
+    inputs = {part: m["inputs"].input_product(part, source) for part in m["inputs"].parts}
     of_states = [m["step"].named(name) for name in names_of_states(a.attributes)]
     assert weights.recurrent is not None
     units = weights.recurrent.q.shape[-2]
-    states = tuple((tf.TensorSpec([*sizes[:-1], units], held_in(each)), each) for each in of_states)
+    states = tuple((tf.TensorSpec([*sizes[:-1], units], held_in(own)), own) for own in of_states)
     if len(a.q) > 1:
-        m["first"].run(REQUANTIZE, [(a.q[1], a.params[1])], of_states[0])
-    step_of(a.attributes)(m["step"], given, states)
+        m["first"].requantized((a.q[1], a.params[1]), of_states[0])
+    step_of(a.attributes)(m["step"], inputs, states)
     if "hidden" in weights.inner:
-        m["last"].run(REQUANTIZE, [states[0]], a.output)
+        m["last"].requantized(states[0], a.output)
     left: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
     recurrent = dataclasses.replace(weights.recurrent, **left)
-    return found | {"weights": dataclasses.replace(weights, **left, recurrent=recurrent)}
+    return numbers | {"weights": dataclasses.replace(weights, **left, recurrent=recurrent)}
 
 
 def _compute(a: Arguments) -> Any:
@@ -86,7 +72,7 @@ def _compute(a: Arguments) -> Any:
     def machine(name: str) -> Steps:
         return computing(a, weights, prepared[name])
 
-    m, x, params = machine("given"), a.q[0], a.params[0]
+    m, x, params = machine("inputs"), a.q[0], a.params[0]
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
     inputs = {part: _input_products(m, part, (x, params)) for part in m.parts}
@@ -102,27 +88,27 @@ def _compute(a: Arguments) -> Any:
     zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
     initial = [zeros] * len(names)
     if len(a.q) > 1:
-        initial = [machine("first").run(REQUANTIZE, [(a.q[1], a.params[1])], state_params[0])[0]]
+        initial = [machine("first").requantized((a.q[1], a.params[1]), state_params[0])[0]]
     if a.attributes["keeps"]:
-        initial = kept(layer, state_params)
+        initial = kept_states(layer, state_params)
     initial = [tf.cast(q, held_in(p)) for q, p in zip(initial, state_params, strict=True)]
     states = tf.scan(step_once, in_order, tuple(initial))
     result = states[0]
     if a.attributes["keeps"]:
-        result = keep(layer, state_params, [state[-1] for state in states], result)
+        result = keep_states(layer, state_params, [state[-1] for state in states], result)
     result = _steps_first(result) if a.attributes["sequences"] else result[-1]
     if "hidden" not in weights.inner:
         return result
-    return machine("last").run(REQUANTIZE, [(result, state_params[0])], a.output)[0]
+    return machine("last").requantized((result, state_params[0]), a.output)[0]
 
 
 def _input_products(m: Steps, part: str, x: Number) -> Number:
     """Returns the products of all steps with a part of the weights; images join the batch."""
     q, params = x
     if not convolves(m.attributes):
-        return m.given(part, x)
+        return m.input_product(part, x)
     steps = q.shape[1]
-    products, params = m.given(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
+    products, params = m.input_product(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
     return tf.reshape(products, [-1, steps, *products.shape[1:]]), params
 
 
@@ -157,7 +143,7 @@ def _begun(e: Emission, m: Steps, like: Number) -> tuple[States, InFile | None]:
         return ((stored.read(), hidden),), stored
     if len(e.inputs) > 1:
         initial: Any = e.inputs[1], e.node.inputs[1].params
-        return (initial if initial[1] == hidden else m.run(REQUANTIZE, [initial], hidden),), None
+        return (initial if initial[1] == hidden else m.requantized(initial, hidden),), None
     return tuple(m.zeros(like, name) for name in names_of_states(e.attributes)), None
 
 
@@ -169,13 +155,13 @@ def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
-        of_steps = {part: _steps(e, m.given(part, source), part) for part in m.parts}
+        of_steps = {part: _steps(e, m.input_product(part, source), part) for part in m.parts}
         return lambda index: {part: products[index] for part, products in of_steps.items()}
     (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
     if len(sizes) == 2:
         x = e.reshaped(x, (batch, steps, 1, *sizes), "images")
     images = _steps(e, (x, params), "image")
-    return lambda index: {part: m.given(part, images[index]) for part in m.parts}
+    return lambda index: {part: m.input_product(part, images[index]) for part in m.parts}
 
 
 def _emit_output(e: Emission, hidden_states: list[Number], output: int) -> None:
@@ -214,14 +200,10 @@ def _steps(e: Emission, x: Number, name: str) -> list[Number]:
 
 def _products(node: Node) -> int:
     """Counts the products: each step multiplies with all weights, at each position of an image."""
-    steps = node.inputs[0].shape[1]  # type: ignore[union-attr]
-    assert node.weights is not None
-    assert steps is not None
-    positions = 1
+    sizes: tuple[int | None, ...] = ()
     if convolves(node.attributes):
         sizes = node.output.shape[2 if node.attributes["sequences"] else 1 : -1]
-        positions = math.prod(size or 0 for size in sizes)
-    return steps * positions * node.weights.count
+    return products_of_steps(node) * math.prod(size or 0 for size in sizes)
 
 
 # The rows.
@@ -262,10 +244,10 @@ def _form(call: Call) -> Attributes:
     A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
     layer, form = call.layer, form_of(call)
-    if isinstance(layer, _layers.SimpleRNN):
+    if isinstance(layer, layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
     form = {**form, "hard": layer.recurrent_activation is HARD_SIGMOID}
-    if isinstance(layer, _layers.GRU):
+    if isinstance(layer, layers.GRU):
         return {**form, "reset_after": bool(layer.reset_after)}
     return {**form, **CONV.attributes(call)}
 
@@ -280,7 +262,7 @@ GRU = Op(
     prepare=_prepare,
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
     "its state may be given",
-    layers=(_layers.GRU,),
+    layers=(layers.GRU,),
     attributes=_form,
     accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
     integers=(),
@@ -304,7 +286,7 @@ SIMPLE_RNN = dataclasses.replace(
     GRU,
     name="simple_rnn",
     doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; its output as that of GRU",
-    layers=(_layers.SimpleRNN,),
+    layers=(layers.SimpleRNN,),
     accepts=_accepts("tanh and relu", activation=TANH),
 )
 

@@ -1,0 +1,236 @@
+"""Operators made of others' rows: one description of the steps prepares, computes and writes them.
+
+A description calls a `Machine`, which does one of the three.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.op import Arguments, Attributes, Op, held_in
+
+Number = tuple[Any, QuantParams]
+"""Quantized values less their zero point, or a tensor of a file, with quantization parameters."""
+
+Shape = tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A row that is run once. The fields are arguments of `Machine.run`."""
+
+    op: Op
+    inputs: list[Number]
+    params: QuantParams
+    attributes: Attributes
+    weights: Any
+    maximum: float | None
+    shape: Any
+
+    def arguments(self, a: Arguments, **fields: Any) -> Arguments:
+        """Returns the arguments of the row, given those of the composed operator."""
+        fields = {"params": [params for _, params in self.inputs], "output": self.params, **fields}
+        return dataclasses.replace(
+            a,
+            q=[q for q, _ in self.inputs],
+            attributes=self.attributes,
+            merges_relu=self.maximum is not None,
+            **fields,
+        )
+
+
+class Machine(abc.ABC):
+    """Runs rows on numbers of its own kind."""
+
+    def run(
+        self,
+        op: Op,
+        inputs: list[Number],
+        params: QuantParams,
+        *,
+        attributes: Attributes | None = None,
+        weights: Any = None,
+        maximum: float | None = None,
+        shape: Shape | None = None,
+    ) -> Number:
+        """Runs a row.
+
+        Args:
+            op: the row.
+            inputs: its inputs.
+            params: the parameters of the output.
+            attributes: other attributes than the row's defaults.
+            weights: the weights of a weighted operator.
+            maximum: the maximum of a fused ReLU.
+            shape: the output's shape, by default as that of the last input.
+        """
+        chosen = op.defaults if attributes is None else attributes
+        return self._run(_Step(op, inputs, params, chosen, weights, maximum, shape))
+
+    @abc.abstractmethod
+    def _run(self, step: _Step) -> Number: ...
+
+    @abc.abstractmethod
+    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+        """Makes a number of quantized values."""
+
+    @abc.abstractmethod
+    def split(self, x: Number, count: int) -> list[Number]:
+        """Splits a number into blocks of channels."""
+
+    @abc.abstractmethod
+    def widened(self, x: Number) -> Number:
+        """Turns a number of 8 bits with zero point 0 into 16 bits with the same scale."""
+
+    @abc.abstractmethod
+    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+        """Takes the entry of a table, whose zero point is 0, for each 16-bit number from 0 on."""
+
+
+class Preparing(Machine):
+    """Prepares rows, in order, and computes nothing: tensors are `TensorSpec`s.
+
+    Args:
+        a: the arguments of the composed operator.
+        numbers: takes what `Computing` needs.
+    """
+
+    def __init__(self, a: Arguments, numbers: list[Any]) -> None:
+        self.a, self.numbers = a, numbers
+
+    def _run(self, step: _Step) -> Number:
+        inputs, output = [x.as_tensors() for _, x in step.inputs], step.params.as_tensors()
+        arguments = step.arguments(self.a, params=inputs, output=output, weights=step.weights)
+        dtype = held_in(step.params)
+        low, high = (end - output.zero_point for end in (output.lowest, output.highest))
+        low = low if step.maximum is None else tf.maximum(low, 0.0)
+        ends = tf.cast(low, dtype), tf.cast(high, dtype)
+        self.numbers.append((step.op.prepared(arguments).numbers, *ends))
+        shape = step.inputs[-1][0].shape if step.shape is None else step.shape
+        if step.weights is not None:
+            shape = [*shape[:-1], step.weights.q.shape[-1]]
+        return tf.TensorSpec(shape, dtype), step.params
+
+    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+        dtype, zero_point = held_in(params), params.as_tensors().zero_point
+        self.numbers.append(tf.cast(tf.cast(q, tf.float64) - zero_point, dtype))
+        return tf.TensorSpec(self.numbers[-1].shape, dtype), params
+
+    def split(self, x: Number, count: int) -> list[Number]:
+        spec, params = x
+        shape = [*spec.shape[:-1], spec.shape[-1] // count]
+        return [(tf.TensorSpec(shape, spec.dtype), params)] * count
+
+    def widened(self, x: Number) -> Number:
+        params = dataclasses.replace(x[1], bits=16)
+        return tf.TensorSpec(x[0].shape, held_in(params)), params
+
+    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+        self.numbers.append(table)
+        return tf.TensorSpec(x[0].shape, table.dtype), params
+
+
+class Computing(Machine):
+    """Computes with the rounding of a kernel family.
+
+    Args:
+        a: the arguments of the composed operator.
+        numbers: what `Preparing` has found for the same steps.
+    """
+
+    def __init__(self, a: Arguments, numbers: Iterable[Any]) -> None:
+        self.a, self.numbers = a, iter(numbers)
+
+    def _run(self, step: _Step) -> Number:
+        prepared, low, high = next(self.numbers)
+        result = step.op.compute(step.arguments(self.a, numbers=prepared))
+        q = tf.cast(result, held_in(step.params))
+        return tf.minimum(tf.maximum(q, low), high), step.params
+
+    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+        return next(self.numbers), params
+
+    def split(self, x: Number, count: int) -> list[Number]:
+        return [(q, x[1]) for q in tf.split(x[0], count, -1)]
+
+    def widened(self, x: Number) -> Number:
+        params = dataclasses.replace(x[1], bits=16)
+        return tf.cast(x[0], held_in(params)), params
+
+    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+        return tf.gather(next(self.numbers), tf.cast(x[0], tf.int32)), params
+
+
+class Writing(Machine):
+    """Writes operators to a file.
+
+    Args:
+        e: the emission of the composed operator.
+        image: height and width of what convolutions return, as for their inputs by default.
+    """
+
+    def __init__(self, e: Emission, image: Shape = ()) -> None:
+        self.e, self.image = e, image
+        self.counter = itertools.count(1)
+
+    def _run(self, step: _Step) -> Number:
+        e, count, params = self.e, next(self.counter), _in_file(step.params)
+        name, shape = f"{e.node.name}/{count}", step.shape or e.shape(step.inputs[-1][0])
+        if step.weights is not None:
+            shape = shape[0], *(self.image or shape[1:-1]), step.weights.q.shape[-1]
+        target = e.temporary(str(count), shape, params)
+
+        def tensor(label: str, index: int, params: QuantParams) -> Tensor:
+            return Tensor(f"{name}/{label}", e.shape(index), "float32", params)
+
+        sources = tuple(tensor(str(index), *x) for index, x in enumerate(step.inputs))
+        outputs, call = (tensor("output", target, params),), e.node.call
+        more = step.weights, step.maximum
+        node = Node(name, step.op, step.attributes, call, sources, outputs, *more)
+        step.op.emit(Emission(e.builder, node, [index for index, _ in step.inputs], [target]))
+        return target, params
+
+    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+        params = _in_file(params)
+        return self.e.constant(name, np.asarray(q).astype(params.dtype), params), params
+
+    def split(self, x: Number, count: int) -> list[Number]:
+        (index, params), e, number = x, self.e, next(self.counter)
+        *sizes, channels = e.shape(index)
+        assert channels is not None
+        shape = (*sizes, channels // count)
+        targets = [e.temporary(f"{number}/{block}", shape, index) for block in range(count)]
+        e.add("SPLIT", [e.constant("axis", len(sizes)), index], targets, numSplits=count)
+        return [(target, params) for target in targets]
+
+    def widened(self, x: Number) -> Number:
+        index, params = x[0], dataclasses.replace(x[1], bits=16)
+        target = self.e.temporary(f"{next(self.counter)}/wide", self.e.shape(index), params)
+        self.e.cast(index, target)
+        return target, params
+
+    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+        e, number, params = self.e, next(self.counter), _in_file(params)
+        indices = e.temporary(f"{number}/indices", e.shape(x[0]), "int32")
+        target = e.temporary(str(number), e.shape(x[0]), params)
+        e.cast(x[0], indices)
+        values = e.constant("table", np.asarray(table).astype(params.dtype), params)
+        e.add("GATHER", [values, indices], [target], axis=0)
+        return target, params
+
+
+def _in_file(params: QuantParams) -> QuantParams:
+    """Returns parameters as numbers, where they are tensors."""
+    if not tf.is_tensor(params.scale):
+        return params
+    return QuantParams(np.float32(params.scale), int(params.zero_point), params.bits)

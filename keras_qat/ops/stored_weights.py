@@ -1,0 +1,92 @@
+"""Weights that files hold in the parameters of an output, such as tables that GATHER reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
+from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.frontend.keras2.backend import layers
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.op import Arguments, Op, held_in
+
+INDICES = ("int32", "int64")
+"""Types of indices that GATHER takes; others are converted."""
+
+
+def _rounded(make: Any, q: Any, ratio: Any) -> Any:
+    """Entries of a table as the file holds them: in the output's parameters, less the zero point.
+
+    Those that have its scale already stay as they are.
+    """
+    return make.round(q * ratio)
+
+
+def _stored(values: np.ndarray, params: QuantParams) -> np.ndarray:
+    """Values less the zero point as a file holds them."""
+    return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
+
+
+def _prepare(a: Arguments) -> tuple[Any, Any]:
+    """The table, and its scale over the output's."""
+    table = a.weights.q
+    if isinstance(table, np.ndarray):  # A constant of the graph.
+        table = tf.constant(table.astype(np.float32))
+    return table, tf.reshape(tf.cast(a.weights.scale, tf.float64), []) / a.output.scale
+
+
+def _compute(a: Arguments) -> Any:
+    (indices,), (table, ratio) = a.q, a.numbers
+    if indices.dtype.name not in INDICES:
+        indices = tf.cast(indices, tf.int32)
+    entries = _rounded(tf, tf.cast(tf.gather(table, indices), tf.float64), ratio)
+    return tf.cast(entries, held_in(a.output))
+
+
+def _emit(e: Emission) -> None:
+    weights, params = e.weights, e.params
+    (scale,) = np.asarray(weights.scale, np.float64).reshape(-1)
+    table = _rounded(np, np.asarray(weights.q, np.float64), scale / np.float64(params.scale))
+    indices = e.inputs[0]
+    if e.dtype(indices) not in INDICES:
+        indices = e.temporary("indices", e.shape(indices), "int32")
+        e.cast(e.inputs[0], indices)
+    e.add("GATHER", [e.constant("table", _stored(table, params), params), indices], axis=0)
+
+
+EMBEDDING = Op(
+    "embedding",
+    _compute,
+    _emit,
+    prepare=_prepare,
+    doc="rows of a table of weights, which is held in the parameters of the output",
+    layers=(layers.Embedding,),
+    weights={"embeddings": ()},
+    is_table=True,
+)
+
+
+def _quantized(layer: WeightTensor, params: QuantParams) -> Any:
+    """Returns a weight's values less the zero point, rounded half away, possibly out of range."""
+    return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
+
+
+def _emit_weight(e: Emission) -> None:
+    values = _stored(_quantized(e.node.call.layer, e.params.as_tensors()).numpy(), e.params)
+    tensor = e.builder.graph.tensors[e.outputs[0]]
+    tensor.buffer = e.builder.buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+
+WEIGHT_TENSOR = Op(
+    "weight",
+    lambda a: tf.cast(_quantized(a.call.layer, a.output), held_in(a.output)),
+    _emit_weight,
+    doc="a weight that a custom layer computes with, or what it computes from weights alone",
+    layers=(WeightTensor,),
+    accepts=of_reals,
+    reads_only_weights=True,
+)
