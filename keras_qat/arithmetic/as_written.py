@@ -13,8 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["product", "quotient"]
-
 
 def product(x: Any, y: Any) -> Any:
     """x * y; 0 where y is 0."""

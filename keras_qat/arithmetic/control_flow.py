@@ -10,8 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Choice", "cond", "straight_through", "traced_once", "with_gradient_of"]
-
 
 @dataclasses.dataclass(eq=False)
 class Choice:

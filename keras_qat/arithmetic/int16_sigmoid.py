@@ -26,8 +26,6 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 
-__all__ = ["Curve", "prepare_sigmoid", "prepare_tanh", "sigmoid_of_int16", "tanh_of_int16"]
-
 INTEGER_BITS = 3
 """Bits in front of the point of the input of `gates`, in steps of 2^-12."""
 

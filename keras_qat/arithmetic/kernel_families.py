@@ -17,6 +17,12 @@ def half_to_even(numbers: Any, factor: Any) -> Any:
     return tf.round(numbers * factor)
 
 
+def half_up(numbers: Any, factor: Any) -> Any:
+    """Multiplies in integers, so exactly, and rounds halves up: XNNPACK on 64-bit ARM."""
+    exact = tf.cast(numbers, tf.float64) * tf.cast(factor, tf.float64)
+    return tf.cast(tf.floor(exact + 0.5), numbers.dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
     """The rounding of one runtime: a field for each question that operators ask about it.
@@ -41,7 +47,10 @@ class KernelFamily:
         bilinear: precision of the weights of pixels in int8 bilinear interpolation.
         optimized: whether TFLite's optimized kernels compute what the fields above leave to
             TFLite. Some of them round halves up.
-        softmax: whether int8 softmax computes exponentials in float32 or in fixed point.
+        neon: whether these optimized kernels are those in ARM's vector instructions. They round
+            int8 hard swish of 8 values at a time, and sums with packed int4 weights, only once.
+        softmax: whether int8 softmax computes exponentials in float32, in fixed point, or looks
+            them up in a table of uint16 and adds them up in integers.
         int16_curves: whether int16 sigmoid and tanh of scales that are powers of two use the
             approximations of LSTM gates, or interpolate in a table.
         dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision, where `sums`
@@ -69,7 +78,8 @@ class KernelFamily:
     tables: Literal["half_to_even", "half_away"] = "half_away"
     bilinear: Literal["2048ths", "1024ths"] = "1024ths"
     optimized: bool = False
-    softmax: Literal["float32", "fixed_point"] = "fixed_point"
+    neon: bool = False
+    softmax: Literal["float32", "fixed_point", "uint16_table"] = "fixed_point"
     int16_curves: Literal["gates", "table"] = "table"
     dense: Literal["double", "fixed_point"] = "double"
     ratios: Literal["float32", "float64"] = "float32"
@@ -100,7 +110,12 @@ XNNPACK = KernelFamily(
     softmax="float32",
     int16_curves="gates",
 )
-"""XNNPACK, and TFLite's optimized kernels for operators that XNNPACK lacks: phones, desktops."""
+"""XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks: desktops."""
+
+XNNPACK_ARM64 = dataclasses.replace(
+    XNNPACK, name="xnnpack_arm64", products=half_up, neon=True, softmax="uint16_table"
+)
+"""The same on 64-bit ARM: phones. It differs in softmax, and where results lie on halves."""
 
 TFLM = KernelFamily(
     "tflm",
@@ -115,7 +130,7 @@ TFLM = KernelFamily(
 )
 """TFLite Micro. Its kernels began as TFLite's portable ones and differ in some points."""
 
-FAMILIES = {family.name: family for family in (XNNPACK, REFERENCE, TFLM)}
+FAMILIES = {family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM)}
 """All families, by the name that users pass as `kernels=`."""
 
 

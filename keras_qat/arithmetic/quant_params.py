@@ -15,8 +15,6 @@ from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
 
-__all__ = ["QuantParams", "ratio", "round_half_away", "single"]
-
 
 @dataclasses.dataclass(frozen=True)
 class QuantParams:

@@ -21,7 +21,7 @@ PAIRS = np.stack(np.meshgrid(*[np.arange(-128.0, 128.0, 8)] * 2), -1).reshape(-1
 def half_up(numbers, factor):
     """Multiplies in fixed point and rounds halves up."""
     whole = tf.cast(numbers, tf.int64)
-    return tf.cast(multiply(whole, fixed_point(factor), halves_up=True), numbers.dtype)
+    return tf.cast(multiply(whole, fixed_point(factor), "up"), numbers.dtype)
 
 
 @pytest.fixture

@@ -1,0 +1,54 @@
+"""Files in LiteRT for 64-bit ARM, emulated, against the simulation of its kernels.
+
+`make test-arm64` sets the emulator up; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.runtimes import networks, operators
+from tests.arm64 import emulator
+from tests.arm64.cases import cases
+from tests.ops.harness import file_of, in_integers, sized
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not emulator.is_set_up(), reason="no emulator: make test-arm64"),
+]
+
+FAMILY = "xnnpack_arm64"
+
+KINDS = {"operators": lambda: operators(1), "networks": networks}
+
+
+def differing(folder, cpu):
+    """Files whose quantized values are others on the processor than in the simulation."""
+    files = emulator.run(folder, cpu)["files"]
+    assert files
+    results = {name: kernels[FAMILY] for name, kernels in files.items()}
+    return {
+        name: result
+        for name, result in results.items()
+        if (result[0] if isinstance(result, list) else "lstm" not in name)
+    }
+
+
+@pytest.mark.parametrize("cpu", emulator.CPUS)
+def test_what_rounds_otherwise_than_on_x86(cpu, tmp_path):
+    for name, (node, inputs) in cases():
+        node = sized(node, len(inputs["input_0"]))
+        (tmp_path / f"{name}.tflite").write_bytes(file_of(node))
+        (expected,) = in_integers(node, inputs, FAMILY)
+        np.savez(tmp_path / f"{name}.npz", xnnpack_arm64_0=expected, **inputs)
+    assert differing(tmp_path, cpu) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_values_are_those_of_the_simulation(kind, tmp_path):
+    for name, contents, arrays in KINDS[kind]():
+        (tmp_path / f"{name}.tflite").write_bytes(contents)
+        needed = {key: each for key, each in arrays.items() if key.startswith(("input", FAMILY))}
+        np.savez(tmp_path / f"{name}.npz", **needed)
+    assert differing(tmp_path, "cortex-a76") == {}
