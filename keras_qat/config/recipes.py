@@ -109,7 +109,9 @@ class Recipe:
         quantize: bool | None = None,
         open: bool | None = None,
     ) -> Recipe:
-        """Returns the recipe with other settings for some layers. Later calls win.
+        """Returns a copy of the recipe with other settings for some layers. Later calls win.
+
+        The recipe itself stays as it is: assign the result, or pass it to `quantize_model`.
 
         Args and errors: as for `Override`.
 

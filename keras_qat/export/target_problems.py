@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_qat.config.targets.problem import Problem
 from keras_qat.config.targets.target import Check, Target, get
+from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve
@@ -57,12 +58,13 @@ def problems(
     target = get(target)
     if isinstance(model, bytes):
         return file_problems(model, target)
-    check_quantized(model, ": quantize it first.")
+    check_quantized(model)
     graph = resolve(model, input_range=input_range)
     if target.batch_size is not None:
         graph = with_batch(graph, target.batch_size)
     builder = Builder()
-    return file_problems(builder.finish(*write_graph(graph, builder)), target)
+    ends = write_graph(graph, builder)
+    return file_problems(builder.finish(*ends, avoiding(target)), target)
 
 
 def file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:
@@ -122,6 +124,9 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     refused = _checked((*target.checks, *kernel.checks), site)
     if refused is not None:
         return refused
+    fault = target.fault(site)
+    if fault is not None:
+        return fault.reason, fault.change
     if not target.per_channel and name in WEIGHTED:
         weights = site.inputs[1]
         if weights is not None and weights.scale == 0:

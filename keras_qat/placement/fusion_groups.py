@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm
 from keras_qat.ops.op import FixedRange
 from keras_qat.ops.registry import op_of
 
@@ -52,16 +52,10 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
         affine: whether affine layers that are not folded form groups of their own.
     """
-    consumers = graph.consumers()
-    counts = graph.call_counts()
-    outputs = set(values_in(graph.outputs))
-
-    def only_consumer(value: Value) -> Call | None:
-        readers = consumers[value]
-        return readers[0] if len(readers) == 1 and value not in outputs else None
+    readers, counts = graph.only_readers(), graph.call_counts()
 
     def batch_norm_behind(call: Call) -> Call | None:
-        follower, op = only_consumer(call.output), ops[call]
+        follower, op = readers.get(call.output), ops[call]
         if follower is None or not is_batch_norm(follower):
             return None
         if op is None or not op.folds_batch_norm or (call.layer.use_bias and not folds_bias):
@@ -88,7 +82,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         if not (call in norms or alone):
             continue
         group = Group(call, norms.get(call), shared=counts[call.layer] > 1)
-        follower = only_consumer(group.output)
+        follower = readers.get(group.output)
         clip = ops.get(follower) if follower is not None else None
         if clip is not None and clip.clips and not group.shared and not is_fixed(call):
             group.activation = follower

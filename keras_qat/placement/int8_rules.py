@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
-from keras_qat.ops.registry import match, op_of, row_listing
-from keras_qat.ops.weights_only import weights_only
+from keras_qat.ops.registry import match, op_of, row_listing, weights_only
 from keras_qat.placement import fusion_groups
+from keras_qat.placement.float_notice import label
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.layer_settings import Settings
 from keras_qat.placement.plan import Plan, Range
@@ -33,7 +30,7 @@ class Int8Placement:
         self.graph, self.settings = graph, settings
         self.bits = settings.recipe.activations.bits
         self.is_int16 = self.bits == 16
-        self.consumers = graph.consumers()
+        self.consumers, self.only_readers = graph.consumers(), graph.only_readers()
         self.outputs = set(values_in(graph.outputs))
         self.groups = [
             group
@@ -122,8 +119,8 @@ class Int8Placement:
         if op is not None:
             others = [f"kernels={family!r}" for family in op.only_families(self.bits)]
             only = f", but with {' or '.join(others)}" if others else ""
-            return f"no int16 kernel for {_label(call.layer)}{only}"
-        rule = f"no int8 rule for {_label(call.layer)}"
+            return f"no int16 kernel for {label(call.layer)}{only}"
+        rule = f"no int8 rule for {label(call.layer)}"
         if call.name in self.graph.closed:
             return f"{rule}, and it cannot be opened: {self.graph.closed[call.name]}"
         if refusal := refusal or why_whole(call):
@@ -164,9 +161,9 @@ class Int8Placement:
             sources = [source for source in call.inputs if source in self.specs]
             if not sources:
                 return None, "its input is in float"
-            joinable = all(map(self.has_own_range, sources))
-            fixed = set(map(self.fixed_range, sources))
-            if joinable or (len(fixed) == 1 and isinstance(next(iter(fixed)), FixedSpec)):
+            roots = {spec for source in sources for spec in self.roots(source)}
+            is_fixed = len(roots) == 1 and all(isinstance(spec, FixedSpec) for spec in roots)
+            if is_fixed or all(isinstance(spec, QuantSpec) for spec in roots):
                 return SharedSpec(sources[0].name, output.rounds), f"{op.name} keeps it"
         if op.clips and self.follows_pooling(call):
             spec = SharedSpec(call.inputs[0].name, rounds=True)
@@ -200,12 +197,9 @@ class Int8Placement:
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Returns whether the next activation is fused into the operator of this tensor."""
-        readers = self.consumers[value]
         if not op.takes_clip or isinstance(op.output, SharedRange):
             return False
-        if value in self.outputs or len(readers) != 1:
-            return False
-        reader = self.op(readers[0])
+        reader = self.op(self.only_readers[value]) if value in self.only_readers else None
         return reader is not None and reader.clips
 
     def follows_pooling(self, call: Call) -> bool:
@@ -214,26 +208,16 @@ class Int8Placement:
         op = self.op(value.producer) if value.producer is not None else None
         if op is None or not op.takes_clip or not isinstance(op.output, SharedRange):
             return False
-        is_read_here_only = value not in self.outputs and len(self.consumers[value]) == 1
-        return is_read_here_only and value in self.specs
+        return value in self.only_readers and value in self.specs
 
-    def fixed_range(self, value: Value) -> Spec:
-        """Returns a tensor's specification, traced through operators that keep their range."""
-        spec = self.specs[value]
-        if isinstance(spec, SharedSpec):
-            assert value.producer is not None
-            sources = [source for source in value.producer.inputs if source in self.specs]
-            return self.fixed_range(sources[0])
-        return spec
-
-    def has_own_range(self, value: Value) -> bool:
-        """Returns whether a tensor's range can grow to hold another tensor's values."""
+    def roots(self, value: Value) -> set[Spec | None]:
+        """Returns a tensor's specifications, traced back through operators that keep a range."""
         spec = self.specs.get(value)
-        if isinstance(spec, SharedSpec):
-            assert value.producer is not None
-            sources = [source for source in value.producer.inputs if source.is_float]
-            return all(map(self.has_own_range, sources))
-        return isinstance(spec, QuantSpec)
+        if not isinstance(spec, SharedSpec):
+            return {spec}
+        assert value.producer is not None
+        sources = [source for source in value.producer.inputs if source.is_float]
+        return {root for source in sources for root in self.roots(source)}
 
     def ranges(self) -> list[Range]:
         """Returns one range for each set of tensors that `SharedSpec`s join."""
@@ -257,15 +241,6 @@ class Int8Placement:
                     shared.spec, ema_decay=0.0, observer="moving_average"
                 )
         return ranges
-
-
-def _label(layer: Any) -> str:
-    """Returns a layer's class name, or the name of an activation or operation."""
-    if is_operation(layer):
-        return f"tf.{layer.symbol}"
-    if type(layer) is keras.layers.Activation:
-        return str(getattr(layer.activation, "__name__", layer.activation))
-    return type(layer).__name__
 
 
 def _symmetric(graph: Graph) -> set[Value]:

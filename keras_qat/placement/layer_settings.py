@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipes import Recipe
@@ -12,6 +13,11 @@ from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import on_request, op_of
 from keras_qat.placement.layer_selection import Scope, matcher
+
+OUT_OF_SCOPE = "outside the scope"
+BY_RECIPE = "left in float by the recipe"
+ASKED_FOR = (OUT_OF_SCOPE, BY_RECIPE)
+"""Reasons with which layers compute in float because the user says so."""
 
 
 def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
@@ -93,15 +99,19 @@ class Settings:
     def why_not(self, call: Call) -> str | None:
         """Returns the reason why a call is not quantized; None if it is."""
         if self.in_scope is not None and not self.in_scope(call):
-            return "outside the scope"
-        wanted = [item.quantize for item, matches in self.overrides if matches(call)]
-        wanted = [quantize for quantize in wanted if quantize is not None]
-        if wanted:
-            return None if wanted[-1] else "left in float by the recipe"
+            return OUT_OF_SCOPE
+        quantize = self._override(call, "quantize")
+        if quantize is not None:
+            return None if quantize else BY_RECIPE
         if on_request(call.layer):
             kind = type(call.layer).__name__
             return f"in float, unless override({kind!r}, quantize=True) asks for integers"
         return None
+
+    def _override(self, call: Call, name: str) -> Any:
+        """Returns a setting of the last override that has it and matches a call; None without."""
+        settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
+        return next((setting for setting in reversed(settings) if setting is not None), None)
 
     def quantizes(self, call: Call) -> bool:
         """Returns whether a call is quantized."""
@@ -112,17 +122,13 @@ class Settings:
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         if self.recipe.end_bits is not None and call in self.ends:
             spec = dataclasses.replace(spec, bits=self.recipe.end_bits)
-        for override, matches in self.overrides:
-            if override.weight_bits is not None and matches(call):
-                spec = dataclasses.replace(spec, bits=override.weight_bits)
-        return spec
+        bits = self._override(call, "weight_bits")
+        return spec if bits is None else dataclasses.replace(spec, bits=bits)
 
     def activations(self, value: Value) -> QuantSpec:
         """Returns the specification of a model input or of a call's output."""
         spec, end_bits, call = self.recipe.activations, self.recipe.end_bits, value.producer
         if end_bits is not None and value not in self.multiplied:
             spec = dataclasses.replace(spec, bits=max(spec.bits, end_bits))
-        for override, matches in self.overrides:
-            if override.activation_bits is not None and call is not None and matches(call):
-                spec = dataclasses.replace(spec, bits=override.activation_bits)
-        return spec
+        bits = None if call is None else self._override(call, "activation_bits")
+        return spec if bits is None else dataclasses.replace(spec, bits=bits)

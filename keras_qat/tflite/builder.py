@@ -12,7 +12,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.metadata import compressed
 from keras_qat.tflite.op_versions import min_runtime_version, version_of
-from keras_qat.tflite.schema import TYPES, new
+from keras_qat.tflite.schema import TYPE_NAMES, TYPES, new
 
 SIGNATURE = b"serving_default"
 
@@ -156,12 +156,30 @@ class Builder:
             )
         return self._constants[key]
 
+    def similar(self, index: int, shape: tuple[int | None, ...], name: str) -> int:
+        """Adds a tensor with the type and the scales of another, and returns its index."""
+        source = self.graph.tensors[index]
+        made = self.tensor(name, shape, TYPE_NAMES[source.type])
+        self.graph.tensors[made].quantization = source.quantization
+        return made
+
     def buffer(self, data: np.ndarray) -> int:
         """Adds data, and returns the index of its buffer."""
         buffer = _Buffer()
         buffer.data = data
         self.model.buffers.append(buffer)
         return len(self.model.buffers) - 1
+
+    def drop_unused(self) -> None:
+        """Drops the data of constants that nothing reads."""
+        read = {index for operator in self.graph.operators for index in operator.inputs}
+        tensors = [self.graph.tensors[index] for index in (read | set(self.graph.outputs)) - {-1}]
+        tensors += [tensor for graph in self.model.subgraphs[1:] for tensor in graph.tensors]
+        used = {tensor.buffer for tensor in tensors}
+        self.model.buffers = [
+            buffer if index in used else _Buffer()
+            for index, buffer in enumerate(self.model.buffers)
+        ]
 
     def variable(self, index: int) -> int:
         """Marks a tensor as a state that an operator reads and writes. Returns its index."""
@@ -216,8 +234,8 @@ class Builder:
         return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
 
     def copy(self, source: int, target: int) -> None:
-        """Adds an operator that copies a tensor: a RESHAPE to the same shape."""
-        sizes = self.sizes(source)
+        """Adds an operator that copies a tensor into another, of any shape: a RESHAPE."""
+        sizes = self.sizes(target)
         if sizes.count(-1) > 1:  # RESHAPE infers only one size.
             begin = self.constant("begin", np.zeros(len(sizes), np.int32))
             whole = self.constant("size", np.full(len(sizes), -1, np.int32))
@@ -245,8 +263,17 @@ class Builder:
         buffer = self.buffer(np.frombuffer(data, np.uint8))
         self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
 
-    def finish(self, inputs: dict[str, int], outputs: dict[str, int], **metadata: Any) -> bytes:
-        """Returns the file's contents, with named inputs and outputs and with metadata."""
+    def finish(
+        self,
+        inputs: dict[str, int],
+        outputs: dict[str, int],
+        rewrite: Callable[[Builder], None] | None = None,
+        **metadata: Any,
+    ) -> bytes:
+        """Returns the file's contents, with named inputs and outputs and with metadata.
+
+        `rewrite` may change the operators at the end.
+        """
         self._prepare()
         self.graph.inputs = np.array(list(inputs.values()), np.int32)
         self.graph.outputs = np.array(list(outputs.values()), np.int32)
@@ -256,6 +283,8 @@ class Builder:
         ]
         signature = {"inputs": maps[0], "outputs": maps[1], "signatureKey": SIGNATURE}
         self.model.signatureDefs = [new("SignatureDefT", **signature, subgraphIndex=0)]
+        if rewrite is not None:
+            rewrite(self)
         oldest = min_runtime_version(self.model.operatorCodes).encode()
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():

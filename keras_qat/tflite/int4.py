@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -10,3 +12,9 @@ def in_halves(q: np.ndarray) -> np.ndarray:
     halves = (q.reshape(-1) & 15).astype(np.uint8)
     halves = np.append(halves, np.zeros(halves.size % 2, np.uint8))
     return halves[0::2] | halves[1::2] << 4
+
+
+def from_halves(halves: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Unpacks what `in_halves` packed."""
+    pairs = np.stack([halves << 4, halves & 240], -1).view(np.int8) >> 4
+    return pairs.reshape(-1)[: math.prod(shape)].reshape(shape)

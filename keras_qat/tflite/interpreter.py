@@ -6,19 +6,22 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
+import platform
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.progress import shown
 from keras_qat.tflite.schema import contents_of
 
-Kernels = Literal["xnnpack", "optimized", "reference", "tflm"]
+Kernels = Literal["xnnpack", "xnnpack_arm64", "optimized", "reference", "tflm"]
 
 KERNELS: dict[str, str] = {
     "xnnpack": "AUTO",
+    "xnnpack_arm64": "AUTO",
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
@@ -79,6 +82,12 @@ class FileInterpreter:
         if kernels not in KERNELS:
             raise ValueError(
                 f"kernels={kernels!r}: use one of {', '.join(map(repr, get_args(Kernels)))}."
+            )
+        is_of_arm = FAMILIES.get(kernels, XNNPACK).neon
+        if is_of_arm and platform.machine() not in ("aarch64", "arm64"):
+            raise ValueError(
+                f"kernels={kernels!r} run on 64-bit ARM only. Here, simulate(kernels={kernels!r}) "
+                f"computes their quantized values."
             )
         contents = contents_of(file)
         module, self.runtime = _interpreter_module(runtime)

@@ -37,10 +37,7 @@ def fingerprint(model: Any) -> dict[str, str]:
         _digest(shape, np.ascontiguousarray(array))
         for shape, array in zip(shapes, arrays, strict=True)
     ]
-    return {
-        "weights": _digest(*sorted(numbers)).hex(),
-        "shapes": _digest(*sorted(shapes)).hex(),
-    }
+    return {"weights": _digest(*sorted(numbers)).hex(), "shapes": _digest(*sorted(shapes)).hex()}
 
 
 def _digest(*parts: Any) -> bytes:

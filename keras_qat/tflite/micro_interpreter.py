@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from keras_qat.frontend.messages import counted
-from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
@@ -30,7 +29,7 @@ SMALLEST = 1 << 20
 """Smallest size of the arena in bytes."""
 
 
-class MicroInterpreter:
+class MicroInterpreter(FileInterpreter):
     """A TFLite file in TFLite Micro: takes real numbers or integers, returns the raw outputs.
 
     Args:
@@ -97,11 +96,6 @@ class MicroInterpreter:
         """Name of each output in the file's signature -> details."""
         return {name: _details(tensor) for name, tensor in self._outputs.items()}
 
-    @property
-    def batch_size(self) -> int:
-        """Number of examples that the file takes at a time."""
-        return int(next(iter(self._inputs.values())).shape[0])
-
     def _invoke(self) -> None:
         with _stderr_lines() as lines:
             try:
@@ -118,37 +112,20 @@ class MicroInterpreter:
         self._interpreter.reset()
 
     def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs the file on the inputs without showing progress."""
-        return self.run(inputs)
-
-    def run(
-        self, inputs: dict[str, np.ndarray], batch: int = 1, verbose: int = 0
-    ) -> dict[str, np.ndarray]:
-        """Returns the raw outputs for real or integer inputs.
-
-        Args:
-            inputs: an array for each input, with a multiple of the file's batch size.
-            batch: ignored: the file has a fixed batch size.
-            verbose: 1 shows progress.
-        """
+        """Runs the file without showing progress, on a multiple of its batch size."""
         count, size = len(next(iter(inputs.values()))), self.batch_size
+        assert size is not None
         if count % size:
             raise ValueError(f"The file takes {counted(size, 'example')} at a time, not {count}.")
-        outputs: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
-        for turn in shown(range(count // size), "The file", verbose):
-            for name, tensor in self._inputs.items():
-                rows = tensor.shape[0]
-                values = inputs[name][turn * rows : (turn + 1) * rows]
-                codes = to_codes(values, tensor.dtype, tensor.scale, tensor.zero_point)
-                self._interpreter.set_input(
-                    np.ascontiguousarray(codes), self._input_positions[name]
-                )
-            self._invoke()
-            for name, parts in outputs.items():
-                parts.append(np.array(self._interpreter.get_output(self._output_positions[name])))
+        if count > size:
+            return self.run(inputs)
+        for name, tensor in self._inputs.items():
+            codes = to_codes(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
+            self._interpreter.set_input(np.ascontiguousarray(codes), self._input_positions[name])
+        self._invoke()
         return {
-            name: np.concatenate(parts) if len(parts) > 1 else parts[0]
-            for name, parts in outputs.items()
+            name: np.array(self._interpreter.get_output(position))
+            for name, position in self._output_positions.items()
         }
 
 
@@ -182,12 +159,9 @@ def _details(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-Runner = FileInterpreter | MicroInterpreter
-
-
 def open_file(
     file: str | os.PathLike[str] | bytes, kernels: str, runtime: Runtime | None = None
-) -> Runner:
+) -> FileInterpreter:
     """Opens a TFLite file in the interpreter that has these kernels.
 
     Raises:

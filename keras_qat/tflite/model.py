@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.io.data import Input, Inputs, batch_count, batches
+from keras_qat.io.data import Input, Inputs, batch_count, batches, padded
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, to_codes, to_pixels, to_values
 from keras_qat.tflite.metadata import rescaled_inputs
@@ -156,13 +156,11 @@ class TFLiteModel:
         """Returns the outputs for a batch of any size, as integers where the file has them."""
         count = len(batch[0])
         fixed = next(iter(self.inputs.values())).shape[0] or 1
-        padded = {}
+        full = {}
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
             _check_type(self._inputs.model, name, info, values)
-            quantized = info.quantize(values)
-            missing = [quantized[-1:]] * (-count % fixed)
-            padded[name] = np.concatenate([quantized, *missing]) if missing else quantized
-        outputs = self._file.run(padded, count)
+            full[name] = padded(info.quantize(values), fixed)
+        outputs = self._file.run(full, count)
         return [outputs[name][:count] for name in self.outputs]
 
     def __repr__(self) -> str:

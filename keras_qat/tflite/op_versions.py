@@ -14,42 +14,24 @@ from keras_qat.tflite.schema import OPERATORS, code_of
 
 _Type = schema.TensorType
 
-BY_TYPE: dict[str, tuple[int, int, int]] = {
-    **dict.fromkeys(
-        (
-            *("ADD", "SOFTMAX", "MEAN", "MIRROR_PAD", "REDUCE_MAX", "REDUCE_MIN", "RELU6", "RSQRT"),
-            *("RELU", "CONCATENATION", "TANH", "LOGISTIC", "MAX_POOL_2D", "AVERAGE_POOL_2D"),
-            *("PACK", "PAD", "PADV2", "BATCH_MATMUL", "DEQUANTIZE"),
-        ),
-        (1, 2, 3),
-    ),
-    **dict.fromkeys(
-        (
-            *("MUL", "SPLIT", "SLICE", "MAXIMUM", "MINIMUM", "UNPACK", "GATHER"),
-            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
-            *("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"),
-        ),
-        (1, 2, 4),
-    ),
-    **dict.fromkeys(("QUANTIZE", "LEAKY_RELU"), (1, 1, 2)),
-    **dict.fromkeys(
-        (
-            *("L2_NORMALIZATION", "STRIDED_SLICE", "ARG_MAX", "ARG_MIN", "EXP", "LOG", "SUM"),
-            "SQUARED_DIFFERENCE",
-        ),
-        (1, 2, 2),
-    ),
-    **dict.fromkeys(("SUB", "TRANSPOSE"), (1, 2, 5)),
-    **dict.fromkeys(("TRANSPOSE_CONV", "REVERSE_V2", "TILE"), (1, 3, 3)),
-    "CONV_2D": (1, 3, 4),
-    "DEPTHWISE_CONV_2D": (1, 3, 5),
-    "FULLY_CONNECTED": (1, 4, 7),
-    "BROADCAST_TO": (2, 3, 3),
-    "ABS": (1, 2, 3),
-    "CAST": (1, 3, 1),
-    "GELU": (1, 2, 1),
-    "SVDF": (1, 3, 3),
-}
+_BY_TYPE = (
+    ("ADD SOFTMAX MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU6 RSQRT RELU TANH LOGISTIC", (1, 2, 3)),
+    ("CONCATENATION MAX_POOL_2D AVERAGE_POOL_2D PACK PAD PADV2 BATCH_MATMUL ABS", (1, 2, 3)),
+    ("DEQUANTIZE", (1, 2, 3)),
+    ("MUL SPLIT SLICE MAXIMUM MINIMUM UNPACK GATHER RESIZE_BILINEAR", (1, 2, 4)),
+    ("RESIZE_NEAREST_NEIGHBOR SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND", (1, 2, 4)),
+    ("QUANTIZE LEAKY_RELU", (1, 1, 2)),
+    ("L2_NORMALIZATION STRIDED_SLICE ARG_MAX ARG_MIN EXP LOG SUM SQUARED_DIFFERENCE", (1, 2, 2)),
+    ("SUB TRANSPOSE", (1, 2, 5)),
+    ("TRANSPOSE_CONV REVERSE_V2 TILE SVDF", (1, 3, 3)),
+    ("CONV_2D", (1, 3, 4)),
+    ("DEPTHWISE_CONV_2D", (1, 3, 5)),
+    ("FULLY_CONNECTED", (1, 4, 7)),
+    ("BROADCAST_TO", (2, 3, 3)),
+    ("CAST", (1, 3, 1)),
+    ("GELU", (1, 2, 1)),
+)
+BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
 """Operator -> its version for activations in float, int8 and int16; others have one version."""
 
 RUNTIMES: dict[str, dict[int, str]] = {

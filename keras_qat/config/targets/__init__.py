@@ -3,14 +3,16 @@
 Each `Target` has a file of its own. `register` makes a target known by its name.
 """
 
+from keras_qat.config.targets.cmsis_nn import CMSIS_NN
 from keras_qat.config.targets.edgetpu import EDGETPU
 from keras_qat.config.targets.esp_nn import ESP_NN
 from keras_qat.config.targets.ethos_u import ETHOS_U55, ETHOS_U65, ETHOS_U85
+from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.litert import XNNPACK
 from keras_qat.config.targets.problem import Problem
 from keras_qat.config.targets.stm32_npu import STM32_NPU
 from keras_qat.config.targets.target import Kernel, Target, get, known, register
-from keras_qat.config.targets.tflm import CMSIS_NN, TFLM
+from keras_qat.config.targets.tflm import TFLM
 from keras_qat.tflite.site import Site
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "STM32_NPU",
     "TFLM",
     "XNNPACK",
+    "Fault",
     "Kernel",
     "Problem",
     "Site",

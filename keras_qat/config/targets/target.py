@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config import recipes
 from keras_qat.config.recipes import Recipe
+from keras_qat.config.targets.fault import Fault
 
 if TYPE_CHECKING:
     from keras_qat.tflite.site import Site
@@ -59,6 +60,7 @@ class Target:
             operators do not run.
         checks: requirements on every operator.
         source: where this knowledge is from.
+        faults: cases that its kernels refuse or compute wrongly, the first that applies.
     """
 
     name: str
@@ -71,10 +73,18 @@ class Target:
     elsewhere: str | None = None
     checks: tuple[Check, ...] = ()
     source: str = ""
+    faults: tuple[Fault, ...] = ()
 
     def recipe(self) -> Recipe:
         """Returns the default recipe for the target."""
         return recipes.int8(per_channel=self.per_channel)
+
+    def fault(self, site: Site) -> Fault | None:
+        """Returns the first fault that an operator meets; None also if sizes are open."""
+        if any(-1 in tensor.shape for tensor in site.tensors):
+            return None
+        faults = (fault for fault in self.faults if fault.meets(site))
+        return next(faults, None)
 
     def __repr__(self) -> str:
         return f"<Target {self.name}>"

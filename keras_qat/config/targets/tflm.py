@@ -6,8 +6,6 @@ random examples of each operator (tests/targets). Its sources say the same.
 
 from __future__ import annotations
 
-import dataclasses
-
 from keras_qat.config.targets.target import Kernel, Target, operators
 from keras_qat.tflite.site import Site
 
@@ -67,11 +65,3 @@ TFLM = Target(
     ),
 )
 """RELU6 in int8 has no scales, so it counts as a float operator."""
-
-CMSIS_NN = dataclasses.replace(
-    TFLM,
-    name="cmsis_nn",
-    title="TFLite Micro with CMSIS-NN",
-    source="read: CMSIS-NN's sources say that its kernels give the numbers of TFLite Micro's",
-)
-"""Cortex-M: TFLite Micro computes the operators that CMSIS-NN has no kernel for."""

@@ -1,0 +1,201 @@
+"""TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the forms that avoid them.
+
+TFLite Micro computes the operators that CMSIS-NN has no kernel for. The faults were seen with
+TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards:
+Cortex-M4 (DSP) and Cortex-M55 (Helium). Where no core is named, both are meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from keras_qat.config.targets import forms
+from keras_qat.config.targets.fault import Fault
+from keras_qat.config.targets.tflm import TFLM
+from keras_qat.tflite.site import Site
+
+HIDDEN_STATE = 18
+"""Index of a state among the inputs of an LSTM."""
+
+
+def _is(site: Site, dtype: str) -> bool:
+    """Returns whether the operator computes values of a type."""
+    return site.outputs[0].type == dtype
+
+
+def _shape(site: Site, index: int) -> tuple[int, ...]:
+    tensor = site.inputs[index]
+    assert tensor is not None
+    return tensor.shape
+
+
+def _keeps_states(site: Site) -> bool:
+    return site.operation.inputs[HIDDEN_STATE] not in site.graph.producers
+
+
+def _has_over_four_axes(site: Site) -> bool:
+    if site.operation.kernel == "TRANSPOSE" and not _is(site, "int8"):
+        return False
+    return max(len(tensor.shape) for tensor in site.tensors) > 4
+
+
+def _is_elementwise(site: Site) -> bool:
+    """Returns whether operands are as large as the result, or single numbers."""
+    sizes = {math.prod(tensor.shape) for tensor in site.tensors}
+    return sizes <= {math.prod(site.outputs[0].shape), 1}
+
+
+def _has_batch_of_one(site: Site) -> bool:
+    """Returns whether the first of five axes is of size 1 and stays where it is."""
+    shape = site.outputs[0].shape
+    order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
+    return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
+
+
+def _is_one_scale_of_many_rows(site: Site) -> bool:
+    weights = site.inputs[1]
+    assert weights is not None
+    axes = len(site.outputs[0].shape)
+    has_one_scale = weights.type == "int8" and weights.scale > 0
+    return axes > 4 or (axes > 2 and has_one_scale and weights.shape[-1] % 4 == 0)
+
+
+def _is_grouped(site: Site) -> bool:
+    return _shape(site, 0)[-1] != _shape(site, 1)[-1]
+
+
+def _has_int4(site: Site) -> bool:
+    weights = site.inputs[1]
+    return weights is not None and weights.type == "int4"
+
+
+def _is_uneven_row(site: Site) -> bool:
+    """Returns whether Helium pads the last outputs of a row by other numbers of zeros."""
+    (_, high, wide, channels), (_, rows, columns, depth) = _shape(site, 0), _shape(site, 1)
+    stride = site.option("strideW")
+    is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
+    is_plain = channels == depth and stride * channels % 4 == 0
+    if not _is(site, "int8") or not is_row or not is_plain or stride == 1:
+        return False
+    padding = (site.outputs[0].shape[2] - 1) * stride + columns - wide
+    return padding not in (0, 1, 2)
+
+
+def _is_transposed_by_rows(site: Site) -> bool:
+    """Returns whether an int8 transposed convolution is summed row by row."""
+    strides = max(site.option("strideH"), site.option("strideW"))
+    return _is(site, "int8") and (strides > 2 or _shape(site, 2)[-1] <= 16)
+
+
+def _is_padded_unevenly(site: Site) -> bool:
+    height, _ = forms.transposed_axes(site)
+    return _is_transposed_by_rows(site) and height.before % height.stride != 0
+
+
+def _is_narrow(site: Site) -> bool:
+    is_short = any(axis.window < axis.stride for axis in forms.transposed_axes(site))
+    return _is_transposed_by_rows(site) and is_short
+
+
+def _is_cropped(site: Site) -> bool:
+    height, width = forms.transposed_axes(site)
+    is_other = height.size != height.usual or width.missing > 0
+    return _is_transposed_by_rows(site) and is_other
+
+
+FAULTS = (
+    Fault(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        _keeps_states,
+        "loses its states between runs",
+        change="use GRU or SimpleRNN",
+    ),
+    Fault(
+        "TRANSPOSE_CONV",
+        _is_padded_unevenly,
+        "wrong if the padding is no multiple of the stride",
+        forms.cropped_transpose_conv,
+    ),
+    Fault(
+        "TRANSPOSE_CONV",
+        _is_narrow,
+        "wrong with a kernel smaller than the stride",
+        forms.cropped_transpose_conv,
+    ),
+    Fault(
+        "TRANSPOSE_CONV",
+        _is_cropped,
+        "wrong with output padding",
+        forms.cropped_transpose_conv,
+    ),
+    Fault(
+        "TRANSPOSE_CONV",
+        lambda site: _is(site, "int16") and bool(site.option("fusedActivationFunction")),
+        "forgets a fused ReLU of int16",
+        forms.clipped_afterwards,
+    ),
+    Fault(
+        "CONV_2D",
+        _is_uneven_row,
+        "wrong on Cortex-M55 in one row with strides",
+        forms.as_column,
+    ),
+    Fault(
+        "CONV_2D",
+        lambda site: _is(site, "int16") and _is_grouped(site),
+        "ignores groups of int16",
+        forms.groups_apart,
+    ),
+    Fault(
+        "CONV_2D",
+        lambda site: _has_int4(site) and _is_grouped(site),
+        "wrong with groups of 4-bit weights",
+        forms.unpacked,
+    ),
+    Fault(
+        "DEPTHWISE_CONV_2D",
+        lambda site: _has_int4(site) and site.option("depthMultiplier") > 1,
+        "wrong with 4-bit weights and a multiplier",
+        forms.unpacked,
+    ),
+    Fault(
+        "DEPTHWISE_CONV_2D",
+        _has_int4,
+        "wrong on Cortex-M55 with 4-bit weights",
+        forms.unpacked,
+    ),
+    Fault(
+        "FULLY_CONNECTED",
+        _is_one_scale_of_many_rows,
+        "stops at an assertion",
+        forms.as_matrix,
+    ),
+    Fault(
+        "MINIMUM MAXIMUM",
+        lambda site: _has_over_four_axes(site) and _is_elementwise(site),
+        "at most 4 axes",
+        forms.flat,
+    ),
+    Fault(
+        "BATCH_MATMUL TRANSPOSE",
+        lambda site: _has_over_four_axes(site) and _has_batch_of_one(site),
+        "at most 4 axes",
+        forms.without_batch,
+    ),
+    Fault("MINIMUM MAXIMUM BATCH_MATMUL TRANSPOSE", _has_over_four_axes, "at most 4 axes"),
+    Fault(
+        "SOFTMAX",
+        lambda site: _is(site, "int16") and _shape(site, 0)[-1] == 1,
+        "wrong for one class of int16",
+        change="leave it out",
+    ),
+)
+
+CMSIS_NN = dataclasses.replace(
+    TFLM,
+    name="cmsis_nn",
+    title="TFLite Micro with CMSIS-NN",
+    faults=FAULTS,
+    source="run: emulated Cortex-M4 and Cortex-M55",
+)

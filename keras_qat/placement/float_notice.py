@@ -1,0 +1,43 @@
+"""The notice of layers that compute in float although nobody asked for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import counted, show_once
+from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.placement.layer_settings import ASKED_FOR
+
+
+def show_in_float(layers: Iterable[tuple[str, Any, str]], start: str, advice: str) -> None:
+    """Logs in a line how many layers of which classes compute in float, once in a process.
+
+    Layers that the recipe or the scope leaves in float do not count.
+
+    Args:
+        layers: name, layer and reason of each layer in float.
+        start: beginning of the sentence.
+        advice: what follows the sentence.
+    """
+    unasked = [layer for layer in layers if not layer[2].startswith(ASKED_FOR)]
+    if not unasked:
+        return
+    labels = {name: label(layer) for name, layer, _ in unasked}
+    classes = ", ".join(f"{count} {kind}" for kind, count in Counter(labels.values()).most_common())
+    reasons = {reason for _, _, reason in unasked}
+    why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+    show_once(
+        f"{start} {counted(len(labels), 'layer')} in float: {classes}{why}. {advice}", key=classes
+    )
+
+
+def label(layer: Any) -> str:
+    """Returns a layer's class name, or the name of an activation or operation."""
+    if is_operation(layer):
+        return f"tf.{layer.symbol}"
+    if type(layer) is keras.layers.Activation:
+        return str(getattr(layer.activation, "__name__", layer.activation))
+    return type(layer).__name__

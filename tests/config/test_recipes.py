@@ -1,0 +1,52 @@
+"""Recipes and specifications: options that they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import recipes, specs
+from keras_qat.config.specs import from_config
+from tests.networks.small import tiny_net
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("bits", [-1, 0, 1, 9, 16, 4.0, "8", None, True])
+@pytest.mark.parametrize("which", ["weight_bits", "activation_bits"])
+def test_bits(which, bits):
+    with pytest.raises(ValueError, match="from 2 to 8"):
+        recipes.int8(**{which: bits})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"observer": "median"}, "moving_average"),
+        ({"ema_decay": 1.0}, "below 1"),
+        ({"ema_decay": -0.1}, "at least 0"),
+    ],
+)
+def test_spec(options, message):
+    with pytest.raises(ValueError, match=message):
+        specs.QuantSpec(**options)
+
+
+def test_unknown_recipe():
+    with pytest.raises(ValueError, match=r"no recipe 'int9'.*int8"):
+        keras_qat.quantize_model(tiny_net(), recipe="int9")
+
+
+@pytest.mark.parametrize("ends", [(0.0, np.inf), (np.nan, 1.0), (2.0, 1.0), (1.0, 1.0)])
+def test_ranges_that_are_empty_or_not_finite(ends):
+    message = r"The range .* (is empty|is not finite)"
+    with pytest.raises(ValueError, match=message):
+        specs.FixedSpec(*ends)
+    with pytest.raises(ValueError, match=message):
+        specs.QuantSpec(initial_range=ends)
+
+
+def test_configurations_of_no_specification():
+    for config in ({"kind": "os.system"}, {"kind": "QuantSpec", "command": "ls"}, "QuantSpec", 3):
+        with pytest.raises(ValueError, match="is not a specification of quantization"):
+            from_config(config)
