@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,12 @@ from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import run_examples
-from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.io.atomic_files import check_writable, written
 from keras_qat.io.data import arrays_of
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
 from keras_qat.tflite.model import tensor_infos
 from keras_qat.tflite.reader import FileGraph, Tensor
-from keras_qat.training.readiness import INSTEAD
-from keras_qat.training.schedule import check_quantized
+from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__
 
 BYTES_IN_A_LINE = 12
@@ -76,8 +76,8 @@ def export_c(
     Example:
         >>> keras_qat.export_c(qat, "model.cc", examples=x_test[:4])
     """
-    check_quantized(model, INSTEAD)
-    source = check_writable(path)
+    check_before_export(model, path)
+    source = Path(path)
     if source.suffix not in (".cc", ".cpp", ".cxx"):
         raise ValueError(f"path={str(path)!r}: name a C++ source, such as 'model.cc'.")
     header = check_writable(source.with_suffix(".h"))
@@ -93,7 +93,8 @@ def export_c(
     lacking = file_problems(contents, TFLM)
     if lacking:
         warnings.warn(
-            "TFLite Micro does not run this model:\n" + "\n".join(f"  {each}" for each in lacking),
+            "TFLite Micro does not run this model:\n"
+            + "\n".join(f"  {problem}" for problem in lacking),
             stacklevel=3,
         )
     graph = FileGraph(contents)
@@ -105,8 +106,7 @@ def export_c(
         source: _source(header.name, space, contents, golden),
     }
     for target, lines in texts.items():
-        with replacing(target) as scratch:
-            scratch.write_text("\n".join(lines) + "\n")
+        written("\n".join(lines) + "\n", target)
     return contents
 
 
@@ -164,7 +164,7 @@ def _header(
     yield from ("", f"// For tflite::MicroMutableOpResolver<{space}::kOperators>.")
     yield f"constexpr unsigned int kOperators = {len(operators)};"
     yield from ("template <typename Resolver>", "bool AddOperators(Resolver& resolver) {")
-    added = [f"resolver.Add{_added(each)}() == 0" for each in operators]
+    added = [f"resolver.Add{_added(kernel)}() == 0" for kernel in operators]
     yield f"  return {' && '.join(added).replace(' && ', f' &&{chr(10)}         ')};"
     yield "}"
     if golden:
@@ -173,7 +173,7 @@ def _header(
         if keeps_states:
             yield "// One after the other, from states of zeros on."
         yield f"constexpr size_t kGoldenExamples = {count};"
-        yield from (f"extern {_declared(*each)};" for each in golden.items())
+        yield from (f"extern {_declared(*array)};" for array in golden.items())
     yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")
 
 
@@ -195,24 +195,24 @@ def _source(
 ) -> Iterator[str]:
     yield from (f'#include "{header}"', "", f"namespace {space} {{", "")
     yield "alignas(16) const unsigned char kFile[] = {"
-    yield from _rows(f"0x{each:02x}" for each in contents)
+    yield from _lines_of(f"0x{byte:02x}" for byte in contents)
     yield from ("};", f"const size_t kFileSize = {len(contents)};", "")
-    for name, rows in golden.items():
-        yield f"{_declared(name, rows)} = {{"
-        for row in rows:
-            yield from ("  {", *_rows(map(str, row.tolist())), "  },")
+    for name, codes in golden.items():
+        yield f"{_declared(name, codes)} = {{"
+        for row in codes:
+            yield from ("  {", *_lines_of(map(str, row.tolist())), "  },")
         yield from ("};", "")
     yield f"}}  // namespace {space}"
 
 
-def _rows(values: Iterable[str]) -> Iterator[str]:
+def _lines_of(values: Iterable[str]) -> Iterator[str]:
     values = list(values)
     for start in range(0, len(values), BYTES_IN_A_LINE):
         yield f"    {', '.join(values[start : start + BYTES_IN_A_LINE])},"
 
 
-def _declared(name: str, rows: np.ndarray) -> str:
-    return f"const {rows.dtype}_t {name}[{len(rows)}][{rows.shape[1]}]"
+def _declared(name: str, codes: np.ndarray) -> str:
+    return f"const {codes.dtype}_t {name}[{len(codes)}][{codes.shape[1]}]"
 
 
 def _identifier(name: str) -> str:
@@ -230,4 +230,4 @@ def _added(kernel: str) -> str:
 
 def _float(number: float) -> str:
     text = f"{np.float32(number):.9g}"
-    return f"{text}f" if any(each in text for each in ".e") else f"{text}.0f"
+    return f"{text}f" if any(mark in text for mark in ".e") else f"{text}.0f"

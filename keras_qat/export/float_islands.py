@@ -56,7 +56,7 @@ def write_island(
     _rename(model, nodes[0])
     pack_weights(model, [scale for node in nodes for scale in weight_scales(node)])
     main = model.subgraphs[0]
-    starts, results = (list(map(int, each)) for each in (main.inputs, main.outputs))
+    starts, results = (list(map(int, end)) for end in (main.inputs, main.outputs))
     read = {int(index) for operator in main.operators for index in operator.inputs}
     index_here: dict[int, int] = {}
     """Index in the converter's file -> index in this one."""
@@ -68,9 +68,9 @@ def write_island(
             name = f"{SCOPE}/{tensor.name}"
             index_here[result] = builder.tensor(name, tensor.shape, tensor.dtype)
         indices[tensor] = index_here[result]
-    main.inputs = [each for each in starts if each in index_here]
-    main.outputs = [each for each in dict.fromkeys(results) if each not in starts]
-    inputs, outputs = ([index_here[each] for each in end] for end in (main.inputs, main.outputs))
+    main.inputs = [index for index in starts if index in index_here]
+    main.outputs = [index for index in dict.fromkeys(results) if index not in starts]
+    inputs, outputs = ([index_here[index] for index in end] for end in (main.inputs, main.outputs))
     splice_model(builder, model, inputs, outputs)
 
 
@@ -102,9 +102,9 @@ def _real_index(
 
 def _entering(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
     """Returns the tensors that nodes read from other nodes, also for their masks."""
-    made = {tensor for node in nodes for tensor in node.outputs}
+    computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in reads(graph, node))
-    return [tensor for tensor in read if tensor not in made]
+    return [tensor for tensor in read if tensor not in computed]
 
 
 def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:
@@ -117,7 +117,7 @@ def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:
 
 
 def _tensors(node: Node) -> list[Tensor]:
-    return [each for each in node.inputs if isinstance(each, Tensor)]
+    return [x for x in node.inputs if isinstance(x, Tensor)]
 
 
 class _Converter(tf.lite.TFLiteConverter):
@@ -138,7 +138,7 @@ def _converted(
     def serve(*inputs: Any) -> list[Any]:
         numbers = dict(zip(entering, inputs, strict=True))
         _trace(graph, nodes, numbers)
-        return [_of_type(numbers[each], each.dtype) for each in ends]
+        return [_of_type(numbers[end], end.dtype) for end in ends]
 
     signature = [
         tf.TensorSpec(tensor.shape, tensor.dtype, name=f"input_{index}")

@@ -13,10 +13,9 @@ from keras_qat.export.saved_model import inference_module
 from keras_qat.frontend.graph import layers_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.io.atomic_files import written
 from keras_qat.ops.weights import Weights
-from keras_qat.training.readiness import INSTEAD
-from keras_qat.training.schedule import check_quantized
+from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__
 
 CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
@@ -62,8 +61,7 @@ def export_onnx(
         raise ImportError(
             "Exporting to ONNX needs the packages onnx and tf2onnx: pip install 'keras-qat[onnx]'"
         ) from error
-    check_quantized(model, INSTEAD)
-    destination = None if path is None else check_writable(path)
+    check_before_export(model, path)
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()
     if graph.origin.is_16_bit:
@@ -81,17 +79,14 @@ def export_onnx(
         )
     weights = [node.weights for node in graph.nodes if node.weights is not None]
     _store_weights(proto.graph, weights)
-    by_name = {each.name: each for each in proto.graph.output}
+    by_name = {output.name: output for output in proto.graph.output}
     _replace(proto.graph.output, [by_name[name] for name in graph.outputs])
     recipe = graph.origin.recipe
     config = json.dumps(None if recipe is None else recipe.to_config(), sort_keys=True)
     onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": config})
     onnx.checker.check_model(proto)
-    contents = proto.SerializeToString()
-    if destination is not None:
-        with replacing(destination) as scratch:
-            scratch.write_bytes(contents)
-    return contents
+    contents: bytes = proto.SerializeToString()
+    return written(contents, path)
 
 
 def _store_weights(graph: Any, layers: list[Weights]) -> None:
@@ -125,7 +120,7 @@ def _store_weights(graph: Any, layers: list[Weights]) -> None:
         nodes.append(node)
     _replace(graph.node, nodes)
     used = {name for node in graph.node for name in node.input}
-    _replace(graph.initializer, [each for each in graph.initializer if each.name in used])
+    _replace(graph.initializer, [array for array in graph.initializer if array.name in used])
 
 
 def _replace(field: Any, entries: list[Any]) -> None:

@@ -6,19 +6,19 @@ BatchNormalization is folded, weights are the file's, and every range is a const
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.io.atomic_files import replacing
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.recurrent.step_ops import params_named
@@ -27,8 +27,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.recurrent.lstm import lstm_quantized
 from keras_qat.training.layers.recurrent.unrolled import steps_quantized
 from keras_qat.training.layers.scheduled_layer import Phase
-from keras_qat.training.readiness import INSTEAD
-from keras_qat.training.schedule import check_quantized
+from keras_qat.training.readiness import check_before_export
 
 
 @one_at_a_time
@@ -51,12 +50,11 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         >>> keras_qat.export_saved_model(qat, "model")
         >>> tf.saved_model.load("model").signatures["serving_default"](image=x)
     """
-    check_quantized(model, INSTEAD)
-    path = check_writable(path, directory=True)
+    check_before_export(model, path, directory=True)
     graph = resolve_to_export(model)
     graph.origin.warn()
     module = inference_module(graph)
-    with replacing(path) as scratch:
+    with replacing(Path(path)) as scratch:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
 
 
@@ -99,7 +97,7 @@ def _outputs(graph: ResolvedGraph, inputs: list[Any]) -> dict[str, Any]:
         for tensor, x in zip(graph.inputs.values(), inputs, strict=True)
     }
     for node in graph.nodes:
-        numbers = [real[each] for each in node.inputs if not isinstance(each, Constant)]
+        numbers = [real[x] for x in node.inputs if not isinstance(x, Constant)]
         with tf.name_scope(node.name.replace(":", "_")):
             results = tf.nest.flatten(_computed(node, numbers))
         real.update(zip(node.outputs, results, strict=True))
@@ -136,29 +134,22 @@ def _called(node: Node, numbers: list[Any]) -> Any:
                 replaced["use_bias"] = True
         with swapped(layer, **replaced), computing_in_float32(layer):
             return layer.call(x)
-    remaining = iter(numbers)
-    args, kwargs = graph_lib.map_values(
-        lambda value: next(remaining), (node.call.args, node.call.kwargs)
-    )
-    if graph_lib.takes_training(layer):
-        kwargs = {**kwargs, "training": False}
-    with computing_in_float32(layer):
-        return layer(*args, **kwargs)
+    return compute_in_float(node, numbers)
 
 
 def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
     layer, own = node.call.layer, weights.recurrent
     assert own is not None
     real = {
-        each.name: tf.constant((each.q * each.scale).astype(np.float32)) for each in (weights, own)
+        part.name: tf.constant((part.q * part.scale).astype(np.float32)) for part in (weights, own)
     }
     if weights.bias is not None or own.bias is not None:
         input_params, fed_back = node.inputs[0].params, params_named(weights, "hidden")
         pairs = ((weights, input_params), (own, fed_back))
         biases = [
-            each.bias * (np.float64(read.scale) * each.scale).reshape(-1)  # type: ignore[union-attr]
-            for each, read in pairs
-            if each.bias is not None
+            part.bias * (np.float64(read.scale) * part.scale).reshape(-1)  # type: ignore[union-attr]
+            for part, read in pairs
+            if part.bias is not None
         ]
         bias = np.stack(biases) if len(biases) > 1 else biases[0]
         real["cell.bias"] = tf.constant(bias.astype(np.float32))

@@ -11,10 +11,13 @@ from typing import Any, Literal
 from keras_qat.arithmetic.kernel_families import XNNPACK, kernel_family
 from keras_qat.config.targets.problem import described
 from keras_qat.config.targets.target import Target, get
+from keras_qat.export.read_back import check_contents
+from keras_qat.export.target_forms import avoiding
 from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
 from keras_qat.integer_graph.passes.pixel_inputs import (
     RAW,
@@ -25,12 +28,12 @@ from keras_qat.integer_graph.passes.pixel_inputs import (
 )
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.io.atomic_files import check_writable, replacing
+from keras_qat.io.atomic_files import written
+from keras_qat.placement.float_notice import show_in_float
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.layers.float_marks import why_left_in_float
 from keras_qat.training.layers.recurrent.states import states_of
-from keras_qat.training.readiness import INSTEAD, some
-from keras_qat.training.schedule import check_quantized
+from keras_qat.training.readiness import check_before_export, some
 from keras_qat.version import __version__
 
 EndType = Literal["int8", "uint8", "int16", "float32"]
@@ -103,10 +106,11 @@ def export_tflite(
             f"batch_size={batch_size!r}: give the number of examples, or None for any."
         )
     device = None if target is None else get(target)
-    check_quantized(model, INSTEAD)
-    destination = None if path is None else check_writable(path)
+    check_before_export(model, path)
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()
+    if not getattr(model, "told_of_float", False):
+        _show_in_float(graph)
     contents = file_of(
         graph,
         input_dtype=input_dtype,
@@ -116,10 +120,7 @@ def export_tflite(
         batch_size=batch_size,
         target=device or graph.origin.target,
     )
-    if destination is not None:
-        with replacing(destination) as scratch:
-            scratch.write_bytes(contents)
-    return contents
+    return written(contents, path)
 
 
 def file_of(
@@ -171,10 +172,26 @@ def file_of(
         metadata["rescaling"] = rescaled
     if origin.states:
         metadata["states"] = "kept from one run to the next"
-    contents = builder.finish(inputs, outputs, keras_qat=metadata)
+    rewrite = None if target is None else avoiding(target)
+    contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
+    check_contents(contents, builder.model, with_own_padding(graph))
     if target is not None:
         _warn_of_problems(contents, target)
     return contents
+
+
+def _show_in_float(graph: ResolvedGraph) -> None:
+    """Tells which layers the file computes in float."""
+    calls = [(node.call, node.reason) for node in graph.nodes if node.op is None]
+    layers = [
+        (
+            call.origin,
+            getattr(call.layer, "layer", call.layer),
+            why_left_in_float(call.layer) or why,
+        )
+        for call, why in calls
+    ]
+    show_in_float(layers, "The file computes", "keras_qat.summary(model) lists them.")
 
 
 def _file_batch_size(

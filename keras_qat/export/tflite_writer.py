@@ -44,30 +44,30 @@ def write_graph(
         for name, tensor in graph.inputs.items()
     }
     island: list[Node] = []
-    made: list[Tensor] = []
+    computed: list[Tensor] = []
     wanted = set(graph.outputs.values())
     readers: dict[Tensor, list[Node]] = {}
     for node in graph.nodes:
-        for each in reads(graph, node):
-            readers.setdefault(each, []).append(node)
+        for tensor in reads(graph, node):
+            readers.setdefault(tensor, []).append(node)
 
     def flush() -> None:
         if island:
             ends = [
-                each
-                for each in made
-                if each in wanted or any(node not in island for node in readers.get(each, ()))
+                tensor
+                for tensor in computed
+                if tensor in wanted or any(node not in island for node in readers.get(tensor, ()))
             ]
             write_island(builder, graph, island, ends, indices, in_float)
             island.clear()
-            made.clear()
+            computed.clear()
 
     for node in graph.nodes:
         if node.op is None:
             island.append(node)
-            made.extend(node.outputs)
+            computed.extend(node.outputs)
             continue
-        if not set(made).isdisjoint(node.inputs):
+        if not set(computed).isdisjoint(node.inputs):
             flush()
         write_node(builder, node, indices)
     flush()
@@ -163,12 +163,12 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     """
     assert node.op is not None
     inputs = [
-        builder.constant(f"{SCOPE}/{node.name}/constant", each.q, each.params)
-        if isinstance(each, Constant)
-        else tensor_index(builder, indices, each)
-        for each in node.inputs
+        builder.constant(f"{SCOPE}/{node.name}/constant", x.q, x.params)
+        if isinstance(x, Constant)
+        else tensor_index(builder, indices, x)
+        for x in node.inputs
     ]
-    outputs = [tensor_index(builder, indices, each) for each in node.outputs]
+    outputs = [tensor_index(builder, indices, tensor) for tensor in node.outputs]
     params = node.output.params
     if params is None:  # Indices.
         node.op.emit(Emission(builder, node, inputs, outputs))
@@ -177,8 +177,8 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if isinstance(node.op.output, FixedRange):
         native = node.op.output.params(params.bits)
     converts, clips = native != params, params.bits < 8 and node.op.output != SharedRange()
-    made = target = outputs[0]
+    result = target = outputs[0]
     if converts or clips:
-        made = builder.tensor(f"{name}/unclipped", node.output.shape, params.dtype.name, native)
-    node.op.emit(Emission(builder, node, inputs, [made, *outputs[1:]]))
-    _bring(builder, name, [made, target], node.output, converts, clips)
+        result = builder.tensor(f"{name}/unclipped", node.output.shape, params.dtype.name, native)
+    node.op.emit(Emission(builder, node, inputs, [result, *outputs[1:]]))
+    _bring(builder, name, [result, target], node.output, converts, clips)

@@ -167,6 +167,6 @@ def test_what_tflite_micro_lacks_is_named(tmp_path):
     qat = keras_qat.quantize_model(
         keras.Model(inputs, layers.Activation("gelu", name="bent")(inputs))
     )
-    keras_qat.calibrate(qat, rng(1).normal(size=(3, 4)).astype(np.float32))
+    keras_qat.calibrate(qat, rng(1).normal(size=(4, 4)).astype(np.float32))
     with pytest.warns(UserWarning, match=r"does not run this model:\n  .*GELU: no kernel"):
         keras_qat.export_c(qat, tmp_path / "model.cc")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -199,3 +201,29 @@ def test_weights_that_int8_kernels_do_not_hold():
     with pytest.warns(UserWarning, match="weights of 1 layers are rounded again") as found:
         keras_qat.export_tflite(qat, input_range=(-4.0, 4.0))
     assert found[0].filename == __file__
+
+
+def test_threads_that_export_at_once():
+    """Layers have other weights in between."""
+    x = images(8, (5, 6))
+    models = [
+        observe(keras_qat.quantize_model(functional((5, 6), build=build)), x)
+        for build in (
+            lambda x: layers.Dense(4)(layers.LSTM(4)(layers.Masking()(x))),
+            lambda x: layers.LayerNormalization()(layers.Dense(3, "relu")(x)),
+            lambda x: layers.Bidirectional(layers.GRU(3))(x),
+        )
+    ]
+    alone = [keras_qat.export_tflite(model) for model in models]
+    files = {}
+
+    def work(number):
+        files[number] = keras_qat.export_tflite(models[number % 3])
+        assert keras_qat.verify(models[number % 3], files[number], x).identical == 1
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert files == {number: alone[number % 3] for number in range(6)}

@@ -1,0 +1,206 @@
+"""Reads a written TFLite file back and compares it with the resolved graph: translation validation.
+
+Nothing is computed: structure and numbers are compared, in a tenth of an export's time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.weights import Weights
+from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, TYPES, code_of, unpack
+from keras_qat.tflite.tensor_names import SCOPE
+
+ALIGNMENT = 16
+"""Bytes to which the schema aligns constants."""
+
+
+def check_contents(contents: bytes, written: Any, graph: ResolvedGraph) -> None:
+    """Compares a TFLite file's bytes with what was to be written.
+
+    Args:
+        contents: the file.
+        written: the `ModelT` that was packed into it.
+        graph: the resolved graph that was written, with explicit padding merged.
+
+    What differs is a fault of this library. Bytes that are not what was packed are an error.
+    Operators that seem to be other than the graph's are a warning: this check may be wrong too, and
+    `verify` tells.
+
+    Raises:
+        RuntimeError: if the bytes are not what was packed.
+    """
+    file = unpack(contents)
+    damage = [*_differences(written, file, "file"), *_misaligned(contents, file)]
+    if damage:
+        raise RuntimeError(
+            f"The TFLite file of '{graph.name}' is damaged: {'; '.join(damage[:5])}. This is a "
+            f"fault of keras_qat: please report it with the model."
+        )
+    differences = list(_other_operators(graph, file))
+    if differences:
+        warnings.warn(
+            f"The TFLite file of '{graph.name}' may compute something else than the model: "
+            f"{'; '.join(differences[:5])}. keras_qat.verify tells. This is a fault of keras_qat: "
+            f"please report it with the model.",
+            stacklevel=5,
+        )
+
+
+def _differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
+    """Compares two objects of the schema field by field. Missing and empty lists are equal."""
+    if hasattr(ours, "__dict__"):
+        if theirs is None:
+            yield f"{path} is missing"
+            return
+        for name, value in vars(ours).items():
+            if not name.startswith("_"):
+                yield from _differences(value, getattr(theirs, name, None), f"{path}.{name}")
+    elif isinstance(ours, list) and ours and hasattr(ours[0], "__dict__"):
+        count = 0 if theirs is None else len(theirs)
+        if count != len(ours):
+            yield f"{path} has {count} entries instead of {len(ours)}"
+            return
+        for index, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(own, other, f"{path}[{index}]")
+    elif isinstance(ours, (list, np.ndarray)):
+        own, other = np.asarray(ours), np.asarray([] if theirs is None else theirs)
+        if own.size != other.size or not np.array_equal(own.reshape(-1), other.reshape(-1)):
+            yield f"{path} has other numbers"
+    elif ours != theirs and not (not ours and not theirs):
+        yield f"{path} is {theirs!r} instead of {ours!r}"
+
+
+def _misaligned(contents: bytes, file: Any) -> Iterator[str]:
+    start = np.frombuffer(contents, np.uint8).ctypes.data
+    for index, buffer in enumerate(file.buffers):
+        if isinstance(buffer.data, np.ndarray) and (buffer.data.ctypes.data - start) % ALIGNMENT:
+            yield f"the data of buffer {index} is not aligned to {ALIGNMENT} bytes"
+
+
+def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
+    """Compares the file's tensors, and what each is computed from, with the resolved graph's."""
+    main = file.subgraphs[0]
+    by_name = {tensor.name.decode(): index for index, tensor in enumerate(main.tensors)}
+    indices: dict[Tensor, int] = {}
+    for node in graph.nodes:
+        for tensor in [*node.inputs, *node.outputs]:
+            if isinstance(tensor, Tensor) and f"{SCOPE}/{tensor.name}" in by_name:
+                indices[tensor] = by_name[f"{SCOPE}/{tensor.name}"]
+    for tensors, ends in ((graph.inputs, main.inputs), (graph.outputs, main.outputs)):
+        for tensor, index in zip(tensors.values(), map(int, ends), strict=True):
+            indices.setdefault(tensor, index)
+    known, given = set(indices.values()), set(map(int, main.inputs))
+    producers: dict[int, Any] = {}
+    ready = set(given)
+    for operator in main.operators:
+        kernel = OPERATORS[code_of(file.operatorCodes[operator.opcodeIndex])]
+        for index in map(int, operator.inputs):
+            tensor = main.tensors[index]
+            is_there = index < 0 or file.buffers[tensor.buffer].data is not None
+            if not (is_there or index in ready or tensor.isVariable):
+                yield f"{kernel} reads '{tensor.name.decode()}' before it is computed"
+        for index in map(int, operator.outputs):
+            if index in ready:
+                yield f"'{main.tensors[index].name.decode()}' is computed twice"
+            producers[index] = operator
+        ready.update(map(int, operator.outputs))
+    for tensor, index in indices.items():
+        yield from _other_tensor(tensor, main.tensors[index])
+    for node in graph.nodes:
+        if node.op is not None:
+            outputs = {indices[tensor] for tensor in node.outputs if tensor in indices}
+            operators, reached = _operators_of(outputs, known, producers)
+            inputs = {tensor for tensor in node.inputs if isinstance(tensor, Tensor)}
+            read = {indices[tensor] for tensor in inputs & indices.keys()}
+            # Float layers that compute nothing have no tensor, and zeros of a state are made of the
+            # model's input, which knows the number of examples.
+            # Sizes that a RESHAPE is given as tensors may be known in a file.
+            needed = {indices[tensor] for tensor in inputs & indices.keys() if tensor.params}
+            if inputs <= indices.keys() and not needed <= reached <= read | given:
+                names = [
+                    ", ".join(sorted(main.tensors[index].name.decode() for index in group))
+                    for group in (reached, read)
+                ]
+                yield f"'{node.name}' is computed from {names[0]} instead of {names[1]}"
+            weights = node.weights
+            # Tables have the output's scale, int4 is packed, and cells have other constants.
+            if weights is not None and not (
+                node.op.is_table or weights.packed or weights.recurrent
+            ):
+                yield from _other_weights(node, weights, file, operators)
+
+
+def _other_tensor(tensor: Tensor, written: Any) -> Iterator[str]:
+    name, dtype = tensor.name, TYPE_NAMES.get(written.type)
+    signature = written.shape if written.shapeSignature is None else written.shapeSignature
+    for shape, unknown in ((written.shape, 1), (signature, -1)):
+        ours = [unknown if size is None else size for size in tensor.shape]
+        if list(shape) != ours:
+            yield f"'{name}' has the shape {list(shape)} instead of {ours}"
+    if tensor.params is None or dtype in ("uint8", "float32"):
+        return
+    own, theirs = tensor.params, written.quantization
+    if dtype != own.dtype.name:
+        yield f"'{name}' has the type {dtype} instead of {own.dtype.name}"
+    if theirs is None or theirs.scale is None:
+        yield f"'{name}' is not quantized"
+    elif (theirs.scale[0], theirs.zeroPoint[0]) != (np.float32(own.scale), own.zero_point):
+        yield f"'{name}' has other quantization parameters"
+
+
+def _operators_of(
+    outputs: set[int], known: set[int], producers: dict[int, Any]
+) -> tuple[list[Any], set[int]]:
+    """Follows operators back to tensors of other nodes. Returns the operators and these tensors."""
+    operators, reached, wanted = {}, set(), list(outputs)
+    while wanted:
+        operator = producers.get(wanted.pop())
+        if operator is None or id(operator) in operators:
+            continue
+        operators[id(operator)] = operator
+        for source in map(int, operator.inputs):
+            if source in known and source not in outputs:
+                reached.add(source)
+            else:
+                wanted.append(source)
+    return list(operators.values()), reached
+
+
+def _other_weights(node: Node, weights: Weights, file: Any, operators: list[Any]) -> Iterator[str]:
+    """Compares the sum of all weights of a scale: files order axes anew, and hold parts apart."""
+    q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
+    ours = _totals([(scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q)])
+    stored = []
+    for index in {int(index) for operator in operators for index in operator.inputs}:
+        tensor = file.subgraphs[0].tensors[index]
+        data = file.buffers[tensor.buffer].data
+        if tensor.type == TYPES["int8"] and data is not None and len(tensor.shape):
+            shape = [1] * len(tensor.shape)
+            shape[tensor.quantization.quantizedDimension] = -1
+            values = data.view(np.int8).reshape(tensor.shape)
+            stored.append((tensor.quantization.scale.reshape(shape), values))
+    theirs = _totals(stored)
+    if any(theirs.get(scale) != total for scale, total in ours.items()):
+        yield f"the weights of '{node.name}' are others"
+
+
+def _totals(weights: list[tuple[np.ndarray, np.ndarray]]) -> dict[float, float]:
+    """Returns the sum of all weights of each scale, for scales that broadcast against weights."""
+    if not weights:
+        return {}
+    sums = [
+        q.sum(tuple(np.flatnonzero(np.array(scale.shape) == 1)), np.int64).reshape(-1)
+        for scale, q in weights
+    ]
+    scales, inverse = np.unique(
+        np.concatenate([scale.reshape(-1) for scale, _ in weights]), return_inverse=True
+    )
+    totals = np.bincount(inverse, np.concatenate(sums))
+    return dict(zip(scales.tolist(), totals.tolist(), strict=True))

@@ -1,0 +1,67 @@
+"""Models that cannot be exported: the message says what to do, and no file is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from tests.helpers import images, observe
+from tests.networks.small import functional, layers, tiny_net
+
+EXPORTS = [keras_qat.export_tflite, keras_qat.export_saved_model]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_export_of_a_model_that_has_seen_no_data(export, tmp_path):
+    qat = keras_qat.quantize_model(tiny_net())
+    with pytest.raises(
+        ValueError,
+        match=r"quantizers have seen no data yet.*Train.*keras_qat\.calibrate\(model, data\)",
+    ):
+        export(qat, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_export_of_a_float_model(export, tmp_path):
+    with pytest.raises(ValueError, match=r"not quantization-aware.*quantize_model"):
+        export(tiny_net(), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_export_of_a_model_that_diverged(bad, tmp_path):
+    qat = observe(keras_qat.quantize_model(tiny_net()), images(12, (6, 6, 2)))
+    observe(qat, np.full((3, 6, 6, 2), bad, np.float32))
+    with pytest.raises(ValueError, match=r"NaN or infinity.*checkpoint"):
+        keras_qat.export_tflite(qat, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_of_weights_that_diverged():
+    qat = observe(keras_qat.quantize_model(tiny_net()), images(12, (6, 6, 2)))
+    bias = qat.get_layer("quant_logits").layer.bias
+    bias.assign(bias + np.nan)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        keras_qat.export_tflite(qat)
+
+
+@pytest.mark.legacy
+def test_layer_that_the_converter_refuses():
+    def build(x):
+        x = layers.Dense(4, name="fine")(x)
+        x = layers.Lambda(lambda x: tf.math.bessel_i0(x), name="waves")(x)
+        x = layers.Dense(3)(x)
+        return layers.Lambda(lambda x: tf.math.igamma(2.0, tf.abs(x)), name="gamma")(x)
+
+    qat = observe(keras_qat.quantize_model(functional((4,), build=build)), images(8, (4,)))
+    message = (
+        r"refuses 2 layers: 'waves' \(tf.math.bessel_i0\): .*tf\.BesselI0; "
+        r"'gamma' \(tf.math.igamma\): .*tf\.Igamma"
+    )
+    with pytest.raises(ValueError, match=message) as info:
+        keras_qat.export_tflite(qat)
+    assert "fine" not in str(info.value)
