@@ -41,11 +41,11 @@ def plan(
             f"'{model.name}' is quantized already. Plan the float model, or look at "
             f"keras_qat.summary(model)."
         )
-    recipe, family, place_of_use = settings(recipe, None, target)
+    recipe, family, device = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    found = place(graph, recipe, scope, family)
-    if place_of_use is None:
-        return found
+    planned = place(graph, recipe, scope, family)
+    if device is None:
+        return planned
     with float32_policy():
-        lacking = problems(rewrite(found, model), place_of_use)
-    return dataclasses.replace(found, target=place_of_use, problems=lacking)
+        lacking = problems(rewrite(planned, model), device)
+    return dataclasses.replace(planned, target=device, problems=lacking)

@@ -1,9 +1,10 @@
-"""How many bits the weights of each layer get, for a budget of bytes."""
+"""The verb `search_bits`: bits for the weights of each layer within a budget of bytes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,9 @@ class FoundBits:
     Args:
         bits: layer -> bits of its weights.
         recipe: the recipe with these bits, for `quantize_model`.
-        bytes: of all quantized weights, in so many bits each.
-        cost: what is expected of it: the sum of the layers' costs.
-        sensitivity: what it is based on.
+        bytes: size of all quantized weights with these bits.
+        cost: the expected cost: the sum of the layers' costs.
+        sensitivity: the measurements that it is based on.
     """
 
     bits: dict[str, int]
@@ -42,14 +43,14 @@ class FoundBits:
 
     @property
     def overrides(self) -> dict[str, int]:
-        """The layers whose bits are others than the recipe's."""
+        """Layer -> bits, where they differ from the recipe's."""
         usual = self.recipe.weights.bits
         return {name: bits for name, bits in self.bits.items() if bits != usual}
 
     def __str__(self) -> str:
-        given = dataclasses.replace(self.recipe, overrides=())
-        if given.name in NAMED and NAMED[given.name]() == given:
-            first = f"recipe = keras_qat.recipes.{given.name}()"
+        base = dataclasses.replace(self.recipe, overrides=())
+        if base.name in NAMED and NAMED[base.name]() == base:
+            first = f"recipe = keras_qat.recipes.{base.name}()"
         else:
             first = "# recipe: the one that was given"
         lines = [f"# {self.bytes} bytes of weights", first]
@@ -82,11 +83,11 @@ def search_bits(
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         data, steps, batch_size: as in `sensitivity`.
-        budget: bytes of the weights; up to 1 a share of those that they have in 8 bits.
-        bits: what may be chosen, of 2 to 8.
-        recipe: what the bits are put into.
-        measure: what a choice costs, as in `sensitivity`.
-        known: what `sensitivity` has found for these bits, to search again with another budget.
+        budget: bytes that all weights may take; up to 1, a share of their size in 8 bits.
+        bits: the numbers of bits to choose from, 2 to 8.
+        recipe: the recipe whose weight bits are overridden.
+        measure: the cost of a choice, as in `sensitivity`.
+        known: a result of `sensitivity` for these bits, to search again with another budget.
         verbose: 1 shows progress.
 
     Returns:
@@ -102,15 +103,14 @@ def search_bits(
     """
     recipe, choices = get_recipe(recipe), sorted(set(bits))
     if known is None:
-        options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
-        known = sensitivity(model, data, bits=choices, recipe=recipe, measure=measure, **options)  # type: ignore[arg-type]
-    total = sum(layer.weights for layer in known.layers)
-    allowed = budget * total if budget <= 1 else budget
-    chosen = cheapest(known.layers, allowed, choices)
+        measured = partial(sensitivity, bits=choices, recipe=recipe, measure=measure)
+        known = measured(model, data, steps, batch_size, verbose=verbose)
+    layers = known.layers
+    total = sum(layer.weights for layer in layers)
+    chosen = cheapest(layers, budget * total if budget <= 1 else budget, choices)
     for name, layer_bits in chosen.items():
         if layer_bits != recipe.weights.bits:
             recipe = recipe.override(name, weight_bits=layer_bits)
-    layers = known.layers
     return FoundBits(
         chosen,
         recipe,
@@ -123,7 +123,7 @@ def search_bits(
 def cheapest(
     layers: Iterable[LayerSensitivity], budget: float, choices: list[int]
 ) -> dict[str, int]:
-    """Bits for each layer, by name, with the smallest sum of costs that fit a budget of bytes.
+    """Returns layer -> bits with the smallest sum of costs that fit a budget of bytes.
 
     By dynamic programming: the least cost of the layers so far, for each number of bytes.
 
@@ -151,8 +151,8 @@ def cheapest(
         taken.append((tried.argmin(0), steps))
         costs = tried.min(0)
     left, backwards = _UNITS, []
-    for places, steps in reversed(taken):
-        choice = int(places[left])
+    for best, steps in reversed(taken):
+        choice = int(best[left])
         backwards.append(choices[choice])
         left -= steps[choice]
     return {layer.name: bits for layer, bits in zip(layers, reversed(backwards), strict=True)}

@@ -8,24 +8,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from keras_qat.analysis.drawing.html_page import Cell, Table, page
 from keras_qat.analysis.plan import plan
 from keras_qat.config import specs
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.recipes import get as get_recipe
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import one_at_a_time, traced
+from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import written
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
 from keras_qat.rewriting.quantize import quantize_model
-from keras_qat.training.calibration.watch import infer
-from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
-from keras_qat.training.schedule import scheduled_layers
 
 Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
 """Computes what quantizing costs, from the outputs in float and the outputs with a layer quantized:
@@ -79,9 +77,7 @@ class Sensitivity:
         Raises:
             OSError: if nothing can be written there.
         """
-        from keras_qat.analysis.drawing.sensitivity import sensitivity_page
-
-        return written(sensitivity_page(self), path)
+        return written(_page(self), path)
 
     def __str__(self) -> str:
         ranked = self.ranked()
@@ -123,16 +119,16 @@ def sensitivity(
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         data, steps, batch_size: as in `calibrate`: some 50 to 500 examples, without labels.
-        bits: which to try, of 2 to 8.
-        recipe: says which layers are quantized.
-        measure: from the outputs in float and those with a layer quantized, lists of arrays, to a
-            cost. The power of the error over that of the outputs by default; with labels at hand
-            it may be a loss.
+        bits: the numbers of bits to try, 2 to 8.
+        recipe: the recipe, which decides which layers are quantized.
+        measure: function from the float outputs and the outputs with one layer quantized, lists of
+            arrays, to a cost. By default the power of the error over that of the outputs; it may
+            be a loss where there are labels.
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model cannot be quantized, the data is not what it takes, there are no
-            bits or others than 2 to 8, or the recipe's weights have one range for the tensor.
+        ValueError: if the model cannot be quantized, the data is not what it takes, `bits` is
+            empty or holds others than 2 to 8, or the recipe's weights have one range per tensor.
 
     Example:
         >>> print(keras_qat.sensitivity(model, x_train[:128]))
@@ -147,11 +143,12 @@ def sensitivity(
     layers = _layers_of(model, recipe)
     qat = quantize_model(model, recipe)
     read = list(batches(qat, data, batch_size, steps, finite=True))
-    outputs = _in_float(qat)
+    graph = graph_lib.read(qat)
+    outputs = evaluator(graph, graph_lib.values_in(graph.outputs), untraced_runs=0)
 
     def all_outputs() -> list[np.ndarray]:
-        by_batch = [outputs(*map(tf.constant, batch)) for batch in read]
-        return [np.concatenate(output) for output in zip(*by_batch, strict=True)]
+        by_batch = map(outputs, read)
+        return [np.concatenate(output, dtype=np.float32) for output in zip(*by_batch, strict=True)]
 
     exact, costs = all_outputs(), {name: dict[int, float]() for name in layers}
     sizes = dict.fromkeys(layers, 0)
@@ -187,15 +184,30 @@ def _layers_of(model: Any, recipe: Recipe) -> dict[str, list[str]]:
     return parts
 
 
-def _in_float(qat: Any) -> Callable[..., list[Any]]:
-    """Makes a function that computes the outputs with quantization off, and reads weights anew."""
-    graph, layers = graph_lib.read(qat), list(scheduled_layers(qat))
-    phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
-    signature = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in qat.inputs]
-
-    def outputs(*inputs: Any) -> list[Any]:
-        with assuming(phase, layers):
-            results = graph_lib.evaluate(graph, list(inputs), infer)
-        return [tf.cast(tensor, tf.float32) for tensor in tf.nest.flatten(results)]
-
-    return traced(outputs, input_signature=signature)
+def _page(result: Sensitivity) -> str:
+    """Writes the ranking as a table with a column for each number of bits."""
+    ranked = result.ranked()
+    tried = sorted({bits for layer in ranked for bits in layer.costs})
+    facts = {"layers": str(len(ranked)), "bits": ", ".join(map(str, tried))}
+    facts["weights"] = str(sum(layer.weights for layer in ranked))
+    verdict = "No layer has weights to quantize"
+    if ranked:
+        verdict = f"'{ranked[0].name}' suffers most from weights of {tried[0]} bits"
+    most = {bits: max(layer.costs[bits] for layer in ranked) or 1.0 for bits in tried}
+    columns = {"layer": "Name in the float model", "weights": "How many it has"}
+    columns |= {f"{bits} bits": f"Cost of {bits} bits in this layer alone" for bits in tried}
+    rows = [
+        [
+            Cell(layer.name),
+            Cell(str(layer.weights), layer.weights),
+            *(
+                Cell(f"{cost:.3g}", cost, bar=max(cost / most[bits], 0.0), color="noise")
+                for bits, cost in sorted(layer.costs.items())
+            ),
+        ]
+        for layer in ranked
+    ]
+    note = "The cost of so few bits in one layer alone, all else being in float."
+    return page(
+        "Sensitivity of layers", verdict, "good", facts, [], [Table("Layers", columns, rows, note)]
+    )

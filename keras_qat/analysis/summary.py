@@ -14,6 +14,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.training.layers import QuantizeWeights
+from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import check_quantized
 
 FLOAT = 4
@@ -22,24 +23,24 @@ FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """One operator at work; sizes are those of one example, None where they are open.
+    """An operator of the model. Sizes are those of one example, None where they are unknown.
 
     Args:
         name: the layer in the float model.
         operator: the operator's name, or "float".
         reason: why it computes in float, else "".
-        shape: of its output.
-        bits: of its output's codes, None in float.
+        shape: shape of its output.
+        bits: bits of its output, None in float.
         minimum, maximum: the real values of the lowest and the highest code; None in float, and
             before calibration or training have set the range.
         scale: real value of one step (LSB), None likewise.
         zero_point: the code of 0, None likewise.
         weight_bits: what the weights were trained with, None for none.
         per_channel: whether each output channel has its own scale, None without weights.
-        weight_bytes: of weights and biases in the file, two 4-bit weights in two bytes. 0 where an
-            earlier call has them.
-        float_weight_bytes: of the same numbers in float32.
-        activation_bytes: of the output.
+        weight_bytes: bytes of weights and biases in the file, a whole one for each 4-bit weight. 0
+            if they were counted for an earlier call.
+        float_weight_bytes: bytes of the same numbers in float32.
+        activation_bytes: bytes of the output.
         multiply_accumulates: products of its convolution or product of matrices; 0 for other
             operators, None in float.
         granularity: what of the weights has a scale of its own: "per channel", "per gate" or
@@ -66,16 +67,16 @@ class LayerSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Result of `summary`. Prints as a table.
+    """The result of `summary`. Prints as a table.
 
     Args:
         model: the model's name.
         layers: in the order of computation.
-        peak_activation_bytes: the most that tensors take at any one moment, when each is kept from
-            its operator to its last reader, for one example. What an interpreter allocates comes
-            near, and holds its kernels' scratch memory besides. None where sizes are open.
+        peak_activation_bytes: the most bytes that the tensors of one example take at a time, if
+            each is kept from its operator to its last reader. An interpreter allocates about as
+            much, and scratch memory for its kernels. None if sizes are unknown.
         peak_layer: the layer that computes at that moment.
-        float_peak_activation_bytes: the same of the float model.
+        float_peak_activation_bytes: the same for the float model.
         target: name of the target that the model was quantized for, None without one.
     """
 
@@ -89,36 +90,37 @@ class Summary:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights in the file."""
-        return sum(each.weight_bytes for each in self.layers)
+        return sum(layer.weight_bytes for layer in self.layers)
 
     @property
     def float_weight_bytes(self) -> int:
         """Bytes of all weights in float32, with BatchNormalization folded as in the file."""
-        return sum(each.float_weight_bytes for each in self.layers)
+        return sum(layer.float_weight_bytes for layer in self.layers)
 
     @property
     def multiply_accumulates(self) -> int:
-        """Multiply-accumulates of all integer layers whose sizes are known."""
-        return sum(each.multiply_accumulates or 0 for each in self.layers)
+        """Number of multiply-accumulates of all integer layers whose sizes are known."""
+        return sum(layer.multiply_accumulates or 0 for layer in self.layers)
 
     @property
     def in_float(self) -> dict[str, str]:
-        """Layers that compute in float -> why."""
-        return {each.name: each.reason for each in self.layers if each.operator == "float"}
+        """Layer that computes in float -> the reason."""
+        return {layer.name: layer.reason for layer in self.layers if layer.operator == "float"}
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as JSON data, its totals included."""
+        """Returns the summary as JSON data, totals included."""
         totals = ("weight_bytes", "float_weight_bytes", "multiply_accumulates", "in_float")
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in totals}
 
     def to_json(self) -> str:
-        """The summary as JSON text."""
+        """Returns the summary as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        table = [COLUMNS, *(tuple(_cells(each)) for each in self.layers)]
+        table = [COLUMNS, *(tuple(_cells(layer)) for layer in self.layers)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(_aligned, line, widths, range(99))).rstrip() for line in table]
+        form = "  ".join(f"{{:{'>' if i in RIGHT else '<'}{w}}}" for i, w in enumerate(widths))
+        lines = [form.format(*line).rstrip() for line in table]
         lines.insert(1, "  ".join("-" * width for width in widths))
         lines.append(
             f"weights: {_size(self.weight_bytes)}, in float {_size(self.float_weight_bytes)}; "
@@ -140,12 +142,12 @@ class Summary:
 
 
 def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Summary:
-    """Sums up what a quantization-aware model is in its file: bits, ranges, memory, work.
+    """Summarizes a quantization-aware model as its file holds it: bits, ranges, memory, work.
 
     Args:
-        model: what `quantize_model` returned, trained, calibrated or neither (then ranges are not
-            set). `keras_qat.plan` speaks of a float model.
-        input_range: as of `export_tflite`.
+        model: what `quantize_model` returned; without training or calibration its ranges are not
+            set. For a float model use `keras_qat.plan`.
+        input_range: as in `export_tflite`.
 
     Returns:
         The summary; print it, or read its `layers`.
@@ -156,9 +158,7 @@ def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Su
     Example:
         >>> print(keras_qat.summary(qat))
     """
-    check_quantized(
-        model, ": call keras_qat.quantize_model(model) first, or keras_qat.plan(model)."
-    )
+    check_quantized(model)
     graph = resolve(model, input_range=input_range)
     layers = summarized(graph)
     peak, at = _peak(graph, _bytes)
@@ -208,15 +208,15 @@ def _layer(node: Node, unset: set[int], seen: set[int]) -> LayerSummary:
 
 def _is_known(node: Node) -> bool:
     """Whether all sizes but the batch's are numbers."""
-    tensors = [each for each in (*node.inputs, *node.outputs) if isinstance(each, Tensor)]
-    return not any(None in each.shape[1:] for each in tensors)
+    tensors = [x for x in (*node.inputs, *node.outputs) if isinstance(x, Tensor)]
+    return not any(None in tensor.shape[1:] for tensor in tensors)
 
 
 def _weight_bytes(node: Node) -> tuple[int, int]:
-    """Bytes of what a node holds, in the file and in float."""
-    constants = [each for each in node.inputs if isinstance(each, Constant)]
-    count = sum(np.size(each.q) for each in constants)
-    held = sum(np.asarray(each.q).nbytes for each in constants)
+    """Returns the bytes of a node's weights and constants, in the file and in float."""
+    constants = [np.asarray(x.q) for x in node.inputs if isinstance(x, Constant)]
+    count = sum(q.size for q in constants)
+    held = sum(q.nbytes for q in constants)
     if node.weights is not None:
         bias = 0 if node.weights.bias is None else np.size(node.weights.bias)
         wide = node.output.params is not None and node.output.params.bits == 16
@@ -232,16 +232,16 @@ def _weight_bytes(node: Node) -> tuple[int, int]:
 
 
 def _variables(layer: Any) -> Iterable[Any]:
-    """A layer's own, without those of quantizers."""
+    """Returns the weights of a layer, without those of quantizers."""
     inner = getattr(layer, "sublayers", None) or [getattr(layer, "layer", layer)]
-    return [each for part in inner for each in part.weights]
+    return [weight for part in inner for weight in part.weights]
 
 
 def _quantized_numbers(layer: Any) -> int:
     """Counts the quantized weights of a layer that computes in float."""
     if not isinstance(layer, QuantizeWeights):
         return 0
-    return sum(_elements(layer.weight(path)) for path in layer.weight_quantizers)
+    return sum(_elements(weight_at(layer.layer, path)) for path in layer.weight_quantizers)
 
 
 def _elements(variable: Any) -> int:
@@ -259,7 +259,7 @@ def _float_bytes(tensor: Tensor) -> int:
 
 
 def _peak(graph: ResolvedGraph, size: Callable[[Tensor], int]) -> tuple[int | None, str | None]:
-    """The most bytes that tensors take at one moment, and the layer that computes then."""
+    """Returns the most bytes that tensors take at one moment, and the layer that computes then."""
     if not all(map(_is_known, graph.nodes)):
         return None, None
     last: dict[Tensor, int] = dict.fromkeys(graph.inputs.values(), -1)
@@ -269,31 +269,29 @@ def _peak(graph: ResolvedGraph, size: Callable[[Tensor], int]) -> tuple[int | No
     def memory(tensor: Tensor) -> Tensor:
         return root.get(tensor, tensor)
 
-    for place, node in enumerate(graph.nodes):
-        read = [memory(each) for each in node.inputs if isinstance(each, Tensor)]
+    for step, node in enumerate(graph.nodes):
+        read = [memory(x) for x in node.inputs if isinstance(x, Tensor)]
         if node.op is not None and node.op.alias:
             root[node.output] = read[0]
-        last |= dict.fromkeys([*read, *map(memory, node.outputs)], place)
+        last |= dict.fromkeys([*read, *map(memory, node.outputs)], step)
     last |= dict.fromkeys(map(memory, graph.outputs.values()), len(graph.nodes))
-    live = {memory(each) for each in graph.inputs.values()}
-    found: tuple[int, str | None] = (sum(map(size, live)), None)
-    for place, node in enumerate(graph.nodes):
+    live = set(map(memory, graph.inputs.values()))
+    peak: tuple[int, str | None] = (sum(map(size, live)), None)
+    for step, node in enumerate(graph.nodes):
         live |= set(map(memory, node.outputs))
-        taken = sum(map(size, live)) + _copies(node, size)
-        if taken > found[0]:
-            found = taken, node.output.label or node.name
-        live = {each for each in live if last[each] > place}
-    return found
+        total = sum(map(size, live)) + _copies(node, size)
+        if total > peak[0]:
+            peak = total, node.output.label or node.name
+        live = {tensor for tensor in live if last[tensor] > step}
+    return peak
 
 
 def _copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Bytes of the float copies that an operator in float reads."""
-    read = dict.fromkeys(each for each in node.inputs if isinstance(each, Tensor))
-    return (
-        0
-        if node.op
-        else sum(_float_bytes(each) for each in read if size(each) != _float_bytes(each))
-    )
+    """Returns the bytes of the float copies that a node in float reads."""
+    if node.op is not None:
+        return 0
+    read = {x: _float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}
+    return sum(count for tensor, count in read.items() if size(tensor) != count)
 
 
 COLUMNS = (
@@ -322,17 +320,13 @@ def _cells(layer: LayerSummary) -> Iterator[str]:
     yield "-" if macs == 0 or layer.operator == "float" else "?" if macs is None else _count(macs)
 
 
-def _aligned(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if column in RIGHT else cell.ljust(width)
-
-
 def _size(count: int | None) -> str:
-    """Bytes as people read them."""
+    """Formats a number of bytes."""
     return "?" if count is None else f"{count} B" if count < 10_000 else f"{_count(count)}B"
 
 
 def _count(count: int) -> str:
-    """A number with three digits and a unit."""
+    """Formats a number with three digits and a unit."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -41,7 +41,7 @@ class Table:
         title: above it.
         columns: names of the columns -> what is in them, shown when the pointer is on the head.
         rows: a cell for each column.
-        note: below the title: what is to be seen.
+        note: a sentence below the title.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Table:
 def page(
     title: str,
     verdict: str,
-    is_good: bool,
+    color: str,
     facts: dict[str, str],
     findings: Iterable[str],
     tables: Iterable[Table],
@@ -61,11 +61,11 @@ def page(
     """Fills the template: a page that needs no other file.
 
     Args:
-        title: what was looked at.
-        verdict: what was found, in a few words.
-        is_good: whether that is as it should be.
+        title: the subject of the report.
+        verdict: the result, in a few words.
+        color: "good", "poor" or "bad".
         facts: names -> values, each in a few words.
-        findings: what is not as it should be, a sentence each.
+        findings: problems, a sentence each.
         tables: the tables.
     """
     items = "".join(f"<li>{html.escape(finding)}</li>" for finding in findings)
@@ -76,7 +76,7 @@ def page(
     return TEMPLATE.substitute(
         title=html.escape(title),
         verdict=html.escape(verdict),
-        verdict_class="good" if is_good else "bad",
+        verdict_class=color,
         facts="".join(terms),
         findings=f"<ul>{items}</ul>" if items else "",
         tables="".join(map(_table, tables)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ def plot_model(model: Any, to_file: str | os.PathLike[str] | None = None) -> Pic
     It needs matplotlib: `pip install 'keras-qat[plot]'`.
 
     Args:
-        model: what `quantize_model` returned; ranges that are not set yet are said to be so.
+        model: what `quantize_model` returned; its ranges may still be unset.
         to_file: where to write the picture: `.svg`, or `.html`.
 
     Returns:
@@ -65,7 +66,7 @@ def plot_model(model: Any, to_file: str | os.PathLike[str] | None = None) -> Pic
     Example:
         >>> keras_qat.plot_model(qat, "model.svg")
     """
-    check_quantized(model, ": call keras_qat.quantize_model(model) first.")
+    check_quantized(model)
     graph = resolve(model)
     layers = dict(zip(graph.nodes, summarized(graph), strict=True))
     drawn = _drawn(graph.name, _rows(graph, layers))
@@ -75,7 +76,7 @@ def plot_model(model: Any, to_file: str | os.PathLike[str] | None = None) -> Pic
 
 
 def _rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
-    makers: dict[Tensor, Any] = {each: f"input {name}" for name, each in graph.inputs.items()}
+    makers: dict[Tensor, Any] = {x: f"input {name}" for name, x in graph.inputs.items()}
     makers |= {tensor: node for node in graph.nodes for tensor in node.outputs}
     colors = _shared_colors(makers)
     rows = [
@@ -83,7 +84,7 @@ def _rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
         for name, tensor in graph.inputs.items()
     ]
     for node in graph.nodes:
-        read = [makers[each] for each in node.inputs if isinstance(each, Tensor)]
+        read = [makers[x] for x in node.inputs if isinstance(x, Tensor)]
         color = _color(node.output, colors, layers[node].scale is not None)
         words = _node_words(node, layers[node])
         rows.append(_Row(node, list(dict.fromkeys(read)), words, color, node.op is None))
@@ -94,9 +95,9 @@ def _rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
 
 
 def _shared_colors(tensors: Iterable[Tensor]) -> dict[int, str]:
-    """Colours of the ranges that several tensors have, by the identity of their parameters."""
-    params = [id(each.params) for each in tensors if each.params is not None]
-    shared = [each for each in dict.fromkeys(params) if params.count(each) > 1]
+    """Returns the colours of ranges that several tensors share, by the id of their parameters."""
+    counts = Counter(id(tensor.params) for tensor in tensors if tensor.params is not None)
+    shared = [params for params, count in counts.items() if count > 1]
     return dict(zip(shared, itertools.cycle(SHARED), strict=False))
 
 
@@ -136,15 +137,15 @@ def _shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _lanes(rows: list[_Row]) -> dict[Any, int]:
-    """The lane of each row: edges run down the lane of the row that they start from."""
-    last = {key: place for place, row in enumerate(rows) for key in row.reads}
+    """Returns the lane of each row; edges run down the lane of the row that they start from."""
+    last = {key: index for index, row in enumerate(rows) for key in row.reads}
     lanes: dict[Any, int] = {}
     until: list[int] = []
     """Lane -> the row to which it is taken."""
-    for place, row in enumerate(rows):
-        free = [lane for lane, end in enumerate(until) if end <= place]
+    for index, row in enumerate(rows):
+        free = [lane for lane, end in enumerate(until) if end <= index]
         lanes[row.key] = lane = free[0] if free else len(until)
-        until[lane : lane + 1] = [last.get(row.key, place)]
+        until[lane : lane + 1] = [last.get(row.key, index)]
     return lanes
 
 
@@ -175,7 +176,7 @@ def _drawn(name: str, rows: list[_Row]) -> Picture:
 
 
 def _draw_edges(axes: Any, rows: list[_Row], lanes: dict[Any, int]) -> None:
-    """A dot for each row, and a line from it to each row that reads it."""
+    """Draws a dot for each row, and a line from it to each row that reads it."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -195,7 +196,7 @@ def _draw_edges(axes: Any, rows: list[_Row], lanes: dict[Any, int]) -> None:
 
 
 def _draw_head(axes: Any, name: str, rows: list[_Row]) -> None:
-    """The title, how many operators there are, and what the colours mean."""
+    """Draws the title, the number of operators, and a key of the colours."""
     axes.text(-8, -36, shortened(name, 50), size=14, color=INK, weight="bold")
     in_float = sum(row.is_float for row in rows)
     operators = sum(not isinstance(row.key, str) for row in rows)

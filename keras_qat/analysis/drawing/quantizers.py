@@ -42,7 +42,7 @@ def plot_quantizers(
 
     Args:
         model: what `quantize_model` returned, trained or calibrated.
-        data: inputs, as for `calibrate`; some dozens of examples show what there is to see.
+        data: inputs, as for `calibrate`; a few dozen examples are enough.
         to_file: where to write the picture: `.svg`, or `.html`.
         steps: how many batches of the data to look at; all by default.
         batch_size: examples per batch, 32 by default.
@@ -141,13 +141,13 @@ def _draw(
 
 
 def _steps(heights: np.ndarray, left: float, right: float, foot: float) -> np.ndarray:
-    """The outline of bars side by side."""
+    """Returns the outline of bars side by side."""
     x = np.repeat(np.linspace(left, right, len(heights) + 1), 2)
     return np.stack([x, foot - np.pad(np.repeat(heights, 2), 1)], 1)
 
 
 def _heights(panel: QuantizerStatistics, edges: np.ndarray) -> np.ndarray:
-    """The square roots of the counts between edges, at most 1."""
+    """Returns the square roots of the counts between edges, scaled to at most 1."""
     sums = panel.histogram.below(edges)
     sums[-1] = panel.histogram.size  # The last bin holds what is at the last edge itself.
     heights = np.sqrt(np.maximum(np.diff(sums), 0.0))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import os
 import warnings
 from typing import Any
 
-from keras_qat.analysis.verify.compare_layers import compare_layers, float_outputs
+from keras_qat.analysis.verify.compare_layers import compare_layers
 from keras_qat.analysis.verify.compare_outputs import (
     check_match,
     compare_outputs,
+    labels_of,
     predictions,
     range_in_file,
 )
 from keras_qat.analysis.verify.match_tensors import float_operations
-from keras_qat.analysis.verify.preconditions import doubts
+from keras_qat.analysis.verify.preconditions import doubts, faults
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
+from keras_qat.analysis.verify.verdict import Verdict, judge
+from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.integer_graph.float_inference import evaluator, float_outputs
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.io.data import arrays_of, check_counts, packed
+from keras_qat.io.data import arrays_of, check_counts, packed, padded
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
@@ -28,7 +32,10 @@ from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.schedule import check_quantized
 
-__all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "verify"]
+__all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "verify"]
+
+FEW = 32
+"""Examples that are enough to find the weakest layer of a poor model."""
 
 
 @one_at_a_time
@@ -36,6 +43,7 @@ def verify(
     model: Any,
     tflite: str | os.PathLike[str] | bytes,
     x: Any,
+    y: Any = None,
     *,
     per_layer: bool = False,
     kernels: Kernels | None = None,
@@ -50,41 +58,51 @@ def verify(
         tflite: path or contents of the file.
         x: inputs, as `model.predict` or TFLite's converter take them: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a generator or a function that makes one. Labels that come
-            along are ignored. They are held in memory. A model that keeps states
+            along are ignored: pass them as `y`. They are held in memory. A model that keeps states
             (`stateful=True`) and its file begin with zeros, and go on from batch to batch.
+        y: labels, class numbers or one-hot vectors; of several outputs a dict or a list. The
+            verdict then goes by the accuracy of the file and of the model in float, not by how
+            near their outputs are. None for none.
         per_layer: whether to compare every tensor that both sides have, in a free run and with
             each layer fed what the model computed before it, so that the layer that differs is
             named. Holds the tensors of one batch in memory.
-        kernels: which kernels compute the file: "xnnpack" (as on phones), "optimized" (TFLite's
-            own), "reference" (its portable ones), or "tflm": the file, exported with
-            `batch_size=1`, runs in TFLite Micro, as on microcontrollers. By default those of the
-            model's target, without one "xnnpack".
+        kernels: which kernels compute the file: "xnnpack" (those of this machine;
+            "xnnpack_arm64" on 64-bit ARM only), "optimized" (TFLite's own), "reference" (its
+            portable ones), or "tflm": the file, exported with `batch_size=1`, runs in TFLite Micro,
+            as on microcontrollers. By default those of the model's target, without one "xnnpack".
         runtime: the package whose interpreter runs the file, "ai-edge-litert", "tensorflow" or
             "tflite-runtime", by default the first that is installed: some operators are computed
             otherwise in some versions (docs/runtimes.md). `report.runtime` says what ran.
-        batch_size: how many examples to run at a time.
+        batch_size: how many examples to run at a time, unless the model or the file has a fixed
+            batch size. The last batch is then filled up with its last example.
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table, and draws itself with `plot`. Its `notes` say, as warnings
-        do, what makes them differ before any rounding does: a model in which quantization has not
-        begun, a file of other weights or of another model, inputs beyond the ranges.
+        A report that prints as a table, and draws itself with `plot`. Its `verdict` says whether
+        the file computes what the model computes, and whether that is any good: if not, which
+        layer is the weakest, and why. Its `notes` say, as warnings do, what makes them differ
+        before any rounding does: a model in which quantization has not begun, a file of other
+        weights or of another model, inputs beyond the ranges.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or not one of this model, or
-            the inputs are not what the model takes.
+            the inputs or labels are not what the model takes.
         ImportError: for "tflm" without the package `tflite-micro`; if `runtime` is not installed.
 
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
     """
     check_counts(batch_size=batch_size)
-    check_quantized(model, ": verify what was exported.")
+    check_quantized(model)
     graph = resolve(model)
     contents = contents_of(tflite)
     computing = kernels or graph.origin.file_family.name
     file = open_file(contents, computing, runtime)
-    inputs = dict(zip(graph.inputs, arrays_of(graph.origin.inputs, x), strict=True))
+    arrays = arrays_of(graph.origin.inputs, x)
+    examples = len(arrays[0])
+    full_batches = math.lcm(file.batch_size or 1, graph.origin.fixed_batch or 1)
+    padded_arrays = [padded(array, full_batches) for array in arrays]
+    inputs = dict(zip(graph.inputs, padded_arrays, strict=True))
     check_match(file, graph)
     input_range = range_in_file(graph, file)
     if input_range is not None:
@@ -97,7 +115,6 @@ def verify(
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, given))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
-    examples = len(next(iter(inputs.values())))
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
     with Stream(graph.origin.states):
@@ -106,18 +123,37 @@ def verify(
         expected = predictions(
             model, packed(graph.origin.inputs, list(inputs.values())), batch_size, verbose
         )
-    traces = getattr(model, "_float_traces", None)
-    if traces is None:  # Past Keras, which would track them.
-        traces = {}
-        object.__setattr__(model, "_float_traces", traces)
-    exact = float_outputs(graph, inputs, batch_size, traces)
-    outputs = tuple(compare_outputs(graph, file, codes, expected, exact))
-    if not per_layer:
-        in_float = float_operations(graph, file_graph)
-        report = Report(examples, computing, outputs, float_operations=in_float)
-    else:
-        batch_size = file.batch_size or batch_size
-        report = compare_layers(
-            graph, contents, inputs, given, computing, batch_size, outputs, verbose, runtime
-        )
-    return dataclasses.replace(report, notes=notes, arena_size=arena, runtime=file.runtime)
+    inference, calls = getattr(model, "_inference", None), graph.origin.calls
+    evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
+    with Stream(graph.origin.states):
+        exact = float_outputs(evaluate, list(inputs.values()), graph.origin.fixed_batch)
+    labels = labels_of(graph, y, examples)
+    outputs = tuple(compare_outputs(graph, file, codes, expected, exact, examples, labels))
+
+    def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
+        some, fed = ({name: x[:count] for name, x in each.items()} for each in (inputs, given))
+        size = file.batch_size or batch_size
+        return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
+
+    tensors, merged = look_inside(None) if per_layer else ((), ())
+    verdict = judge(
+        outputs,
+        examples,
+        not graph.origin.simulates and computing == graph.origin.family.name,
+        notes,
+        [tensor.name for tensor in tensors if tensor.is_faulty],
+        faults(calls, list(inputs.values()), exact, outputs),
+        lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
+    )
+    return Report(
+        examples,
+        computing,
+        outputs,
+        verdict,
+        tensors,
+        merged,
+        float_operations(graph, file_graph),
+        notes,
+        arena,
+        file.runtime,
+    )

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from keras_qat.analysis.verify.match_tensors import Pair, float_operations, pair
-from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
+from keras_qat.analysis.verify.match_tensors import Pair, pair
+from keras_qat.analysis.verify.report import Agreement, TensorReport
+from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, Value, takes_training, values_in
-from keras_qat.frontend.keras2.backend import traced
-from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.progress import shown
-from keras_qat.tflite.interpreter import Runtime, to_codes
-from keras_qat.tflite.micro_interpreter import Runner, open_file
+from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
+from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
-from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.layers.recurrent.states import Stream
 
 SIMULATED = 8
@@ -32,24 +27,26 @@ SIMULATED = 8
 
 def compare_layers(
     resolved: ResolvedGraph,
-    contents: bytes,
+    file: FileGraph,
     inputs: dict[str, np.ndarray],
     fed: dict[str, np.ndarray],
     kernels: str,
     batch_size: int,
-    outputs: tuple[OutputReport, ...],
     verbose: int = 0,
     runtime: Runtime | None = None,
-) -> Report:
+) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
     """Runs model and file batch by batch and compares their tensors; only counts are kept.
 
     The file is run twice: as it is, with every tensor an output, and cut into pieces, each fed
     the quantized values that the model computed. `fed` are the inputs as the file takes them.
 
+    Returns:
+        The reports of all tensors that both have, and the layers that are none in the file.
+
     Raises:
         ValueError: if the file does not name its layers, or has layers that the model has not.
     """
-    graph, file = resolved.origin.calls, FileGraph(contents)
+    graph = resolved.origin.calls
     pairs, merged = pair(resolved, file)
     own_rounding = FAMILIES.get(kernels)
     in_file = resolved
@@ -57,14 +54,14 @@ def compare_layers(
         in_file = with_int4(resolved, own_rounding or XNNPACK)
     indices = [each.tensor.index for each in pairs]
     whole = open_file(file.with_outputs(indices), kernels, runtime)
-    pieces: Runner | None = None
+    pieces: FileInterpreter | None = None
     values = [each.value for each in pairs]
-    in_float = _evaluator(graph, values, _in_float)
+    in_float = evaluator(graph, values)
     origin = resolved.origin
-    simulated = _evaluator(graph, values, _simulated) if origin.simulates else None
+    simulated = evaluator(graph, values, None) if origin.simulates else None
     sums = [_Sums(each) for each in pairs]
     streams = [Stream(origin.states) for _ in range(3)]
-    few = origin.kept_batch or SIMULATED
+    few = origin.fixed_batch or SIMULATED
     examples = len(next(iter(inputs.values())))
     for start in shown(range(0, examples, batch_size), "Layer by layer", verbose):
         batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
@@ -77,7 +74,7 @@ def compare_layers(
                 ours = [_as_in(each.tensor, computed[each.ours]) for each in pairs]
             else:
                 found = zip(pairs, simulated(arrays), strict=True)
-                ours = [each.tensor.codes(real) for each, real in found]
+                ours = [each.tensor.codes(np.asarray(real)) for each, real in found]
         # The file's inputs by index, as the caller gives them.
         given = {
             str(each.index): to_codes(
@@ -92,7 +89,7 @@ def compare_layers(
             pieces = open_file(file.in_pieces(shapes), kernels, runtime)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
         by_piece = pieces.run_once(known)
-        for each, real in zip(sums, exact, strict=True):
+        for each, real in zip(sums, map(np.asarray, exact), strict=True):
             name = str(each.pair.tensor.index)
             each.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and own_rounding is not None:
@@ -101,36 +98,8 @@ def compare_layers(
             for each in sums:
                 name = str(each.pair.tensor.index)
                 each.compare_exactly(_as_in(each.pair.tensor, some[each.pair.ours]), run[name])
-    return Report(
-        examples,
-        kernels,
-        outputs,
-        tuple(each.report(file, set(indices)) for each in sums),
-        merged,
-        float_operations(resolved, file),
-    )
-
-
-def float_outputs(
-    resolved: ResolvedGraph,
-    inputs: dict[str, np.ndarray],
-    batch_size: int,
-    traces: dict[str, Any],
-) -> list[np.ndarray]:
-    """Computes the model's outputs without any quantization, its weights unquantized too.
-
-    `traces` keeps the traced function for the next time, as tracing takes longer than computing.
-    """
-    calls, arrays = resolved.origin.calls, list(inputs.values())
-    if "float" not in traces:
-        traces["float"] = _evaluator(calls, values_in(calls.outputs), _in_float)
-    compute = traces["float"]
-    with Stream(resolved.origin.states):
-        parts = [
-            compute([array[start : start + batch_size] for array in arrays])
-            for start in range(0, len(arrays[0]), batch_size)
-        ]
-    return [np.concatenate(output) for output in zip(*parts, strict=True)]
+    names = {each.tensor.index: each.name for each in pairs}
+    return tuple(each.report(file, names) for each in sums), merged
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:
@@ -139,50 +108,6 @@ def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:
         return np.asarray(tensor.codes(values))
     offset = 128 if tensor.dtype == np.uint8 else 0
     return (values.astype(np.int32) + offset).astype(tensor.dtype)
-
-
-def _evaluator(
-    graph: Graph, wanted: list[Value], compute: Callable[..., Any]
-) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
-    """A function from inputs to the wanted tensors, layer by layer with `compute`."""
-
-    @traced
-    def tensors(*inputs: Any) -> list[Any]:
-        found = dict(zip(values_in(graph.inputs), inputs, strict=True))
-
-        def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-            outputs = compute(call.layer, args, kwargs)
-            found.update(zip(values_in(call.outputs), tf.nest.flatten(outputs), strict=True))
-            return outputs
-
-        graph_lib.evaluate(graph, list(inputs), apply)
-        return [found[value] for value in wanted]
-
-    dtypes = [value.dtype for value in values_in(graph.inputs)]
-    return lambda arrays: [each.numpy() for each in tensors(*map(tf.constant, arrays, dtypes))]
-
-
-def _simulated(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The layer as the model computes it at inference.
-
-    Where nothing is said some compute as in training, as Keras' random augmentation.
-    """
-    if takes_training(layer) and kwargs.get("training") is None:
-        kwargs = {**kwargs, "training": False}
-    with computing_in_float32(layer):
-        return layer(*args, **kwargs)
-
-
-def _in_float(layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The layer without any quantization: the float layers inside a wrapper."""
-    if isinstance(layer, Quantize):
-        return args[0]
-    if not isinstance(layer, QuantizeWrapper):
-        return _simulated(layer, args, kwargs)
-    (x,) = args
-    for inner in layer.sublayers:
-        x = _simulated(inner, (x,), {})
-    return x
 
 
 @dataclasses.dataclass
@@ -213,12 +138,15 @@ class _Sums:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.fed, self.run = _Difference(), _Difference()
-        self.lowest = self.highest = 0
-        self.signal = self.noise = 0.0
+        self.lowest = self.highest = self.clipped = 0
+        self.float_range = np.inf, -np.inf
+        self.noise = SignalToNoise()
         self.simulated: float | None = None
         limits = np.iinfo(pair.tensor.dtype)
-        bits = pair.params.bits if pair.params is not None else limits.bits
-        self.ends = int(limits.min), int(limits.min) + 2**bits - 1
+        self.bits = pair.params.bits if pair.params is not None else limits.bits
+        self.ends = int(limits.min), int(limits.min) + 2**self.bits - 1
+        low, high = pair.tensor.values(np.array(self.ends, pair.tensor.dtype))
+        self.range = float(low), float(high)
 
     def add(
         self, expected: np.ndarray, fed: np.ndarray | None, run: np.ndarray, exact: np.ndarray
@@ -230,9 +158,11 @@ class _Sums:
         lowest, highest = self.ends
         self.lowest += int(np.count_nonzero(run <= lowest))
         self.highest += int(np.count_nonzero(run >= highest))
-        exact = exact.astype(np.float64).ravel()
-        self.signal += float(np.sum(exact**2))
-        self.noise += float(np.sum((self.pair.tensor.values(run).ravel() - exact) ** 2))
+        self.noise.add(exact, self.pair.tensor.values(run))
+        low, high = self.float_range
+        self.float_range = min(low, float(exact.min())), max(high, float(exact.max()))
+        (low, high), step = self.range, self.pair.tensor.scale
+        self.clipped += int(np.count_nonzero((exact < low - step) | (exact > high + step)))
 
     def compare_exactly(self, simulated: np.ndarray, run: np.ndarray) -> None:
         """Takes in what the resolved graph gives for the first examples, in the file's rounding."""
@@ -240,13 +170,14 @@ class _Sums:
             codes = simulated.ravel()
             self.simulated = float(np.mean(run.ravel()[: codes.size] == codes))
 
-    def report(self, file: FileGraph, known: set[int]) -> TensorReport:
-        """The sums as shares and means."""
+    def report(self, file: FileGraph, names: dict[int, str]) -> TensorReport:
+        """The sums as shares and means. `names` are those of all tensors, by their indices."""
         pair, count = self.pair, self.run.count
-        operations = file.piece(pair.tensor.index, known | {i.index for i in file.inputs.values()})
+        known = {*names, *(tensor.index for tensor in file.inputs.values())}
+        operations = file.piece(pair.tensor.index, known)
+        read = dict.fromkeys(index for operation in operations for index in operation.inputs)
         run = self.run.agreement()
         assert run is not None
-        has_noise = self.signal and self.noise
         return TensorReport(
             name=pair.name,
             layers=pair.layers,
@@ -262,5 +193,12 @@ class _Sums:
             same_range=pair.has_same_range,
             at_lowest=self.lowest / count,
             at_highest=self.highest / count,
-            sqnr=float(10 * np.log10(self.signal / self.noise)) if has_noise else None,
+            sqnr=self.noise.decibels(),
+            tensor=pair.tensor.name,
+            bits=self.bits,
+            reads=tuple(names[index] for index in read if index in names),
+            range=self.range,
+            float_range=self.float_range,
+            spread=self.noise.spread,
+            clipped=self.clipped / count,
         )

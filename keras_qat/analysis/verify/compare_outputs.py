@@ -8,18 +8,20 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.analysis.verify.report import OutputReport
+from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.tflite.interpreter import to_values
-from keras_qat.tflite.micro_interpreter import Runner
+from keras_qat.tflite.interpreter import FileInterpreter, to_values
 
 
 def compare_outputs(
     graph: ResolvedGraph,
-    file: Runner,
+    file: FileInterpreter,
     codes: dict[str, np.ndarray],
     expected: list[np.ndarray],
     exact: list[np.ndarray],
+    examples: int,
+    labels: list[Any],
 ) -> list[OutputReport]:
     """Compares what the file returned with what the model predicted, output by output.
 
@@ -29,13 +31,79 @@ def compare_outputs(
         codes: what the file returned for each output, by name.
         expected: what the model predicted, in the order of its outputs.
         exact: what the model computes in float, likewise.
+        examples: how many examples to compare; the rest fills up the last batch.
+        labels: what `labels_of` returned.
     """
     return [
-        _compare(name, values, in_float, codes[name], file.outputs[name], tensor.params)
-        for (name, tensor), values, in_float in zip(
-            graph.outputs.items(), expected, exact, strict=True
+        _compare(
+            name,
+            values[:examples],
+            in_float[:examples],
+            codes[name][:examples],
+            file.outputs[name],
+            tensor.params,
+            classes,
+        )
+        for (name, tensor), values, in_float, classes in zip(
+            graph.outputs.items(), expected, exact, labels, strict=True
         )
     ]
+
+
+def labels_of(graph: ResolvedGraph, y: Any, examples: int) -> list[np.ndarray | None]:
+    """Returns the class of each example for each output of the graph; None without labels.
+
+    Args:
+        graph: the model's resolved graph.
+        y: labels of one output, or a dict or a list of the labels of each; None for no labels.
+        examples: how many examples there are.
+
+    Raises:
+        ValueError: if labels are not classes, or not as many as there are examples.
+    """
+    names = list(graph.outputs)
+    if isinstance(y, dict):
+        by_name = dict(y)
+    elif isinstance(y, (list, tuple)) and len(names) > 1:
+        by_name = dict(zip(names, y, strict=True))
+    else:
+        by_name = {} if y is None else {names[0]: y}
+    if unknown := [name for name in by_name if name not in names]:
+        raise ValueError(f"There are labels for '{unknown[0]}', but the outputs are {names}.")
+    return [
+        _classes(name, by_name[name], tensor.shape, examples)
+        if by_name.get(name) is not None
+        else None
+        for name, tensor in graph.outputs.items()
+    ]
+
+
+def _classes(name: str, y: Any, shape: tuple[Any, ...], examples: int) -> np.ndarray:
+    """Returns labels as class numbers: one-hot ones as their argmax."""
+    labels = np.asarray(y)
+    if len(labels) != examples:
+        raise ValueError(f"There are {len(labels)} labels of '{name}' for {examples} examples.")
+    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.rint(labels)))
+    if labels.ndim == len(shape) and labels.shape[-1] == shape[-1] != 1:
+        labels = labels.argmax(-1)
+    elif labels.ndim == len(shape) and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    if not is_whole or labels.ndim != len(shape) - 1:
+        raise ValueError(
+            f"The labels of '{name}' are no classes: pass class numbers, or one-hot vectors, of "
+            f"the shape of the output {shape}. Without labels, verify judges by the model in float."
+        )
+    return labels
+
+
+def _accuracy(values: np.ndarray, labels: np.ndarray | None) -> float | None:
+    """Returns the share of the labels that are the classes of an output."""
+    if labels is None:
+        return None
+    if values.shape[-1] > 1:
+        return float(np.mean(values.argmax(-1) == labels))
+    is_probability = values.min() >= 0 and values.max() <= 1
+    return float(np.mean((values[..., 0] > (0.5 if is_probability else 0.0)) == labels))
 
 
 def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
@@ -53,7 +121,7 @@ def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nd
     return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
 
 
-def range_in_file(graph: ResolvedGraph, file: Runner) -> tuple[float, float] | None:
+def range_in_file(graph: ResolvedGraph, file: FileInterpreter) -> tuple[float, float] | None:
     """Returns the range that a file gives to an input for which the model has no quantizer."""
     for name, tensor in graph.inputs.items():
         scale, zero_point = file.inputs[name]["quantization"]
@@ -63,7 +131,7 @@ def range_in_file(graph: ResolvedGraph, file: Runner) -> tuple[float, float] | N
     return None
 
 
-def check_match(file: Runner, graph: ResolvedGraph) -> None:
+def check_match(file: FileInterpreter, graph: ResolvedGraph) -> None:
     """Raises a `ValueError` if the file's inputs or outputs are not those of the model."""
     ends = {"inputs": (file.inputs, graph.inputs), "outputs": (file.outputs, graph.outputs)}
     for end, (details, tensors) in ends.items():
@@ -94,6 +162,7 @@ def _compare(
     codes: np.ndarray,
     detail: Any,
     params: QuantParams | None,
+    labels: np.ndarray | None,
 ) -> OutputReport:
     step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
@@ -112,16 +181,16 @@ def _compare(
         classes = np.argmax(codes, -1)
         agreement = float(np.mean(classes == np.argmax(expected, -1)))
         float_agreement = float(np.mean(classes == np.argmax(exact, -1)))
-    with np.errstate(all="ignore"):  # The model in float may reach infinity.
-        signal = float(np.sum(exact.astype(np.float64) ** 2))
-        noise = float(np.sum((values - exact) ** 2))
-    has_ratio = signal > 0 and noise > 0 and np.isfinite([signal, noise]).all()
+    noise = SignalToNoise()
+    noise.add(exact, values)
     return OutputReport(
         identical,
         float(differences.max()),
         float(differences.mean()),
         name,
         agreement,
-        float(10 * np.log10(signal / noise)) if has_ratio else None,
+        noise.decibels(),
         float_agreement,
+        _accuracy(values, labels),
+        _accuracy(exact, labels),
     )

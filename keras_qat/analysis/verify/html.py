@@ -10,20 +10,20 @@ from keras_qat.analysis.verify.report import OutputReport, Report, TensorReport,
 NINES = 6
 """End of the axis of identical codes: less than one in a million differs."""
 
+MOST_DECIBELS = 60.0
+"""End of the axis of signal to noise: what is better makes no difference."""
+
 NOTHING = Cell("-", math.nan)
 
 
 def report_page(report: Report) -> str:
     """The whole report as one page."""
     findings = report.findings()
-    is_good = not findings and (bool(report.tensors) or report.identical == 1)
-    verdict = f"{share(report.identical)} of the output's codes are those of the model"
-    if is_good and report.tensors:
-        verdict += "; every layer computes what was trained"
     facts = {
         "examples": str(report.examples),
         "kernels": report.kernels,
         "runtime": report.runtime,
+        "same codes": share(report.identical),
         "largest difference": f"{report.max_difference:g} LSB",
     }
     if report.tensors:
@@ -35,7 +35,9 @@ def report_page(report: Report) -> str:
         tables.append(_layers(report.tensors))
     else:
         findings = [*findings, "Layers are compared by verify(..., per_layer=True)."]
-    return page("TFLite file against the model", verdict, is_good, facts, findings, tables)
+    color = "good" if report.verdict.is_good else "poor" if report.verdict.is_same else "bad"
+    verdict = str(report.verdict)
+    return page("TFLite file against the model", verdict, color, facts, findings, tables)
 
 
 def _outputs(outputs: tuple[OutputReport, ...]) -> Table:
@@ -44,7 +46,11 @@ def _outputs(outputs: tuple[OutputReport, ...]) -> Table:
         "identical": "Share of codes that are the same",
         "largest diff.": "In steps (LSB) of the output",
         "mean diff.": "In steps (LSB) of the output",
-        "same argmax": "Share of examples with the same class",
+        "same argmax": "Share of rows with the same class as the model's",
+        "float: same argmax": "Share of rows with the same class as the model's in float",
+        "SQNR dB": "Signal to quantization noise against the model in float",
+        "accuracy": "Share of the labels that are the file's classes",
+        "float: accuracy": "Share of the labels that are the classes of the model in float",
     }
     rows = [
         [
@@ -52,13 +58,25 @@ def _outputs(outputs: tuple[OutputReport, ...]) -> Table:
             Cell(share(output.identical), output.identical),
             Cell(f"{output.max_difference:.3g} LSB", output.max_difference),
             Cell(f"{output.mean_difference:.2g} LSB", output.mean_difference),
-            NOTHING
-            if output.argmax_agreement is None
-            else Cell(f"{output.argmax_agreement:.2%}", output.argmax_agreement),
+            _percent(output.argmax_agreement),
+            _percent(output.float_argmax_agreement),
+            _decibels(output.float_sqnr),
+            _percent(output.accuracy),
+            _percent(output.float_accuracy),
         ]
         for output in outputs
     ]
     return Table("Outputs", columns, rows)
+
+
+def _percent(part: float | None) -> Cell:
+    return NOTHING if part is None else Cell(f"{part:.2%}", part)
+
+
+def _decibels(sqnr: float | None) -> Cell:
+    if sqnr is None:
+        return NOTHING
+    return Cell(f"{sqnr:.1f}", sqnr, bar=min(max(sqnr / MOST_DECIBELS, 0.0), 1.0), color="noise")
 
 
 def nines(identical: float) -> float:
@@ -75,7 +93,9 @@ COLUMNS = {
     "run: same": "Identical codes in a free run of the file",
     "run: LSB": "Largest difference in a free run",
     "at ends": "Share of codes at an end of the range",
-    "SQNR dB": "Signal to quantization noise against the model in float",
+    "clipped": "Share of values in float beyond the range",
+    "range used": "Part of the range that values in float take up",
+    "SQNR dB": "Signal to quantization noise against the model in float, the bar up to 60",
     "scale": "Real value of one step in the file",
     "zero": "Zero point in the file",
 }
@@ -83,17 +103,15 @@ NOTE = (
     "fed: each layer is fed the model's codes, so that the one that differs is seen (orange: by "
     "the kernels' own rounding). run: a free run of the file, where differences add up. Bars of "
     "both count nines: half is 99.9 %. at ends: what may be clipped; the zeros of a ReLU are not "
-    "counted. SQNR: against the model in float, the higher, the less quantization costs; a layer "
+    "counted. clipped: what is beyond the range in float. SQNR: against the model in float, the "
+    "higher, the less quantization costs: 8 bits have 30 to 50 dB, and a full bar is 60. A layer "
     "that falls far behind the one before it is worth a look."
 )
 
 
 def _layers(tensors: tuple[TensorReport, ...]) -> Table:
-    most_noise = max((tensor.sqnr or 0.0 for tensor in tensors), default=0.0) or 1.0
-    most_ends = max(0.01, *(tensor.at_ends for tensor in tensors))
-
     def cells(number: int, tensor: TensorReport) -> list[Cell]:
-        fed, run, sqnr, at_ends = tensor.fed, tensor.run, tensor.sqnr, tensor.at_ends
+        fed, run, at_ends = tensor.fed, tensor.run, tensor.at_ends
         color = "good" if tensor.agrees else "rounded" if tensor.simulated == 1 else "bad"
         if fed is None:
             of_fed = [NOTHING, NOTHING]
@@ -102,9 +120,6 @@ def _layers(tensors: tuple[TensorReport, ...]) -> Table:
                 _share(fed.identical, color),
                 Cell(f"{fed.max_difference:g}", fed.max_difference),
             ]
-        noise = NOTHING
-        if sqnr is not None:
-            noise = Cell(f"{sqnr:.1f}", sqnr, bar=max(sqnr, 0.0) / most_noise, color="noise")
         return [
             Cell(tensor.name, title=", ".join(tensor.layers)),
             Cell(str(number), number),
@@ -112,8 +127,10 @@ def _layers(tensors: tuple[TensorReport, ...]) -> Table:
             *of_fed,
             _share(run.identical, "run"),
             Cell(f"{run.max_difference:g}", run.max_difference),
-            Cell(f"{at_ends:.2%}", at_ends, bar=at_ends / most_ends, color="ends"),
-            noise,
+            Cell(f"{at_ends:.2%}", at_ends, bar=at_ends, color="ends"),
+            Cell(f"{tensor.clipped:.2%}", tensor.clipped),
+            Cell(f"{tensor.range_used:.1%}", tensor.range_used),
+            _decibels(tensor.sqnr),
             Cell(f"{tensor.file_scale:.6g}", tensor.file_scale, not tensor.same_range),
             Cell(str(tensor.file_zero_point), tensor.file_zero_point, not tensor.same_range),
         ]

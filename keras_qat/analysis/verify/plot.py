@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.analysis.drawing.picture import new_figure
-from keras_qat.analysis.verify.html import NINES, nines
+from keras_qat.analysis.verify.html import MOST_DECIBELS, NINES, nines
 from keras_qat.analysis.verify.report import SAME, Report
 
 
@@ -38,12 +38,13 @@ def draw(report: Report) -> Any:
     same.set_ylim(len(tensors) - 0.5, -0.5)
     same.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize="small", frameon=False)
     ends.barh(rows, [100 * tensor.at_ends for tensor in tensors], 0.6, color="tab:orange")
-    ends.set_xlim(0, max(1.0, *(105 * tensor.at_ends for tensor in tensors)))
+    ends.set_xlim(0, 100)
     ends.set_xlabel("codes at the ends, %")
     noise.barh(rows, [tensor.sqnr or 0.0 for tensor in tensors], 0.6, color="tab:blue")
+    noise.set_xlim(0, MOST_DECIBELS)
     noise.set_xlabel("signal to quantization noise, dB")
     figure.suptitle(
         f"TFLite ({report.kernels} kernels) against the model, {report.examples} examples: "
-        f"{'all as trained' if not report.findings() else 'see the findings'}"
+        f"{report.verdict.words}"
     )
     return figure

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
+from keras_qat.analysis.verify.report import OutputReport
+from keras_qat.frontend.graph import Graph, layers_in
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import counted
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.tflite.interpreter import to_values
+from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from keras_qat.tflite.metadata import read_metadata
-from keras_qat.tflite.micro_interpreter import Runner
 from keras_qat.tflite.reader import FileGraph
+from keras_qat.training.readiness import some
 
 FEW = 0.25
 """Share of an input's numbers that may lie beyond its range: of another scale, most of them do."""
@@ -16,7 +23,7 @@ FEW = 0.25
 
 def doubts(
     graph: ResolvedGraph,
-    file: Runner,
+    file: FileInterpreter,
     file_graph: FileGraph,
     contents: bytes,
     inputs: dict[str, np.ndarray],
@@ -55,7 +62,7 @@ def _other_weights(graph: ResolvedGraph, contents: bytes) -> list[str]:
     ]
 
 
-def _beyond_ranges(file: Runner, inputs: dict[str, np.ndarray]) -> list[str]:
+def _beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list[str]:
     """Whether many numbers lie beyond what the file's inputs can hold."""
     found = []
     for name, detail in file.inputs.items():
@@ -73,3 +80,45 @@ def _beyond_ranges(file: Runner, inputs: dict[str, np.ndarray]) -> list[str]:
                 f"calibrate on more data."
             )
     return found
+
+
+def faults(
+    calls: Graph,
+    inputs: list[np.ndarray],
+    exact: list[np.ndarray],
+    outputs: Sequence[OutputReport],
+) -> list[str]:
+    """Says what is wrong with a model in float, whatever quantization does.
+
+    Args:
+        calls: the model's graph.
+        inputs: the examples.
+        exact: what the model computes of them in float, for each output.
+        outputs: the figures of each output.
+    """
+    inner = {layer.name: layer for call in calls.calls for layer in layers_in(call.layer)}
+    fresh = [name for name, layer in inner.items() if _is_fresh(layer)]
+    if fresh:
+        return [
+            f"{counted(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
+            f"statistics of a new layer, mean 0 and variance 1: {some(fresh)}. Train with "
+            f"training=True, or call keras_qat.reestimate_batch_norm(model, data), and calibrate "
+            f"again."
+        ]
+    has_variety = any(np.any(x != x[:1]) for x in inputs)
+    if has_variety and all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
+        return ["in float too the output is the same for all examples."]
+    for output, y in zip(outputs, exact, strict=True):
+        chance = 1 / max(y.shape[-1], 2)
+        by_chance = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
+        if max(output.accuracy or 1.0, output.float_accuracy or 1.0) <= by_chance:
+            return ["in float too the accuracy is that of guessing."]
+    return []
+
+
+def _is_fresh(layer: Any) -> bool:
+    """Whether a layer is a BatchNormalization that has never seen data."""
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return False
+    mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+    return not mean.any() and bool((variance == 1).all())

@@ -8,8 +8,10 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import written
 
 SAME = 0.999
@@ -41,20 +43,27 @@ class OutputReport(Agreement):
         argmax_agreement: share of examples with the same largest entry along the last axis;
             None if that has one entry.
         float_sqnr: signal of the model in float, with its weights unquantized, to the file's
-            deviation from it, in dB. None without a signal or without a deviation.
+            deviation from it, in dB, at most 150. The signal is the variance over the examples;
+            None if they all have the same output.
         float_argmax_agreement: as `argmax_agreement`, of the file and the model in float.
+        accuracy: share of the labels that the file's classes are; None without labels.
+        float_accuracy: the same of the model in float.
     """
 
     name: str
     argmax_agreement: float | None
     float_sqnr: float | None = None
     float_argmax_agreement: float | None = None
+    accuracy: float | None = None
+    float_accuracy: float | None = None
 
     def against_float(self) -> str:
         """Says in a sentence what quantization costs on the examples."""
         classes, sqnr = self.float_argmax_agreement, self.float_sqnr
         figures = [] if classes is None else [f"same argmax for {classes:.2%} of the rows"]
         figures += [] if sqnr is None else [f"signal to noise {sqnr:.1f} dB"]
+        if self.accuracy is not None and self.float_accuracy is not None:
+            figures.append(f"accuracy {self.accuracy:.2%}, in float {self.float_accuracy:.2%}")
         return f"{self.name} against the model in float: {', '.join(figures)}." * bool(figures)
 
 
@@ -81,7 +90,14 @@ class TensorReport:
         at_lowest, at_highest: share of the file's codes at either end of the range. Behind a ReLU
             the lowest code is zero, and no sign of clipping.
         sqnr: signal to quantization noise of the file's free run, in dB, against the model in
-            float with its weights unquantized. None for a tensor of zeros.
+            float with its weights unquantized. None for a tensor that is the same for all examples.
+        tensor: the tensor's name in the file.
+        bits: the bits of its quantized values.
+        reads: names of the tensors that it is computed from.
+        range: the smallest and the largest value that the file's codes stand for.
+        float_range: the smallest and the largest value of the model in float.
+        spread: standard deviation of an entry over the examples, in float.
+        clipped: share of the values in float that lie beyond the range.
     """
 
     name: str
@@ -99,6 +115,13 @@ class TensorReport:
     at_lowest: float
     at_highest: float
     sqnr: float | None
+    tensor: str
+    bits: int
+    reads: tuple[str, ...]
+    range: tuple[float, float]
+    float_range: tuple[float, float]
+    spread: float
+    clipped: float
 
     @property
     def agrees(self) -> bool:
@@ -106,6 +129,17 @@ class TensorReport:
         if self.fed is None:
             return self.run.identical == 1
         return self.fed.identical >= SAME and self.fed.max_difference <= 1
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether neither the model nor the kernels' way of rounding explains the file's codes."""
+        return not self.agrees and self.simulated not in (1, None)
+
+    @property
+    def range_used(self) -> float:
+        """The part of the range that the values in float take up, 0 to 1."""
+        (low, high), (lowest, highest) = self.range, self.float_range
+        return max(min(high, highest) - max(low, lowest), 0.0) / (high - low)
 
     @property
     def at_ends(self) -> float:
@@ -121,6 +155,7 @@ class Report:
         examples: how many examples were run.
         kernels: which kernels computed the file.
         outputs: one report for each output.
+        verdict: whether the file is the same as the model, and whether the model is good.
         tensors: one report for each tensor that both sides have, in order of computation; empty
             without `per_layer`.
         merged: layers whose quantized result is no tensor of the file: one operation computes them
@@ -137,6 +172,7 @@ class Report:
     examples: int
     kernels: str
     outputs: tuple[OutputReport, ...]
+    verdict: Verdict
     tensors: tuple[TensorReport, ...] = ()
     merged: tuple[str, ...] = ()
     float_operations: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -153,6 +189,15 @@ class Report:
     def max_difference(self) -> float:
         """The largest difference of all outputs, in LSB."""
         return max(output.max_difference for output in self.outputs)
+
+    @property
+    def agreement(self) -> float | None:
+        """The lowest share of rows with the same argmax as the model in float, 0 to 1.
+
+        None if no output has more than one class.
+        """
+        shares = [output.float_argmax_agreement for output in self.outputs]
+        return min((part for part in shares if part is not None), default=None)
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
@@ -219,6 +264,40 @@ class Report:
 
         return written(report_page(self), path)
 
+    def to_model_explorer(
+        self,
+        folder: str | os.PathLike[str],
+        show: str | os.PathLike[str] | None = None,
+    ) -> list[Path]:
+        """Writes files with which Model Explorer shows each layer's figures on the TFLite graph.
+
+        There is one file each for the share of identical quantized values, the signal to noise
+        against the model in float, the range and the bits. Model Explorer loads them with "Add
+        per-node data".
+
+        Args:
+            folder: where to write the files; made if it does not exist.
+            show: path of the TFLite file, to open it in Model Explorer with these figures. That
+                waits until its server is stopped (Ctrl+C).
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            ValueError: if the report was made without `per_layer=True`.
+            ImportError: for `show` without the package `ai-edge-model-explorer`.
+
+        Example:
+            >>> report = keras_qat.verify(qat, "model.tflite", x, per_layer=True)
+            >>> report.to_model_explorer("figures", show="model.tflite")
+        """
+        from keras_qat.analysis.verify.model_explorer import open_file, write_node_data
+
+        paths = write_node_data(self, Path(folder))
+        if show is not None:
+            open_file(show, paths)
+        return paths
+
     def findings(self) -> list[str]:
         """Lists what is not as it should be, a sentence each."""
         rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
@@ -257,12 +336,8 @@ class Report:
             lines.append("")
             if self.merged:
                 lines += _wrapped(f"Merged into others in the file: {_some(self.merged)}.", width)
-            for sentence in self.findings() or ["Every layer computes what was trained."]:
-                lines += _wrapped(sentence, width)
-        else:
-            for sentence in self.findings():
-                lines += _wrapped(sentence, width)
-        for sentence in filter(None, (output.against_float() for output in self.outputs)):
+        figures = filter(None, (output.against_float() for output in self.outputs))
+        for sentence in [*self.findings(), *figures, str(self.verdict)]:
             lines += _wrapped(sentence, width)
         if self.runtime and self.identical < 1:
             lines.append(f"Run by {self.runtime}.")

@@ -1,0 +1,301 @@
+"""The verb `diagnose`: what quantization costs a model, where, and what helps, measured on data."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.config.recipes import Recipe, int8, int16x8
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import values_in
+from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.resolve import resolve_to_export
+from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
+from keras_qat.io.data import arrays_of, inputs_of, packed
+from keras_qat.io.progress import shown
+from keras_qat.ops.node import Tensor
+from keras_qat.placement.layer_settings import OUT_OF_SCOPE
+from keras_qat.rewriting.quantize import quantize_model
+from keras_qat.rewriting.strip import strip_quantization
+from keras_qat.training.calibration.calibrate import calibrate
+from keras_qat.training.calibration.watch import infer
+from keras_qat.training.layers.float_marks import why_left_in_float
+from keras_qat.training.layers.recurrent.states import states_of
+from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
+from keras_qat.training.post_training.bias_correction import bias_correction
+from keras_qat.training.post_training.equalize import equalize
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.schedule import recipe_of, scheduled_layers
+
+FITTED = 256
+"""Most examples that remedies take ranges and biases from."""
+CALIBRATE = "calibrate(qat, x)"
+SUSPECTS = 3
+"""Layers that are tried with more precision: those behind which the signal falls most."""
+GAIN = 3.0
+"""Least gain of a remedy that is listed, in dB: half of the noise."""
+BEYOND, USED = 0.01, 0.5
+"""Share of an input's values beyond its range, and of its range that values use, that are told."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How near the quantized model comes to the model in float.
+
+    Args:
+        sqnr: signal to quantization noise of the outputs in dB, the mean of all outputs; None if
+            the outputs do not depend on the example.
+        agreement: share of outputs with the same largest entry; None if they have one entry.
+    """
+
+    sqnr: float | None
+    agreement: float | None
+
+    def __str__(self) -> str:
+        sqnr = "-" if self.sqnr is None else f"{self.sqnr:.1f}"
+        return f"{sqnr:>7}{'-' if self.agreement is None else f'{self.agreement:.1%}':>8}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The result of `diagnose`. Prints as a table.
+
+    Args:
+        model: the model's name.
+        examples: how many examples it was measured on.
+        now: quality of the model as it is.
+        problems: sentences on what is wrong with ranges or data.
+        layers: layer -> signal to noise in dB before and behind it, for those where it falls most.
+        remedies: code -> the quality that it gives, the best first.
+    """
+
+    model: str
+    examples: int
+    now: Quality
+    problems: tuple[str, ...]
+    layers: dict[str, tuple[float, float]]
+    remedies: dict[str, Quality]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the result as JSON data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: quantized against float, {self.examples} examples"]
+        lines += [f"! {problem}" for problem in self.problems]
+        lines += ["", "     dB  argmax", f"{self.now}  now"]
+        lines += [f"{quality}  {code}" for code, quality in self.remedies.items()]
+        if not self.remedies:
+            lines.append(f"Nothing that was tried gains {GAIN:g} dB.")
+        lines += ["", " before  behind"] * bool(self.layers)
+        lines += [f"{a:7.1f}{b:8.1f}  {name}" for name, (a, b) in self.layers.items()]
+        return "\n".join(lines)
+
+
+@one_at_a_time
+def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
+    """Says what is wrong with a quantized model, where, and what helps, all measured on `x`.
+
+    Every second example serves to try remedies (ranges, biases), the others to measure: the model
+    as the integers of its file compute it, against itself in float. The model does not change.
+
+    Args:
+        model: a quantization-aware model with ranges, as `quantize_model` makes it.
+        x: inputs, as in `calibrate`: some hundred, prepared as for training. No labels.
+        examples: how many to measure on, at most.
+        verbose: 1 shows progress.
+
+    Returns:
+        A report that prints as a table: problems of the data, the quality now and with each
+        remedy that gains at least 3 dB, and the layers behind which the signal falls most.
+
+    Raises:
+        ValueError: if the model is not quantized, has no ranges or keeps states, or the data does
+            not fit it.
+
+    Example:
+        >>> print(keras_qat.diagnose(qat, x_train[:200]))
+    """
+    arrays = arrays_of(model, x)
+    if len(arrays[0]) < 8:
+        raise ValueError(f"diagnose takes at least 8 examples, not {len(arrays[0])}.")
+    if states_of(model):
+        raise ValueError(
+            f"'{model.name}' keeps its states from batch to batch: diagnose the same model with "
+            f"stateful=False."
+        )
+    fitted = packed(inputs_of(model), [array[::2][:FITTED] for array in arrays])
+    tested = packed(inputs_of(model), [array[1::2][:examples] for array in arrays])
+    graph = resolve_to_export(model)
+    exact, inside = _in_float(model, graph, arrays_of(model, tested))
+    simulation = run_examples(graph, tested, graph.origin.file_family)
+    falls = _falls(model, graph, simulation, inside)
+    problems = _unfit_ranges(graph, arrays)
+    tried = _remedies(model, fitted, list(falls))
+    found: dict[str, Quality] = {}
+    for code, treat in shown(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(ValueError):  # The model, or its target, does not allow it.
+                treated = resolve_to_export(treat())
+                found[code] = _quality(
+                    run_examples(treated, tested, graph.origin.file_family), exact
+                )
+        if code == CALIBRATE:  # It looks at the data.
+            problems += [str(warning.message) for warning in caught]
+    now = _quality(simulation, exact)
+    return Diagnosis(model.name, len(exact[0]), now, tuple(problems), falls, _helpful(now, found))
+
+
+def _helpful(now: Quality, found: dict[str, Quality]) -> dict[str, Quality]:
+    """Returns remedies that gain enough, the best first; all of them calibrate anew as well."""
+    gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in found.items()}
+    of_data = gain.get(CALIBRATE, 0.0)
+    least = of_data + GAIN if of_data >= GAIN else GAIN
+    helpful = [code for code in gain if gain[code] >= (GAIN if code == CALIBRATE else least)]
+    return {code: found[code] for code in sorted(helpful, key=lambda code: -gain[code])}
+
+
+def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[], Any]]:
+    """Returns functions that make a treated model, by the code that a user writes for it."""
+    recipe: Recipe = recipe_of(model)
+
+    def again(**options: Any) -> Any:
+        treated = quantize_model(model, recipe)  # A copy.
+        calibrate(treated, x, **options)
+        return treated
+
+    def corrected() -> Any:
+        treated = again()
+        bias_correction(treated, x)
+        return treated
+
+    def anew(recipe: Recipe, prepare: Callable[[Any], Any] | None = None) -> Any:
+        for layer in model.layers:
+            if (why_left_in_float(layer) or "").startswith(OUT_OF_SCOPE):
+                recipe = recipe.override(layer.name.removeprefix(PREFIX), quantize=False)
+        float_model = strip_quantization(model)
+        treated = quantize_model(prepare(float_model) if prepare else float_model, recipe)
+        calibrate(treated, x)
+        return treated
+
+    remedies: dict[str, Callable[[], Any]] = {
+        CALIBRATE: again,
+        **{
+            f"calibrate(qat, x, method={method!r})": partial(again, method=method)
+            for method in ("mse", "percentile")
+        },
+        f"{CALIBRATE}; bias_correction(qat, x)": corrected,
+        "quantize_model(equalize(model))": partial(anew, recipe, equalize),
+    }
+    bits = {"weight_bits": recipe.weights.bits, "activation_bits": recipe.activations.bits}
+    more: dict[str, Any] = {name: 8 for name, count in bits.items() if count < 8}
+    if more:
+        remedies["recipes.int8()"] = partial(anew, int8())
+    more = more or {"quantize": False}
+    options = ", ".join(f"{name}={value}" for name, value in more.items())
+    for layers in [[layer] for layer in suspects] + [suspects] * (len(suspects) > 1):
+        overridden, code = recipe, "recipe"
+        with contextlib.suppress(ValueError):  # 16 bits are for all layers alike.
+            for layer in layers:
+                overridden = overridden.override(layer, **more)
+                code += f".override({layer!r}, {options})"
+            remedies[code] = partial(anew, overridden)
+    if recipe.activations.bits < 16:
+        remedies["recipes.int16x8()"] = partial(anew, int16x8())
+    return remedies
+
+
+def _in_float(
+    model: Any, graph: ResolvedGraph, arrays: list[np.ndarray]
+) -> tuple[list[np.ndarray], dict[Tensor, np.ndarray]]:
+    """Computes the outputs without quantization, and each tensor inside that has a range."""
+    calls = graph.origin.calls
+    inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
+    wanted = [values_in(calls.outputs), list(inside.values())]
+    inputs = [
+        tf.constant(x, value.dtype)
+        for x, value in zip(arrays, values_in(calls.inputs), strict=True)
+    ]
+    with assuming(IN_FLOAT, list(scheduled_layers(model))):
+        outputs, tensors = graph_lib.evaluate(
+            dataclasses.replace(calls, outputs=wanted), inputs, infer
+        )
+    return [y.numpy() for y in outputs], {
+        tensor: y.numpy() for tensor, y in zip(inside, tensors, strict=True)
+    }
+
+
+def _sqnr(exact: np.ndarray, values: np.ndarray) -> float | None:
+    ratio = SignalToNoise()
+    ratio.add(exact, values)
+    return ratio.decibels()
+
+
+def _quality(simulation: Simulation, exact: list[np.ndarray]) -> Quality:
+    """Compares the outputs of a simulation with those in float."""
+    ratios, same = [], []
+    for in_float, output in zip(exact, simulation.outputs.values(), strict=True):
+        values = output.values if isinstance(output, Codes) else output
+        ratios.append(_sqnr(in_float, values))
+        if in_float.ndim > 1 and in_float.shape[-1] > 1:
+            same.append(np.mean(in_float.argmax(-1) == values.argmax(-1)))
+    known = [ratio for ratio in ratios if ratio is not None]
+    return Quality(float(np.mean(known)) if known else None, float(np.mean(same)) if same else None)
+
+
+def _falls(
+    model: Any, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, np.ndarray]
+) -> dict[str, tuple[float, float]]:
+    """Returns signal to noise before and behind the layers where it falls most."""
+    ratios: dict[Any, float | None] = {
+        tensor: _sqnr(values, simulation.tensors[tensor.label].values)
+        for tensor, values in exact.items()
+    }
+    config = getattr(model, "float_config", None) or {"layers": ()}
+    names = sorted((layer["config"]["name"] for layer in config["layers"]), key=len, reverse=True)
+    falls: dict[str, tuple[float, float]] = {}
+    for node in graph.nodes:
+        before = [ratio for x in node.inputs if (ratio := ratios.get(x)) is not None]
+        behind = ratios.get(node.outputs[0])
+        if before and behind is not None and behind < min(before) - 1:
+            name = _layer_of(node.call.origin.removeprefix(PREFIX), names)
+            fall = min(before), behind
+            falls[name] = max(falls.get(name, fall), fall, key=lambda ends: ends[0] - ends[1])
+    ranked = sorted(falls.items(), key=lambda item: item[1][1] - item[1][0])
+    return dict(ranked[:SUSPECTS])
+
+
+def _layer_of(part: str, names: list[str]) -> str:
+    """Returns the layer of the float model that a layer is a part of; longer names come first."""
+    return next(
+        (name for name in names if part == name or part.startswith((f"{name}_", f"{name}/"))), part
+    )
+
+
+def _unfit_ranges(graph: ResolvedGraph, arrays: list[np.ndarray]) -> list[str]:
+    """Returns what is wrong with the ranges of the inputs for the data."""
+    problems = []
+    for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
+        params = tensor.params
+        if params is None:
+            continue
+        codes = np.array([params.lowest, params.highest])
+        low, high = (codes - params.zero_point) * float(params.scale)
+        used = max(0.0, min(x.max(), high) - max(x.min(), low)) / (high - low)
+        beyond = np.mean((x < low - params.scale) | (x > high + params.scale))
+        if beyond > BEYOND or used < USED:
+            problems.append(
+                f"Input '{name}' uses {used:.1%} of its range, {low:.4g} to {high:.4g}, and "
+                f"{beyond:.1%} of its numbers lie beyond."
+            )
+    return problems

@@ -1,0 +1,87 @@
+"""`diagnose`: what it says is wrong, and that what it promises comes true."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import rng
+from tests.networks.small import layers, tiny_net
+
+X = rng().uniform(-1, 1, (64, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A network with a concatenation in which one number is far larger than the others."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((8,), name="x")
+    large = layers.Rescaling(1000.0, name="large")(layers.Dense(1, name="one")(x))
+    both = layers.Concatenate(name="both")([layers.Dense(8, "tanh", name="features")(x), large])
+    norm = layers.BatchNormalization(momentum=0.0, name="norm")
+    model = keras.Model(x, layers.Dense(5, name="logits")(norm(both)), name="net")
+    model(X, training=True)
+    return model
+
+
+def signal_to_noise(model, qat, x):
+    exact, found = (each.predict(x, verbose=0) for each in (model, qat))
+    return 10 * np.log10(np.sum((exact - exact.mean(0)) ** 2) / np.sum((found - exact) ** 2))
+
+
+def test_layer_that_hurts(model):
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    before = qat.get_weights()
+    diagnosis = keras_qat.diagnose(qat, X)
+    assert all(map(np.array_equal, before, qat.get_weights()))
+    assert diagnosis.now.sqnr == pytest.approx(signal_to_noise(model, qat, X[1::2]), abs=0.1)
+    assert not diagnosis.problems
+    assert "both" in diagnosis.layers
+    promised = diagnosis.remedies["recipes.int16x8()"]
+    assert promised.sqnr > diagnosis.now.sqnr + 20
+    island = next(code for code in diagnosis.remedies if code.count("quantize=False") > 1)
+    assert "override('both', quantize=False)" in island
+    assert diagnosis.remedies[island].sqnr > diagnosis.now.sqnr + 20
+    wide = keras_qat.quantize_model(model, "int16x8")
+    keras_qat.calibrate(wide, X[::2])
+    assert promised.sqnr == pytest.approx(signal_to_noise(model, wide, X[1::2]), abs=0.1)
+    assert json.loads(json.dumps(diagnosis.to_dict()))["now"]["sqnr"] == diagnosis.now.sqnr
+    lines = str(diagnosis).splitlines()
+    assert lines[0] == "net: quantized against float, 32 examples"
+    assert any(line.endswith("%  recipes.int16x8()") for line in lines)
+
+
+def test_ranges_of_other_data():
+    keras.utils.set_random_seed(0)
+    inner = layers.Dense(8, "relu")
+    model = keras.Sequential([keras.Input((8,), name="x"), inner, layers.Dense(5)])
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, 100 * X)
+    diagnosis = keras_qat.diagnose(qat, X)
+    (problem,) = diagnosis.problems
+    assert problem.startswith("Input 'x' uses 1.0% of its range, -99.69 to 100.5, and 0.0%")
+    assert diagnosis.remedies["calibrate(qat, x)"].sqnr > diagnosis.now.sqnr + 3
+    keras_qat.calibrate(qat, X)
+    (problem,) = keras_qat.diagnose(qat, 100 * X).problems
+    assert re.search(r"and 9\d\.\d% of its numbers lie beyond", problem)
+
+
+def test_what_cannot_be_diagnosed(model):
+    qat = keras_qat.quantize_model(model)
+    with pytest.raises(ValueError, match="have seen no data yet"):
+        keras_qat.diagnose(qat, X)
+    with pytest.raises(ValueError, match="at least 8 examples, not 4"):
+        keras_qat.diagnose(qat, X[:4])
+    with pytest.raises(ValueError, match="not quantization-aware"):
+        keras_qat.diagnose(tiny_net(), rng().normal(size=(8, 6, 6, 2)))
+    stateful = layers.GRU(2, stateful=True)
+    qat = keras_qat.quantize_model(keras.Sequential([keras.Input((4, 8), 2), stateful]))
+    keras_qat.calibrate(qat, np.reshape(X, (16, 4, 8)))
+    with pytest.raises(ValueError, match=r"keeps its states .* stateful=False"):
+        keras_qat.diagnose(qat, np.reshape(X, (16, 4, 8)))

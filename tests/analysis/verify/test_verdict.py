@@ -1,0 +1,195 @@
+"""The verdict of `verify`: is the file the same as the model, and is the model any good?
+
+`benchmarks/verdicts.py` asks the same of networks that were trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import rng
+
+# What `calibrate` says of such data is not the question here.
+pytestmark = pytest.mark.filterwarnings("ignore:The data for input", "ignore:.*beyond its range")
+
+layers = keras.layers
+X = rng().uniform(0, 1, (256, 6, 6, 1)).astype(np.float32)
+
+
+def network(head: Any = None, dead: bool = False, fresh: bool = False, scale: float = 1.0) -> Any:
+    """A float network whose classes follow from its input, as those of a trained one do."""
+    keras.utils.set_random_seed(3)
+
+    image = keras.Input((6, 6, 1), name="image")
+    x = layers.Conv2D(8, 3, activation="relu", name="conv")(layers.BatchNormalization()(image))
+    bias = keras.initializers.Constant(-99.0 * dead)
+    x = layers.Dense(16, "relu", bias_initializer=bias, name="hidden")(layers.Flatten()(x))
+    x = layers.Concatenate(name="both")([x, scale * layers.Dense(1, name="number")(x)])
+    model = keras.Model(image, (head or layers.Dense(5, name="logits"))(x))
+    if not fresh:
+        (norm,) = [each for each in model.layers if hasattr(each, "moving_mean")]
+        norm.set_weights(np.float32([[1.0], [0.0], [0.5], [0.1]]))
+    return model
+
+
+def calibrated(model: Any, x: np.ndarray, recipe: Any = "int8") -> Any:
+    qat = keras_qat.quantize_model(model, recipe)
+    keras_qat.calibrate(qat, x)
+    return qat
+
+
+def verdict(qat: Any, y: Any = None, **options: Any) -> Any:
+    return keras_qat.verify(qat, keras_qat.export_tflite(qat), X, y, **options).verdict
+
+
+def with_outlier() -> np.ndarray:
+    x = X.copy()
+    x[0, 0, 0, 0] = 1000.0
+    return x
+
+
+def with_other_weights() -> Any:
+    qat = calibrated(network(), X)
+    kernel = qat.get_layer("quant_conv").layer.kernel
+    kernel.assign(20 * kernel)
+    return qat
+
+
+def regressor() -> Any:
+    return network(layers.Dense(1, name="value"))
+
+
+HEALTHY: dict[str, Callable[[], Any]] = {
+    "classes": lambda: calibrated(network(), X),
+    "probabilities": lambda: calibrated(network(layers.Dense(5, "softmax", name="p")), X),
+    "a number": lambda: calibrated(regressor(), X),
+    "16 bits": lambda: calibrated(network(), X, "int16x8"),
+}
+
+POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "another scale": (lambda: calibrated(network(), 255 * X), "image", "range is 0 to 255, but"),
+    "of a number": (lambda: calibrated(regressor(), 255 * X), "image", "range is 0 to 255, but"),
+    "an outlier": (lambda: calibrated(network(), with_outlier()), "image", "no outliers"),
+    "part of the range": (lambda: calibrated(network(), X / 20), "image", "lie beyond its range"),
+    "2 bits": (lambda: calibrated(network(), X, recipes.low_bits(2, 2)), "conv", "has 2 bits"),
+    "later weights": (with_other_weights, "conv", "after the last change of weights"),
+    "dead": (lambda: calibrated(network(dead=True), X), "hidden", "same for all examples"),
+    "a large number": (
+        lambda: calibrated(network(scale=3000.0), X),
+        "hidden",
+        "bring the larger numbers that share its range",
+    ),
+    "no statistics": (lambda: calibrated(network(fresh=True), X), "", "statistics of a new layer"),
+}
+"""What is wrong -> a model, its weakest layer, and words of the cause."""
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_good(name):
+    found = verdict(HEALTHY[name]())
+    assert str(found).startswith("Same and good: ") and found.is_same and found.is_good
+    assert (found.words, found.weakest_layer, found.likely_cause) == ("same and good", "", "")
+
+
+@pytest.mark.parametrize("name", POOR)
+def test_poor(name):
+    make, weakest, cause = POOR[name]
+    found = verdict(make())
+    assert found.words == "same but poor" and found.is_same and not found.is_good
+    assert found.weakest_layer == weakest
+    assert cause in found.likely_cause and found.likely_cause.endswith(".")
+    assert str(found).startswith("Same but poor: ") and found.likely_cause in str(found)
+
+
+def test_poor_from_data_without_content():
+    """Ranges of zeros have nothing to do with what comes later."""
+    with pytest.warns(UserWarning, match="All values of the calibration data are 0"):
+        qat = calibrated(network(), 0 * X)
+    assert verdict(qat).words == "same but poor"
+
+
+def test_not_the_same():
+    qat, other = calibrated(network(), X), calibrated(network(), X)
+    other.get_layer("quant_hidden").layer.bias.assign(np.arange(16) / 8)
+    with pytest.warns(UserWarning, match="other weights"):
+        report = keras_qat.verify(qat, keras_qat.export_tflite(other), X)
+    assert report.verdict.words == "not the same" and not report.verdict.is_same
+    assert "exported from other weights" in report.verdict.likely_cause
+
+
+def test_other_kernels_round_in_another_way():
+    """That costs single steps, and makes no other model."""
+    qat = calibrated(network(), X)
+    assert verdict(qat, kernels="reference").is_good
+
+
+def test_does_not_judge_by_examples_that_are_all_the_same():
+    qat = calibrated(network(), X)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), np.zeros_like(X))
+    assert report.verdict.words == "same"
+
+
+def test_is_where_people_look():
+    qat = calibrated(network(), 255 * X)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X, per_layer=True)
+    assert "Same but poor: the file computes what the model computes, but the model" in str(report)
+    assert 'class="verdict poor"' in report.to_html()
+    data = json.loads(report.to_json())["verdict"]
+    assert (data["words"], data["weakest_layer"]) == ("same but poor", "image")
+    (image,) = [each for each in report.tensors if each.name == "image"]
+    assert image.range_used == pytest.approx(np.ptp(X) / np.ptp(255 * X), rel=0.05)
+    assert image.clipped == 0
+
+
+def test_labels():
+    """A model of few bits that was trained is good by its labels, far from float as it may be."""
+    model = network()
+    qat = calibrated(model, X, recipes.low_bits(2, 2))
+    truth = model.predict(X, verbose=0).argmax(-1)
+    in_file = qat.predict(X, verbose=0).argmax(-1)
+    file = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, file, X, in_file)
+    (output,) = report.outputs
+    assert output.accuracy == 1 and output.float_accuracy == np.mean(truth == in_file) < 0.9
+    assert report.verdict.is_good and "accuracy 100.00%, in float" in str(report)
+    one_hot = {"logits": np.eye(5)[truth]}
+    report = keras_qat.verify(qat, file, X, one_hot)
+    assert report.outputs[0].float_accuracy == 1
+    assert report.outputs[0].accuracy == np.mean(truth == in_file)
+    assert report.verdict.words == "same but poor"
+    assert verdict(calibrated(model, X), truth).is_good
+
+
+def test_labels_that_the_model_never_learned():
+    found = verdict(calibrated(network(), X), rng(5).integers(0, 5, len(X)))
+    assert found.words == "same but poor" and "accuracy is that of guessing" in found.likely_cause
+
+
+def test_labels_of_one_output():
+    qat = calibrated(network(layers.Dense(1, "sigmoid", name="p")), X)
+    classes = (qat.predict(X, verbose=0) > 0.5).astype(int)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X, classes)
+    assert report.outputs[0].accuracy == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.zeros(3), "3 labels of 'logits' for 256 examples"),
+        (np.full(256, 0.5), "no classes"),
+        (np.zeros((256, 4)), "no classes"),
+        ({"p": np.zeros(256)}, "labels for 'p', but the outputs are"),
+    ],
+)
+def test_labels_that_do_not_fit(labels, message):
+    qat = calibrated(network(), X)
+    with pytest.raises(ValueError, match=message):
+        verdict(qat, labels)
