@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic import fake_quant
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer
 
 
@@ -21,22 +20,16 @@ class Oscillations:
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
-        codes = self._codes()
+        codes = quantizer.codes(tf.convert_to_tensor(weights))
         zeros = tf.zeros_like(codes)
         self.codes, self.direction, self.mean = map(tf.Variable, (codes, zeros, codes))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
         """`frozen` is 1 where a weight stays at its mean level."""
 
-    def _codes(self) -> Any:
-        weights, quantizer = tf.convert_to_tensor(self.weights), self.quantizer
-        limits = quantizer.limits(weights)
-        return fake_quant.quantize_channels(
-            quantizer.codes_from(weights), limits, quantizer.spec.bits
-        )
-
     def update(self, threshold: Any) -> None:
         """Updates the statistics after a training step, and freezes weights that oscillate."""
-        codes, rate = self._codes(), self.momentum
+        weights, rate = tf.convert_to_tensor(self.weights), self.momentum
+        codes = self.quantizer.codes(weights)
         change = tf.sign(codes - self.codes)
         turned = tf.cast(change * self.direction < 0, tf.float32)
         self.codes.assign(codes)
@@ -47,6 +40,5 @@ class Oscillations:
         stops = tf.logical_and(is_free, self.frequency > threshold)
         self.mean.assign(tf.where(stops, tf.round(self.mean), self.mean))
         self.frozen.assign(tf.where(stops, 1.0, self.frozen))
-        weights = tf.convert_to_tensor(self.weights)
         scale = self.quantizer.limits(weights) / float(2 ** (self.quantizer.spec.bits - 1) - 1)
         self.weights.assign(tf.where(self.frozen > 0, self.mean * scale, weights))

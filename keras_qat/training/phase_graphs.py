@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
-from keras_qat.frontend.messages import counted
+from keras_qat.frontend.messages import counted, show_once
 from keras_qat.training.layers.scheduled_layer import Phase, assuming, thresholds_in
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import quantizers_in, scheduled_layers
 
 MOST_RANGES = 3
 """Sets of frozen ranges that get a training step of their own, at most."""
@@ -62,6 +62,11 @@ class PhasedModel:
 
         def function(iterator: Any) -> Any:
             phase = look(name == "train", changed=self._settled_at is None)
+            if phase is not None and not phase.calibrated:
+                show_once(
+                    f"Quantizers of '{self.name}' have seen no data yet, and pass values through: "  # type: ignore[attr-defined]
+                    f"train it, or call keras_qat.calibrate(model, data), to see what int8 gives."
+                )
             if not functions and name != "predict":
                 backend.make_training_variables(self, iterator, training=name == "train")
             if name != "train" and self._settled_at != look.steps:
@@ -82,8 +87,7 @@ class PhasedModel:
 
 def check_started(model: Any) -> None:
     """Raises a `ValueError` if ranges that training learns have none to start from."""
-    learned = [x for layer in scheduled_layers(model) for x in layer.quantizers if x.learns]
-    blind = [quantizer for quantizer in learned if not quantizer.is_calibrated()]
+    blind = [x for x in quantizers_in(model) if x.learns and not x.is_calibrated()]
     if blind:
         raise ValueError(
             f"'{model.name}' has {counted(len(blind), 'learned range')} with no data "
@@ -108,7 +112,7 @@ class PhaseFinder:
     """The sum of all layers' training steps at the last call."""
 
     def __init__(self, model: Any) -> None:
-        layers = list(scheduled_layers(model))
+        layers, quantizers = list(scheduled_layers(model)), quantizers_in(model)
         self._model = model
         self._has_layers = bool(layers)
         self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
@@ -121,13 +125,11 @@ class PhaseFinder:
 
         @backend.traced_in_time
         def all_calibrated() -> Any:
-            calibrated = [x.is_calibrated() for layer in layers for x in layer.quantizers]
-            return tf.reduce_all(tf.stack([True, *calibrated]))
+            return tf.reduce_all(tf.stack([True, *(x.is_calibrated() for x in quantizers)]))
 
         @backend.traced_in_time
         def ranges() -> Any:
-            quantizers = [x for layer in layers for x in layer.quantizers if not x.learns]
-            observers = [observer for x in quantizers for observer in x.observers]
+            observers = [observer for x in quantizers if not x.learns for observer in x.observers]
             variables = [v for observer in observers for v in observer.variables]
             return tf.stack([0.0, *variables])
 

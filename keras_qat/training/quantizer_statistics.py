@@ -13,11 +13,9 @@ from keras_qat.config.specs import QuantSpec
 from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
 from keras_qat.training.calibration.methods import squared_error
 from keras_qat.training.calibration.watch import Observed, shown_batches
-from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
+from keras_qat.training.layers.scheduled_layer import QUANTIZED, ScheduledLayer
 from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight
 from keras_qat.training.schedule import check_quantized, scheduled_layers
-
-QUANTIZING = Phase(training=False, quantizing=True, frozen=True, calibrated=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _weights(layer: ScheduledLayer) -> tuple[Iterable[np.ndarray], Iterable[np.n
     """Returns the quantized weights of a layer, before and after quantization."""
     quantizers = layer.weight_quantizers
     before = [tf.convert_to_tensor(quantized_weight(layer, name)) for name in quantizers]
-    after = [q(weight, QUANTIZING) for weight, q in zip(before, quantizers.values(), strict=True)]
+    after = [q(weight, QUANTIZED) for weight, q in zip(before, quantizers.values(), strict=True)]
     return [weight.numpy() for weight in before], [weight.numpy() for weight in after]
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
 from keras_qat.config import specs
 from keras_qat.frontend.messages import counted
+from keras_qat.io.atomic_files import check_writable
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_process, check_quantized
 
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
-INSTEAD = ". Call keras_qat.quantize_model(model), train or calibrate the result, and pass that."
-"""Advice for an export of a model that is not quantized."""
+
+def check_before_export(
+    model: Any, path: str | os.PathLike[str] | None, directory: bool = False
+) -> None:
+    """Raises an error before any work if a model is not quantized or `path` cannot be written."""
+    check_quantized(model)
+    if path is not None:
+        check_writable(path, directory)
 
 
 def check_exportable(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
-    check_quantized(model, INSTEAD)
+    check_quantized(model)
     check_process(model)
     listed = [q for q in activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
     unusable = [q for q in listed if not np.all(np.isfinite([q.minimum, q.maximum]))]

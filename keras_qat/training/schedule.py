@@ -10,6 +10,7 @@ from keras_qat.config.arguments import switch
 from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.training.layers import ScheduledLayer
+from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import NEVER
 
 
@@ -18,18 +19,30 @@ def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
     return (layer for layer in graph.layers_in(model) if isinstance(layer, ScheduledLayer))
 
 
+def quantizers_in(model: Any) -> list[ActivationQuantizer]:
+    """Returns the activation quantizers of a model."""
+    return [quantizer for layer in scheduled_layers(model) for quantizer in layer.quantizers]
+
+
 def is_quantized(model: Any) -> bool:
     """Whether a model holds quantize-aware layers."""
     return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
 
 
-def check_quantized(
-    model: Any, instead: str = ": call keras_qat.quantize_model(model) first."
-) -> None:
-    """Raises a `ValueError`, with the advice `instead`, if a model is not quantization-aware."""
+def check_quantized(model: Any) -> None:
+    """Raises a `ValueError` if a model is not quantization-aware."""
     if not is_quantized(model):
+        recipe = getattr(model, "recipe", None)
+        if recipe is not None:
+            raise ValueError(
+                f"Nothing of '{model.name}' is quantized: recipe {recipe.name} leaves all of its "
+                f"layers in float. keras_qat.plan(float_model, recipe) gives the reasons."
+            )
         check_readable(model)
-        raise ValueError(f"'{model.name}' is not quantization-aware{instead}")
+        raise ValueError(
+            f"'{model.name}' is not quantization-aware: call keras_qat.quantize_model(model) "
+            f"first, then train or calibrate what it returns."
+        )
 
 
 def check_process(model: Any) -> None:

@@ -11,8 +11,6 @@ from keras_qat.training.schedule import scheduled_layers
 
 EXAMPLES_PER_BATCH = 32
 """Calibration examples that count as one batch when training continues."""
-FEW = 4
-"""Calibration with fewer examples is warned about."""
 
 
 def untrained(model: Any, calls: Graph) -> list[str]:
@@ -22,7 +20,7 @@ def untrained(model: Any, calls: Graph) -> list[str]:
         model: a quantization-aware model.
         calls: its calls.
     """
-    sentences = (_before_delay(model, calls), _without_data(model), _few_examples(model))
+    sentences = (_before_delay(model, calls), _without_data(model))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -61,22 +59,4 @@ def _without_data(model: Any) -> str:
         f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
         f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
         f"Train the model, or call keras_qat.calibrate(model, data)."
-    )
-
-
-def _few_examples(model: Any) -> str:
-    """Returns a sentence if ranges come from very few examples. One training batch is enough."""
-    counters = [
-        observer.counter
-        for layer in scheduled_layers(model)
-        for quantizer in layer.quantizers
-        for observer in quantizer.observers
-    ]
-    counts = [float(counter.numpy()) for counter in counters if counter is not None]
-    examples = round(max(counts, default=0.0) * EXAMPLES_PER_BATCH)
-    if not 0 < examples < FEW:
-        return ""
-    return (
-        f"The ranges of '{model.name}' come from {examples} example{'s'[: examples - 1]}: values "
-        f"beyond them are clipped. Calibrate on some hundred."
     )

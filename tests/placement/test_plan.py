@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.specs import FixedSpec, QuantSpec, SharedSpec
-from tests.networks.small import functional, layers, residual_net
+from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
 
@@ -112,3 +112,17 @@ def test_reasons_name_what_has_no_rule():
     reasons = keras_qat.plan(functional((6, 3), build=build)).float_layers
     assert reasons["bent"] == "no int8 rule for sin, and it cannot be opened: it reads a mask"
     assert any("GlobalAveragePooling1D: " in each and "mask" in each for each in reasons.values())
+
+
+@pytest.mark.parametrize("build", [tiny_net, residual_net])
+def test_all_names_are_a_scope(build):
+    """Also those of inputs, and of layers that others take in."""
+    model = build()
+    plan = keras_qat.plan(model, scope=[layer.name for layer in model.layers])
+    assert plan.float_layers == keras_qat.plan(model).float_layers
+
+
+def test_why_a_tensor_in_front_of_the_scope_is_quantized():
+    reasons = {row.tensor: row.reason for row in keras_qat.plan(tiny_net(), scope="logits").rows}
+    assert reasons["conv"] == "outside the scope"
+    assert reasons["flatten"] == "input of logits; outside the scope"

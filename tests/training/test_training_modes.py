@@ -145,3 +145,27 @@ def test_layers_that_did_not_train_before(policy, names):
         same = [np.all(o == n) for o, n in zip(before[name], layer.weights, strict=True)]
         assert all(same) if name in names else not any(same), name
     assert_file_is_exact(qat)
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("name", ["set_quantization", "freeze_batch_norm", "freeze_ranges"])
+def test_switch_that_is_no_bool(name):
+    qat = keras_qat.quantize_model(tiny_net())
+    before = qat.get_weights()
+    with pytest.raises(TypeError, match="='off': give True or False"):
+        getattr(keras_qat, name)(qat, "off")
+    for weight, same in zip(qat.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, same)
+
+
+@pytest.mark.slow
+def test_float64_as_the_type_of_keras():
+    """Models are quantized in float32 all the same."""
+    keras.backend.set_floatx("float64")
+    try:
+        model = tiny_net()
+        qat = train(keras_qat.quantize_model(model), X)
+        contents = keras_qat.export_tflite(qat)
+        assert keras_qat.verify(qat, contents, X).identical == 1
+    finally:
+        keras.backend.set_floatx("float32")

@@ -190,18 +190,3 @@ def test_recipe_with_a_delay():
     train(qat, X)
     with pytest.warns(UserWarning, match="step 50, and 4 are done"):
         keras_qat.export_tflite(qat)
-
-
-def test_ranges_of_a_few_examples():
-    qat = quantized()
-    keras_qat.calibrate(qat, X[:1])
-    with pytest.warns(UserWarning, match="'tiny' come from 1 example: .*some hundred"):
-        keras_qat.export_tflite(qat)
-    keras_qat.calibrate(qat, X[1:3], reset=False)
-    with pytest.warns(UserWarning, match="come from 3 examples:"):
-        keras_qat.export_tflite(qat)
-    keras_qat.calibrate(qat, X[3:4], reset=False)
-    keras_qat.export_tflite(qat)  # A warning would be an error.
-    keras_qat.calibrate(qat, X[:1])
-    qat(X[:2], training=True)  # A batch.
-    keras_qat.export_tflite(qat)

@@ -86,11 +86,12 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
     )
     if not is_by_pixel:
         return False
-    (given, made), (batch, *sizes) = layer.kernel.shape[-2:], inputs.shape[:3]
+    (channels, filters), (batch, *sizes) = layer.kernel.shape[-2:], inputs.shape[:3]
     pixels = batch or 32
     for size, stride in zip(sizes, layer.strides, strict=True):
         pixels *= math.ceil((size or 32) / stride)
-    return given * given * (2 + 3 * made / pixels) < MUCH_LESS * 3 * given * made
+    of_covariance = channels * channels * (2 + 3 * filters / pixels)
+    return of_covariance < MUCH_LESS * 3 * channels * filters
 
 
 def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:

@@ -17,10 +17,12 @@ from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.io.data import batches
+from keras_qat.training.calibration.data_checks import InputData, doubt
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import METHODS, Method, Range
 from keras_qat.training.calibration.watch import Observed, infer, shown_batches
 from keras_qat.training.layers import Quantize, ScheduledLayer
+from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.ranges.observers import LastValue
@@ -48,6 +50,7 @@ def calibrate(
     float model at inference: quantization, dropout and noise are off. They depend neither on the
     batch size nor on the order of the examples. Trained weights, the statistics of
     BatchNormalization and the training step stay as they are, unless `weights` says otherwise.
+    A warning tells data that seem to be prepared otherwise than in training, or lost in 8 bits.
 
     Args:
         model: the model.
@@ -97,28 +100,26 @@ def calibrate(
     if method == "percentile" and not hasattr(dataset, "__next__"):
         read = batches(model, dataset, batch_size, steps, finite=True)
         limits = _input_limits(observed.watch.graph, read, range_of)
+    graph = observed.watch.graph
     first: list[np.ndarray] = []
-    inputs = Tally()
+    seen: list[InputData] = []
     for batch in shown_batches(model, dataset, steps, batch_size, "Calibration", verbose):
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
-        for x in batch:
-            if x.dtype.kind == "f" and x.size:
-                inputs.add(np.array([x.min(), x.max()]), 0)
+        seen = seen or _float_inputs(graph, batch)
+        for data in seen:
+            data.add(batch[data.index])
         first = first or [x[: kept or 1] for x in batch]
     ranges = observed.ranges(range_of) | dict(limits.values())
-    if inputs.low == inputs.high:
-        warnings.warn(
-            f"All values of the calibration data are {inputs.low:g}, so that the ranges fit no "
-            f"other data. Call calibrate again, with examples as the model was trained on.",
-            stacklevel=3,
-        )
     _observe_weights(model, first, reset)
     for observer, ends in ranges.items():
         _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset)
     if weights == "mse":
         clip_weights(model)
+    examples = observed.examples if reset else None
+    if reason := doubt(graph, seen, examples, clips=method != "minmax"):
+        warnings.warn(reason, stacklevel=3)  # It is called by `one_at_a_time`.
 
 
 def _input_limits(
@@ -128,13 +129,7 @@ def _input_limits(
 
     The keys are the indices of the inputs.
     """
-    readers = graph.consumers()
-    quantizers = {}
-    for index, value in enumerate(values_in(graph.inputs)):
-        layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
-        own = [layer for layer in layers if layer.slots == 1]
-        if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
-            quantizers[index] = own[0].quantizer
+    quantizers = _input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
         for index in quantizers:
@@ -144,6 +139,28 @@ def _input_limits(
         index: (quantizer.observers[0], range_of(tallies[index].histogram(), quantizer.spec))
         for index, quantizer in quantizers.items()
     }
+
+
+def _input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
+    """Returns the quantizer of each input that has one for itself, by the input's index."""
+    readers = graph.consumers()
+    quantizers = {}
+    for index, value in enumerate(values_in(graph.inputs)):
+        layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
+        own = [layer for layer in layers if layer.slots == 1]
+        if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
+            quantizers[index] = own[0].quantizer
+    return quantizers
+
+
+def _float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
+    """Returns what is to be watched of the inputs that hold floating-point numbers."""
+    bits = {index: quantizer.spec.bits for index, quantizer in _input_quantizers(graph).items()}
+    return [
+        InputData(index, value.name, bits.get(index), x)
+        for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
+        if value.is_float and x.size
+    ]
 
 
 def _set(observer: LastValue, ends: Range, count: float, reset: bool) -> None:

@@ -22,7 +22,7 @@ from keras_qat.io.progress import shown
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import Range
 from keras_qat.training.layers.quantize import ActivationQuantizer
-from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
 from keras_qat.training.schedule import scheduled_layers
 
 
@@ -67,8 +67,7 @@ class _Watch:
             for quantizer in self.quantizers:
                 watched = functools.partial(note, quantizer)
                 stack.enter_context(swapped(quantizer, watched=watched))
-            phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
-            stack.enter_context(assuming(phase, self.layers))
+            stack.enter_context(assuming(IN_FLOAT, self.layers))
             graph_lib.evaluate(self.graph, list(inputs), infer)
         return seen
 

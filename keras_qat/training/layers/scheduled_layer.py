@@ -48,6 +48,11 @@ class Phase(NamedTuple):
     """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
 
 
+IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
+QUANTIZED = IN_FLOAT._replace(quantizing=True)
+"""Phases of a calibrated model at inference."""
+
+
 def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
     """Returns the thresholds that the weights of a layer, or of several, hold."""
     rest = freeze_from % NEVER
@@ -137,9 +142,9 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         self.made_in = os.getpid()
-        self.step = self._counter("step", 0)
-        self.quantize_from = self._counter("quantize_from", 0)
-        self.freeze_from = self._counter("freeze_from", NEVER)
+        self.step = backend.add_scalar(self, "step", 0, "int64")
+        self.quantize_from = backend.add_scalar(self, "quantize_from", 0, "int64")
+        self.freeze_from = backend.add_scalar(self, "freeze_from", NEVER, "int64")
         super().build(input_shape)
 
     def thresholds(self) -> dict[str, Any]:
@@ -171,16 +176,6 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
-
-    def _counter(self, name: str, value: int) -> Any:
-        return self.add_weight(
-            name=name,
-            shape=(),
-            dtype="int64",
-            initializer=tf.constant_initializer(value),
-            trainable=False,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
 
     def advance(self, training: Any) -> Phase:
         """Counts the step if this is training, and returns the phase of the call."""

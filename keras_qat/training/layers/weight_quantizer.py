@@ -67,10 +67,12 @@ class WeightQuantizer:
         if self.learned is not None:
             self.learned.assign(limits)
 
-    def codes_from(self, weights: Any) -> Any:
-        """Returns the weights to round, which are clipped if limits are learned."""
+    def codes(self, weights: Any) -> Any:
+        """Returns the quantized values of weights in ranges that are symmetric and narrow."""
         limits = self.limits(weights)
-        return weights if self.learned is None else tf.clip_by_value(weights, -limits, limits)
+        if self.learned is not None:
+            weights = tf.clip_by_value(weights, -limits, limits)
+        return fake_quant.quantize_channels(weights, limits, self.spec.bits)
 
     def __call__(self, weights: Any, phase: Phase) -> Any:
         """Fake-quantizes `weights`, and observes them if this is training."""

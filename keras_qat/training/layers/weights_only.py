@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -59,25 +58,17 @@ class QuantizeWeights(ScheduledLayer):
         if not self._is_built():
             self.layer(*args, **kwargs)
         quantized = {
-            path: quantizer(self.weight(path), phase)
+            path: quantizer(weight_at(self.layer, path), phase)
             for path, quantizer in self.weight_quantizers.items()
         }
-        with self.weights_replaced(quantized):
+        with weights_replaced(self.layer, quantized):
             return self.layer(*args, **kwargs)
 
     def _is_built(self) -> bool:
         try:
-            return all(self.weight(path) is not None for path in self.weight_axes)
+            return all(weight_at(self.layer, path) is not None for path in self.weight_axes)
         except AttributeError:
             return False
-
-    def weight(self, path: str) -> Any:
-        """Returns the weight of the layer at a path."""
-        return weight_at(self.layer, path)
-
-    def weights_replaced(self, weights: dict[str, Any]) -> AbstractContextManager[None]:
-        """Runs a block in which the layer computes with other weights, given by their paths."""
-        return weights_replaced(self.layer, weights)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return self.layer.compute_mask(inputs, mask)

@@ -9,18 +9,11 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import normalization
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.layers.scheduled_layer import Phase
-from keras_qat.training.post_training.sweep import (
-    IN_FLOAT,
-    QUANTIZED,
-    Part,
-    Tensors,
-    before_activation,
-    sweep,
-    walk,
-)
+from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED, Phase
+from keras_qat.training.post_training.sweep import Part, Tensors, sweep, walk
 
 
 @one_at_a_time
@@ -57,8 +50,7 @@ def bias_correction(
     def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
         correct(part, quantized, means_in_float(part, in_float))
 
-    options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
-    sweep(model, data, visit, "Bias correction", **options)  # type: ignore[arg-type]
+    sweep(model, data, visit, "Bias correction", steps, batch_size, verbose)
 
 
 def means_in_float(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
@@ -80,13 +72,10 @@ def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, n
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
     """Returns the mean output of a wrapper in front of its activation, over all examples."""
     inputs = [tensors[call.inputs[0]] for tensors in batches]
-    return mean_of([before_activation(call.layer, x, phase) for x in inputs])
-
-
-def mean_of(batches: list[Any]) -> np.ndarray:
-    """Returns the mean of all examples."""
-    sums = [tf.reduce_sum(tf.cast(x, tf.float64), 0).numpy() for x in batches]
-    return np.sum(sums, 0) / sum(int(x.shape[0]) for x in batches)
+    fold = fold_modes.FOLDS[call.layer.fold]
+    outputs = [fold(call.layer, x, phase) for x in inputs]
+    sums = [tf.reduce_sum(tf.cast(y, tf.float64), 0).numpy() for y in outputs]
+    return np.sum(sums, 0) / sum(int(y.shape[0]) for y in outputs)
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:

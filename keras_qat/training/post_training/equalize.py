@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, values_in
+from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras3 import as_keras_2
@@ -26,7 +26,9 @@ _KERNELS = {
     _layers.DepthwiseConv2D: (-2, -1),
     _layers.Dense: (-1,),
 }
-"""Layers that can be equalized -> axes of the output channels. Input channels are along -2."""
+"""Layers that can be equalized -> axes of the output channels."""
+_INPUTS = (-2,)
+"""Axis of the input channels."""
 _BETWEEN = (
     *(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.Dropout, _layers.SpatialDropout2D),
     *(_layers.MaxPooling1D, _layers.MaxPooling2D, _layers.GlobalMaxPooling2D),
@@ -103,18 +105,13 @@ def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
     """Yields successive layers, and why they cannot be equalized (an empty reason if they can)."""
     all_groups = groups(graph, affine=False)
     by_kernel = {group.kernel: group for group in all_groups}
-    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
-
-    def reader_of(call: Call) -> Call | None:
-        value = call.output
-        return readers[value][0] if len(readers[value]) == 1 and value not in outputs else None
-
+    readers = graph.only_readers()
     for group in all_groups:
         if type(group.kernel.layer) not in _KERNELS:
             continue
-        following = reader_of(group.calls[-1])
+        following = readers.get(group.output)
         while following is not None and isinstance(following.layer, _BETWEEN):
-            following = reader_of(following)
+            following = readers.get(following.output)
         other = by_kernel.get(following) if following is not None else None
         yield group, other, _why_not(group, other, following)
 
@@ -170,19 +167,11 @@ class _Layer:
         sizes = [shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
         return factor.reshape(sizes) if factor.size > 1 else factor
 
-    def _folded(self) -> np.ndarray:
-        return np.abs(self.kernel.value * self._shaped(self.factor, self.axes))
-
-    def ranges_out(self) -> np.ndarray:
-        """The largest folded weight of each output channel."""
-        rank = self.kernel.value.ndim
-        rest = tuple(axis for axis in range(-rank, 0) if axis not in self.axes)
-        return self._folded().max(rest).reshape(-1)
-
-    def ranges_in(self) -> np.ndarray:
-        """The largest folded weight of each input channel."""
-        rank = self.kernel.value.ndim
-        return self._folded().max(tuple(axis for axis in range(-rank, 0) if axis != -2))
+    def largest(self, axes: tuple[int, ...]) -> np.ndarray:
+        """Returns the largest folded weight of each channel along some axes, in one vector."""
+        folded = np.abs(self.kernel.value * self._shaped(self.factor, self.axes))
+        rest = tuple(axis for axis in range(-folded.ndim, 0) if axis not in axes)
+        return folded.max(rest).reshape(-1)
 
     def divide_outputs(self, factor: np.ndarray) -> None:
         """Divides each output channel by its factor."""
@@ -194,7 +183,7 @@ class _Layer:
 
     def multiply_inputs(self, factor: np.ndarray) -> None:
         """Multiplies the weights that read each input channel by its factor."""
-        np.multiply(self.kernel.value, self._shaped(factor, (-2,)), out=self.kernel.value)
+        np.multiply(self.kernel.value, self._shaped(factor, _INPUTS), out=self.kernel.value)
 
     def write(self) -> None:
         """Gives the variables their new values."""
@@ -210,7 +199,7 @@ def _weights(call: Call, graph: Graph) -> list[_Weight]:
 
 def _equalize(layer: _Layer, following: _Layer) -> bool:
     """Makes the channel ranges of two successive layers alike, and returns whether any changed."""
-    out, into = layer.ranges_out(), following.ranges_in()
+    out, into = layer.largest(layer.axes), following.largest(_INPUTS)
     is_used = (out > 0) & (into > 0)
     ratio = np.where(is_used, out, 1.0) / np.where(is_used, into, 1.0)
     factor = np.exp2(np.round(np.log2(ratio) / 2)).astype(np.float32)

@@ -93,6 +93,5 @@ def learn_rounding(
         within = {call.layer for call in part.alone if call.output in between}
         correct(part, quantized, {layer: means[layer] for layer in means.keys() - within})
 
-    options = {"steps": steps, "batch_size": batch_size, "verbose": verbose}
     blocks = reconstruct == "block"
-    sweep(model, data, visit, "Learned rounding", blocks=blocks, **options)  # type: ignore[arg-type]
+    sweep(model, data, visit, "Learned rounding", steps, batch_size, verbose, blocks=blocks)

@@ -12,15 +12,9 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import swapped, traced
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
+from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED
 from keras_qat.training.post_training.rounding_levels import Levels
-from keras_qat.training.post_training.sweep import (
-    IN_FLOAT,
-    QUANTIZED,
-    Part,
-    Tensors,
-    computed,
-    walk,
-)
+from keras_qat.training.post_training.sweep import Part, Tensors, computed, walk
 
 _BATCH = 32
 """Examples per training step, at most."""

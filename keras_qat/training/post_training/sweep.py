@@ -18,14 +18,10 @@ from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
 from keras_qat.ops.registry import relu_maximum
-from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
-from keras_qat.training.layers.scheduled_layer import Phase, assuming
-from keras_qat.training.schedule import check_quantized, scheduled_layers
-
-IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
-QUANTIZED = IN_FLOAT._replace(quantizing=True)
+from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED, Phase, assuming
+from keras_qat.training.schedule import check_quantized, quantizers_in
 
 Tensors = dict[Value, Any]
 
@@ -54,8 +50,7 @@ for each batch."""
 def check_calibrated(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
     check_quantized(model)
-    layers = scheduled_layers(model)
-    blind = [x for layer in layers for x in layer.quantizers if not x.is_calibrated()]
+    blind = [quantizer for quantizer in quantizers_in(model) if not quantizer.is_calibrated()]
     if blind:
         raise ValueError(
             f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
@@ -63,32 +58,27 @@ def check_calibrated(model: Any) -> None:
         )
 
 
-def before_activation(wrapper: QuantizeWrapper, x: Any, phase: Phase) -> Any:
-    """Computes the output of a wrapper in front of its activation, BatchNormalization included."""
-    return fold_modes.FOLDS[wrapper.fold](wrapper, x, phase)
-
-
 def sweep(
     model: Any,
     data: Any,
     visit: Visit,
     what: str,
-    *,
-    blocks: bool = False,
     steps: int | None = None,
     batch_size: int | None = None,
     verbose: int = 0,
+    *,
+    blocks: bool = False,
 ) -> None:
     """Goes through a model and lets `visit` change the weights of each part.
 
     Args:
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
+        verbose: 1 shows progress.
         visit: function that is called on each part before its quantized pass.
         what: a word or two about `visit`, for progress.
         blocks: whether a part is a block between two tensors that all data passes through, such as
             a residual block with the ReLU behind it. Otherwise each call is a part.
-        verbose: 1 shows progress.
 
     Raises:
         ValueError: if the model is not quantized, or has no ranges.

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
 from keras_qat.config.specs import QuantSpec
+from keras_qat.frontend.keras2.backend import add_scalar
 from keras_qat.training.distribution import mean_over_replicas
 
 
@@ -21,39 +22,28 @@ def if_seen(seen: Any, new: Any, old: Any) -> Any:
     return new if seen is True else tf.where(seen, new, old)
 
 
+def _variable(host: Any, name: str, value: float) -> Any:
+    """Adds a variable to the layer `host`. Replicas average what they observe, so all agree."""
+    on_read = tf.VariableSynchronization.ON_READ
+    return add_scalar(host, name, value, synchronization=on_read)
+
+
 class LastValue:
     """The extremes of the last training batch (contrib's `LastValueQuantize`).
 
     The layer `host` owns the variables; `name` is the prefix of their names.
     """
 
+    counter: Any = None
+    """The variable that counts the observed batches, or None."""
+
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec, self.host = spec, host
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
-        self.minimum = self._variable(host, f"{name}_min", initial_min)
-        self.maximum = self._variable(host, f"{name}_max", initial_max)
-
-    @staticmethod
-    def _variable(host: Any, name: str, value: float) -> Any:
-        return host.add_weight(
-            name=name,
-            shape=(),
-            dtype="float32",
-            initializer=tf.constant_initializer(value),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,  # All replicas agree.
-        )
-
-    @property
-    def variables(self) -> list[Any]:
+        self.minimum = _variable(host, f"{name}_min", initial_min)
+        self.maximum = _variable(host, f"{name}_max", initial_max)
+        self.variables = [self.minimum, self.maximum]
         """The variables that hold the range and its counters."""
-        return [self.minimum, self.maximum]
-
-    @property
-    def counter(self) -> Any:
-        """The variable that counts the observed batches, or None."""
-        return None
 
     @property
     def ignores_minimum(self) -> bool:
@@ -140,15 +130,8 @@ class MovingAverage(LastValue):
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         super().__init__(spec, host, name)
-        self.batches = self._variable(host, f"{name}_batches", 0.0)
-
-    @property
-    def variables(self) -> list[Any]:
-        return [*super().variables, self.batches]
-
-    @property
-    def counter(self) -> Any:
-        return self.batches
+        self.counter = self.batches = _variable(host, f"{name}_batches", 0.0)
+        self.variables.append(self.batches)
 
     def set(self, low: float, high: float, batches: float) -> None:
         super().set(low, high, batches)
@@ -193,19 +176,13 @@ class ShadowedMovingAverage(LastValue):
         super().__init__(spec, host, name)
         self.shadows = {
             end: (
-                self._variable(host, f"{name}_{end}_biased", 0.0),
-                self._variable(host, f"{name}_{end}_local_step", 0.0),
+                _variable(host, f"{name}_{end}_biased", 0.0),
+                _variable(host, f"{name}_{end}_local_step", 0.0),
             )
             for end in ("min", "max")
         }
-
-    @property
-    def variables(self) -> list[Any]:
-        return [*super().variables, *self.shadows["min"], *self.shadows["max"]]
-
-    @property
-    def counter(self) -> Any:
-        return self.shadows["max"][1]
+        self.counter = self.shadows["max"][1]
+        self.variables += [*self.shadows["min"], *self.shadows["max"]]
 
     def set(self, low: float, high: float, batches: float) -> None:
         super().set(low, high, batches)
@@ -264,6 +241,7 @@ class Learned(LastValue):
         has_minimum = not (self.ignores_minimum or spec.symmetric)
         self.minimum = host.add_weight(name=f"{name}_min", trainable=has_minimum, **own)
         self.maximum = host.add_weight(name=f"{name}_max", trainable=True, **own)
+        self.variables = [self.minimum, self.maximum]
 
     def range(self, x: Any) -> tuple[Any, Any]:
         spec, high = self.spec, tf.abs(self.maximum.read_value())

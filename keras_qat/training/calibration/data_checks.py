@@ -1,0 +1,107 @@
+"""Checks of calibration data: are they prepared as in training, and do 8 bits resolve them?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from keras_qat.frontend.graph import Graph
+from keras_qat.frontend.messages import counted
+from keras_qat.training.calibration.preparation import Sample, wrong_preparation
+
+FEW = 4
+"""Calibration with fewer examples is warned about."""
+LEVELS = 4
+"""A feature that spans fewer quantized values is lost."""
+MOST_FEATURES = 16
+"""Most features of a time series that are looked at one by one; spectra may have empty bands."""
+_SAMPLE = 4096
+"""Most numbers of an example whose deviation is computed."""
+
+
+@dataclasses.dataclass
+class InputData:
+    """What calibration has seen of one input.
+
+    Args:
+        index: its place among the model's inputs.
+        name: the input's name.
+        bits: bits of the input's own quantizer; None without one.
+        first: the first batch.
+        low, high: extremes of each feature, or of all numbers of an image.
+        deviations: standard deviation within each example.
+    """
+
+    index: int
+    name: str
+    bits: int | None
+    first: np.ndarray
+    low: Any = np.inf
+    high: Any = -np.inf
+    deviations: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    def add(self, x: np.ndarray) -> None:
+        """Takes in a batch of numbers."""
+        has_features = x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
+        axes = tuple(range(x.ndim - has_features))
+        self.low, self.high = np.minimum(self.low, x.min(axes)), np.maximum(self.high, x.max(axes))
+        if x.ndim > 2:
+            flat = x.reshape(len(x), -1)
+            self.deviations.append(flat[:, :: -(-flat.shape[1] // _SAMPLE)].std(1, dtype=float))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest number."""
+        return float(np.min(self.low)), float(np.max(self.high))
+
+
+def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
+    """Returns why calibration data may be the wrong ones, and what helps; "" if they seem right.
+
+    Args:
+        graph: the quantization-aware model.
+        inputs: what was seen of its inputs that hold floating-point numbers.
+        examples: how many examples the ranges come from; None if earlier calls count too.
+        clips: whether ranges leave out some values.
+    """
+    ends = {end for data in inputs for end in data.ends}
+    if len(ends) == 1:
+        return (
+            f"All values of the calibration data are {ends.pop():g}, so that the ranges fit no "
+            f"other data. Call calibrate again, with examples as the model was trained on."
+        )
+    samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
+    reasons = [wrong_preparation(graph, samples)]
+    reasons += [_unresolved(data) for data in inputs if not clips]
+    if examples is not None and examples < FEW:
+        reasons.append(
+            f"The ranges come from {counted(examples, 'example')}: values beyond them are "
+            f"clipped. Calibrate on some hundred."
+        )
+    return next(filter(None, reasons), "")
+
+
+def _unresolved(data: InputData) -> str:
+    """Returns why the quantized values of an input show little of the data."""
+    if data.bits is None:
+        return ""
+    low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])
+    step = (high - low) / (2**data.bits - 1)
+    spans = np.ravel(data.high - data.low)
+    lost = np.count_nonzero((spans > 0) & (spans < LEVELS * step))
+    if lost and spans.size > 1:
+        return (
+            f"Input '{data.name}': {lost} of {spans.size} features span less than {LEVELS} "
+            f"quantized values, and are lost. One range, {low:.4g} to {high:.4g}, holds for all "
+            f"features: scale them alike in front of the model (a Normalization layer inside comes "
+            f"too late), or take recipes.int16x8()."
+        )
+    if data.deviations and np.median(np.concatenate(data.deviations)) < step:
+        return (
+            f"Input '{data.name}': half of the examples vary by less than one quantized value, "
+            f"{step:.3g}, as few numbers set the range, {low:.4g} to {high:.4g}. Leave these out, "
+            f"or call calibrate with method='percentile'."
+        )
+    return ""

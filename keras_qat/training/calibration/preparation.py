@@ -1,0 +1,255 @@
+"""Tells whether data are prepared as the training data of a model were.
+
+The statistics of the first BatchNormalization or Normalization behind an input are those of the
+training data. Where there is none, a classifier's predictions show whether it takes pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import counted
+from keras_qat.training.calibration.watch import infer
+from keras_qat.training.layers import QuantizeWrapper
+from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer, assuming
+from keras_qat.training.quantizers import PREFIX
+
+FAR = 3.0
+"""Distance from the training data that is wrong in any case: see `_distance`. Data that are sorted
+by class have up to 1."""
+FAR_IF_OTHER = 0.5
+"""The same where another preparation of the data has less than a quarter of it."""
+_MOST = 8.0
+"""Distance of a channel that counts at most, so that a dead channel does not decide."""
+_FEWEST = 4
+"""Fewer examples say too little."""
+_RESCALED_TWICE = 0.02
+"""Spread behind a Rescaling layer below which data had been rescaled before."""
+
+_SURE = 1 / np.e
+"""Median ratio of the second class's probability to the first's in sure predictions."""
+_COMMON = 0.8
+"""Largest share of the most common class in predictions that follow the data."""
+_SAME = 1e-3
+"""Difference of probabilities below which the scale of the data changes nothing."""
+
+Prepare = Callable[[np.ndarray], Any]
+_IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
+
+
+def _imagenet(mode: str) -> Prepare:
+    preprocess = keras.applications.imagenet_utils.preprocess_input
+    return lambda x: preprocess(np.array(x, np.float32), "channels_last", mode)
+
+
+_OF_PIXELS: dict[str, Prepare] = {
+    "x / 255": lambda x: x / 255,
+    "x / 127.5 - 1": lambda x: x / 127.5 - 1,
+    f"{_IMAGENET}'caffe')": _imagenet("caffe"),
+    f"{_IMAGENET}'torch')": _imagenet("torch"),
+}
+_OF_UNIT: dict[str, Prepare] = {"255 * x": lambda x: 255 * x, "2 * x - 1": lambda x: 2 * x - 1}
+_OF_SYMMETRIC: dict[str, Prepare] = {
+    "127.5 * (x + 1)": lambda x: 127.5 * (x + 1),
+    "(x + 1) / 2": lambda x: (x + 1) / 2,
+}
+
+
+class Sample(NamedTuple):
+    """Some examples of an input, and the extremes of all examples."""
+
+    x: np.ndarray
+    low: float
+    high: float
+
+    @property
+    def is_pixels(self) -> bool:
+        """Whether the data look like pixels of 0 to 255."""
+        return self.low >= 0 and 32 < self.high <= 255
+
+    def described(self, name: str) -> str:
+        """Returns the input's name with its type and extremes."""
+        return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
+
+    def preparations(self) -> dict[str, Prepare]:
+        """Returns what may have been done to such data before training, by its Python code."""
+        if self.is_pixels:
+            count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
+            return dict(list(_OF_PIXELS.items())[:count])
+        if self.low < -1 or not 0.5 < self.high <= 1:
+            return {}
+        return _OF_UNIT if self.low >= 0 else _OF_SYMMETRIC
+
+
+def wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
+    """Returns why data seem to be prepared otherwise than in training; "" if they do not.
+
+    Args:
+        graph: the quantization-aware model.
+        samples: a sample of each input that holds floating-point numbers, by name.
+    """
+    layers = [call.layer for call in graph.calls]
+    is_little = any(len(sample.x) < _FEWEST for sample in samples.values())
+    if is_little or any(getattr(layer, "stateful", False) for layer in layers):
+        return ""
+    phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
+    with assuming(phase, [layer for layer in layers if isinstance(layer, ScheduledLayer)]):
+        reasons = list(_against_statistics(graph, samples))
+        if not reasons and len(samples) == len(values_in(graph.inputs)) == 1:
+            ((name, sample),) = samples.items()
+            reasons = [_against_rescaling(graph, name, sample) or _by_classes(graph, name, sample)]
+    return next(filter(None, reasons), "")
+
+
+def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
+    """Compares each input with the first statistics behind it; yields "" for one that fits."""
+    sources = {value: {value.name} for value in values_in(graph.inputs)}
+    remaining = dict(samples)
+    for call in graph.calls:
+        if not remaining:
+            return
+        reached = set().union(*(sources[value] for value in call.inputs))
+        sources |= dict.fromkeys(values_in(call.outputs), reached)
+        layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
+        norm = next((layer for layer in layers if _statistics(layer) is not None), None)
+        if norm is None or len(reached) > 1 or not reached <= remaining.keys():
+            continue
+        (name,) = reached
+        before = layers[: layers.index(norm)]
+        yield _compared(graph, call.inputs[0], before, norm, name, remaining.pop(name))
+
+
+def _compared(
+    graph: Graph, value: Value, before: list[Any], norm: Any, name: str, sample: Sample
+) -> str:
+    """Returns how the tensor in front of a normalization differs from what it has seen."""
+
+    def distances(x: Any) -> tuple[np.ndarray, np.ndarray]:
+        (y,) = _computed(graph, [value], name, x)
+        for layer in before:
+            y = infer(Call(layer, (), {}, (), layer.name), (y,), {})
+        return _distances(y.numpy(), norm)
+
+    wider, shift = distances(sample.x)
+    distance = _mean(wider, shift)
+    if distance < FAR_IF_OTHER:
+        return ""
+    others = {
+        code: _mean(*distances(prepare(sample.x)))
+        for code, prepare in sample.preparations().items()
+    }
+    best = min(others, key=others.__getitem__, default="")
+    is_better = bool(best) and others[best] < min(distance / 4, FAR_IF_OTHER)
+    # Statistics of few training steps have still much of their initial variance of 1.
+    if not is_better and _mean(np.maximum(wider, 0), shift) < FAR:
+        return ""
+    ratio = float(2 ** np.median(wider))
+    how = f"varies {ratio:.3g} times as much as then"
+    if 0.67 < ratio < 1.5:
+        how = f"lies {np.median(np.abs(shift)):.2g} standard deviations off"
+    fit = f"They fit as {best}: call" if is_better else "Prepare them as for training, and call"
+    return (
+        f"The data for {sample.described(name)} are not prepared as in training: what enters "
+        f"layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit} calibrate again."
+    )
+
+
+def _statistics(layer: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns mean and standard deviation that a layer has seen; None if it has seen none."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+        has_seen = np.any(mean != 0) or np.any(variance != 1)
+        return (mean, np.sqrt(variance + layer.epsilon)) if has_seen else None
+    if isinstance(layer, keras.layers.Normalization) and not layer.invert:
+        mean, variance = (np.ravel(moment) for moment in (layer.mean, layer.variance))
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+    return None
+
+
+def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how much wider than in training each channel is, and how far off its mean lies.
+
+    The former is in doublings, the latter in standard deviations.
+    """
+    statistics = _statistics(norm)
+    assert statistics is not None
+    mean, deviation = statistics
+    if mean.size == 1:
+        x = x.reshape(-1, 1)
+    else:  # The axis of contrib's BatchNormalization counts as for images.
+        given = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
+        axes = [axis if axis < x.ndim else -1 for axis in given]
+        x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
+    with np.errstate(divide="ignore"):
+        wider = np.log2(x.std(0) / deviation)
+    return np.clip(wider, -_MOST, _MOST), np.clip((x.mean(0) - mean) / deviation, -_MOST, _MOST)
+
+
+def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
+    """Returns the mean distance of the channels."""
+    return float(np.mean(np.maximum(np.abs(wider), np.abs(shift))))
+
+
+def _against_rescaling(graph: Graph, name: str, sample: Sample) -> str:
+    """Returns why data seem to be rescaled already that a first Rescaling layer rescales."""
+    for call in graph.calls:
+        layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
+        if isinstance(layers[0], keras.layers.Rescaling):
+            name_of_layer = layers[0].name.removeprefix(PREFIX)
+            scale = float(np.max(np.abs(layers[0].scale)))
+            if scale * (sample.high - sample.low) < _RESCALED_TWICE:
+                return (
+                    f"The data for {sample.described(name)} seem to be rescaled already, which "
+                    f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them as they were before, "
+                    f"and call calibrate again."
+                )
+    return ""
+
+
+def _by_classes(graph: Graph, name: str, sample: Sample) -> str:
+    """Returns why pixels seem to be data for a classifier that takes numbers up to 1."""
+    output = values_in(graph.outputs)[0]
+    if not sample.is_pixels or len(output.shape) != 2 or (output.shape[-1] or 0) < 2:
+        return ""
+    small = _probabilities(_computed(graph, [output], name, sample.x / 255)[0].numpy())
+    classes = small.argmax(1)
+    two = np.sort(small, 1)[:, -2:]
+    is_sure = np.median(two[:, 0] / two[:, 1]) < _SURE
+    if not is_sure or np.bincount(classes).max() > _COMMON * len(classes):
+        return ""
+    given = _probabilities(_computed(graph, [output], name, sample.x)[0].numpy())
+    if np.abs(given - small).max() < _SAME:
+        return ""
+    return (
+        f"The data for {sample.described(name)} are probably not prepared as in training: from "
+        f"x / 255 the model predicts {counted(len(set(classes)), 'class', 'classes')} with a "
+        f"median confidence of {np.median(two[:, 1]):.0%}, so that it takes numbers of 0 to 1 or "
+        f"-1 to 1. Prepare them as for training, and call calibrate again."
+    )
+
+
+def _probabilities(scores: np.ndarray) -> np.ndarray:
+    """Returns a classifier's probabilities from them or from its logits."""
+    if scores.min() >= 0 and np.all(np.abs(scores.sum(1) - 1) < 0.01):
+        return scores
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def _computed(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
+    """Computes values that depend on the input `name` only, in float."""
+    calls = graph_lib.split_loss_only(graph.calls, values)[0]
+    inputs = [
+        tf.constant(x, value.dtype) if value.name == name else None
+        for value in values_in(graph.inputs)
+    ]
+    part = dataclasses.replace(graph, calls=calls, outputs=values)
+    return graph_lib.evaluate(part, inputs, infer)

@@ -1,0 +1,148 @@
+"""What `calibrate` says of data that are not prepared as in training, or lost in 8 bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import rng
+from tests.networks.small import functional, layers
+
+pytestmark = pytest.mark.legacy
+UNIT = rng().uniform(0, 1, (32, 8, 8, 3)).astype(np.float32)
+PIXELS = np.round(255 * UNIT).astype(np.uint8)
+SYMMETRIC = PIXELS / np.float32(127.5) - 1
+CAFFE = keras.applications.imagenet_utils.preprocess_input(PIXELS.astype(np.float32), mode="caffe")
+
+
+def calibrated(model, x, **options):
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, x, **options)
+    return qat
+
+
+def with_statistics(x, *first):
+    """A network whose BatchNormalization has the statistics of `x`."""
+    keras.utils.set_random_seed(0)
+    norm = layers.BatchNormalization(momentum=0.0, name="norm")
+    model = keras.Sequential([keras.Input(x.shape[1:], name="image"), *first, norm, layers.ReLU()])
+    model(x, training=True)
+    return model
+
+
+def conv():
+    return layers.Conv2D(6, 3, use_bias=False)
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "given", "message"),
+    [
+        (UNIT, PIXELS, r"'image' \(uint8, 0 to 255\) .* 'norm' varies 25. times .* x / 255: call"),
+        (SYMMETRIC, PIXELS, r"varies 12. times as much as then. They fit as x / 127.5 - 1:"),
+        (SYMMETRIC, UNIT, r"varies 0.[45]\d* times as much as then. They fit as 2 \* x - 1:"),
+        (UNIT, SYMMETRIC, r"varies 1.9. times as much as then. They fit as \(x \+ 1\) / 2:"),
+        (1.0 * PIXELS, UNIT, r"varies 0.0039. times as much as then. They fit as 255 \* x:"),
+        (CAFFE, PIXELS, r"lies .* off. They fit as .*preprocess_input\(x, mode='caffe'\):"),
+        (
+            UNIT,
+            100 * UNIT - 50,
+            r"varies (99.*|100) times as much as then. Prepare them as for training,",
+        ),
+    ],
+)
+def test_data_of_another_preparation(trained_on, given, message):
+    model = with_statistics(trained_on, conv())
+    calibrated(model, trained_on)  # A warning would be an error.
+    with pytest.warns(UserWarning, match=message):
+        calibrated(model, given)
+
+
+def test_statistics_without_images():
+    """Contrib's recipe has its own BatchNormalization, whose axis is that of images."""
+    x = rng().normal(size=(32, 4)).astype(np.float32)
+    model = with_statistics(x, layers.Dense(4), layers.ReLU())
+    for recipe in ("int8", "contrib"):
+        qat = keras_qat.quantize_model(model, recipe)
+        keras_qat.calibrate(qat, x)
+        with pytest.warns(UserWarning, match=r"'norm' varies (99\.\d|100) times as much"):
+            keras_qat.calibrate(qat, 100 * x)
+
+
+def test_normalization_and_rescaling():
+    norm = layers.Normalization(name="norm")
+    norm.adapt(PIXELS)
+    model = keras.Sequential([keras.Input((8, 8, 3)), norm, conv()])
+    calibrated(model, PIXELS)
+    with pytest.warns(UserWarning, match=r"'norm' varies 0.0039. times .* 255 \* x"):
+        calibrated(model, UNIT)
+    model = keras.Sequential([keras.Input((8, 8, 3)), layers.Rescaling(1 / 255, name="s"), conv()])
+    calibrated(model, PIXELS)
+    with pytest.warns(UserWarning, match="rescaled already, which layer 's' does, by 0.00392"):
+        calibrated(model, UNIT)
+
+
+def test_statistics_that_say_nothing():
+    """Those of a model that was hardly trained, and those behind several inputs."""
+    calibrated(
+        keras.Sequential([keras.Input((8, 8, 3)), conv(), layers.BatchNormalization()]), UNIT
+    )
+    model = keras.Sequential([keras.Input((8, 8, 3)), conv(), layers.BatchNormalization()])
+    model(UNIT / 50, training=True)  # A hundredth of the way from the initial statistics.
+    calibrated(model, UNIT / 50)
+    inputs = [keras.Input((4,), name=name) for name in "ab"]
+    norm = layers.BatchNormalization(momentum=0.0)
+    model = keras.Model(inputs, norm(layers.Add()(inputs)))
+    x = [rng(seed).normal(size=(32, 4)).astype(np.float32) for seed in (0, 1)]
+    model(x, training=True)
+    calibrated(model, [100 * part for part in x])
+
+
+def test_pixels_for_a_classifier_of_small_numbers():
+    model = functional((3,), build=layers.Dense(3, activation="softmax"))
+    model.set_weights([20 * np.eye(3), np.zeros(3)])
+    x = rng().uniform(0, 1, (32, 3)).astype(np.float32)
+    calibrated(model, x)
+    with pytest.warns(UserWarning, match=r"from x / 255 the model predicts 3 classes .* of 9.%"):
+        calibrated(model, (255 * x).astype(np.uint8))
+    model.set_weights([np.eye(3) / 10, np.zeros(3)])  # It takes pixels.
+    calibrated(model, (255 * x).astype(np.uint8))
+
+
+def test_pixels_beside_other_inputs():
+    image, label = keras.Input((3,), name="image"), keras.Input((1,), dtype="int32", name="label")
+    embedded = layers.Flatten()(layers.Embedding(5, 3)(label))
+    outputs = layers.Dense(3)(layers.Concatenate()([image, embedded]))
+    numbers = rng()
+    x = numbers.integers(0, 256, (32, 3)).astype(np.float32), numbers.integers(0, 5, (32, 1))
+    calibrated(keras.Model([image, label], outputs), list(x))
+
+
+def test_normalization_of_each_pixel():
+    norm = layers.Normalization(axis=(1, 2, 3))
+    x = UNIT * np.linspace(1, 2, 8, dtype=np.float32)[:, None, None]
+    norm.adapt(x)
+    model = keras.Sequential([keras.Input((8, 8, 3)), norm, conv()])
+    calibrated(model, x)
+    with pytest.warns(UserWarning, match="varies 50 times as much as then"):
+        calibrated(model, 50 * x)
+
+
+def test_lost_features():
+    model = functional((3,), build=layers.Dense(2), name="sensor")
+    x = rng().uniform(0, 1, (32, 3)).astype(np.float32) * [1, 1000, 400]
+    with pytest.warns(UserWarning, match=r"1 of 3 features span less .* 0 to 9\d\d.*, holds for"):
+        calibrated(model, x)
+    calibrated(model, x / [1, 1000, 400])
+    qat = keras_qat.quantize_model(model, "int16x8")
+    keras_qat.calibrate(qat, x)
+
+
+def test_few_examples():
+    model = functional((3,), build=layers.Dense(2))
+    x = rng().normal(size=(4, 3))
+    with pytest.warns(UserWarning, match="The ranges come from 3 examples: .* some hundred"):
+        qat = calibrated(model, x[:3])
+    keras_qat.calibrate(qat, x[3:], reset=False)
+    keras_qat.calibrate(qat, x)
