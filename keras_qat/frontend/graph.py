@@ -133,6 +133,12 @@ class Graph:
                 consumers.setdefault(value, []).append(call)
         return consumers
 
+    def only_readers(self) -> dict[Value, Call]:
+        """Returns value -> the call that alone reads it; model outputs are read outside, too."""
+        outputs = set(values_in(self.outputs))
+        readers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
+        return {value: call for value, (call,) in readers.items() if value not in outputs}
+
     def values(self) -> list[Value]:
         """Returns all values: the model's inputs, then the outputs of each call."""
         return values_in(self.inputs) + [v for call in self.calls for v in values_in(call.outputs)]
@@ -197,8 +203,8 @@ def read(model: Any) -> Graph:
                 continue
             if is_graph_model(layer):
                 inner = kwargs.get("training")
-                given = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])
-                outputs = trace(layer, given, f"{name}/", training if inner is None else inner)
+                flat = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])
+                outputs = trace(layer, flat, f"{name}/", training if inner is None else inner)
                 keep(tf.nest.flatten(node.outputs), values_in(outputs))
                 continue
             if training is not None and kwargs.get("training") is None and takes_training(layer):
@@ -287,7 +293,13 @@ def evaluate(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any
     `apply` computes the outputs of a call from its arguments; by default it calls the layer.
     """
     tensors = dict(zip(values_in(graph.inputs), inputs, strict=True))
-    _compute(graph.calls, tensors, apply)
+    last_readers = {value: call for call in graph.calls for value in call.inputs}
+    outputs = set(values_in(graph.outputs))
+    for call in graph.calls:
+        _compute([call], tensors, apply)
+        for value in set(call.inputs) - outputs:
+            if last_readers[value] is call:  # Frees memory where nothing is traced.
+                del tensors[value]
     return map_values(tensors.__getitem__, graph.outputs)
 
 

@@ -10,6 +10,13 @@ import tensorflow as tf
 from keras_qat.frontend.keras2.backend import keras, register, resolve_training
 
 
+class _SameShape(keras.layers.Layer):
+    """A layer whose output has the shape of its input."""
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape(input_shape)
+
+
 @register
 class Contract(keras.layers.Layer):
     """Contracts two tensors along shared axes, like `tf.einsum` of two tensors.
@@ -100,7 +107,7 @@ class MaskScores(keras.layers.Layer):
 
 
 @register
-class Regularize(keras.layers.Layer):
+class Regularize(_SameShape):
     """Passes values on and adds an activity regularizer's value to the loss.
 
     Args:
@@ -114,9 +121,6 @@ class Regularize(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         return tf.identity(inputs)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return tf.TensorShape(input_shape)
-
     def get_config(self) -> dict[str, Any]:
         serialize = keras.regularizers.serialize
         return {
@@ -126,14 +130,11 @@ class Regularize(keras.layers.Layer):
 
 
 @register
-class ReverseSteps(keras.layers.Layer):
+class ReverseSteps(_SameShape):
     """Reverses the steps of a sequence."""
 
     def call(self, inputs: Any) -> Any:
         return tf.reverse(inputs, [1])
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
 
 
 @register
@@ -165,7 +166,7 @@ class Roll(keras.layers.Layer):
 
 
 @register
-class TrainingOnly(keras.layers.Layer):
+class TrainingOnly(_SameShape):
     """Applies a model in training and passes its input on otherwise, as stochastic depth does.
 
     Args:
@@ -183,9 +184,6 @@ class TrainingOnly(keras.layers.Layer):
         return tf.cond(
             training, lambda: self.model(inputs, training=True), lambda: tf.identity(inputs)
         )
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "model": self.model.get_config()}
@@ -210,7 +208,7 @@ class RestoreTime(keras.layers.Layer):
 
 
 @register
-class HardSwish(keras.layers.Layer):
+class HardSwish(_SameShape):
     """Computes x * relu6(x + 3) / 6 in the form that TFLite's converter fuses.
 
     Shapes: any; the output has the input's shape.
@@ -218,9 +216,6 @@ class HardSwish(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs * tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
 
 
 @register

@@ -8,6 +8,7 @@ to read those. It is traced anew only where other numbers take other branches.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,6 @@ from keras_qat.integer_graph.execute import Numbers
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import NumberStore, ones_like
 from keras_qat.integer_graph.resolve import resolve_in_graph
-
-__all__ = ["CachedInference"]
 
 DECIDES = 3
 """Times that inference is traced for the branches that ranges and weights choose. If they go on
@@ -48,13 +47,15 @@ class CachedInference:
         """Times that inference was traced. Functions of an earlier version are out of date."""
         self._weights: list[Any] = []
         """The values of the model's weights in the last `refresh`."""
+        self._eager: Callable[..., list[Any]] | None = None
+        """Inference that is not traced, if the last `refresh` asked for it."""
         # In a function, as reading them one by one takes ten times as long.
         self._read = traced_in_time(lambda: [each.value() for each in model.weights])
 
-    def refresh(self) -> None:
-        """Takes ranges and weights as they are now."""
-        weights = self._read()
-        if self.is_ready and all(map(_unchanged, self._weights, weights)):
+    def refresh(self, eagerly: bool = False) -> None:
+        """Takes ranges and weights as they are now; `eagerly` says not to trace inference."""
+        weights, is_same = self._read(), eagerly is (self._eager is not None)
+        if self._weights and is_same and all(map(_unchanged, self._weights, weights)):
             return
         resolved = resolve_in_graph(self.graph, self.model.target)
         numbers: Any = self._prepare(resolved)
@@ -63,33 +64,48 @@ class CachedInference:
             numbers = ones_like(numbers)
         # Added to real outputs, as a float model would return NaN.
         numbers = numbers, tf.constant(np.nan if diverged else 0.0)
-        is_new = not self.is_ready
+        self._eager = functools.partial(self._computed, resolved, numbers) if eagerly else None
+        is_new = not self.is_ready and not eagerly
         if is_new:
             self._store = NumberStore(numbers)
-        if is_new or not self._store.assign(numbers):
+        if is_new or not (eagerly or self._store.assign(numbers)):
             self._trace(resolved)
         self._weights = weights
 
     @property
     def is_ready(self) -> bool:
-        """Whether there was a `refresh`."""
+        """Whether inference was traced."""
         return self.version > 0
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """The tensors, from one tensor for each input."""
+        if self._eager is not None and tf.executing_eagerly():
+            return self._eager(*inputs)
         return list(self._traced(*inputs))
 
+    def _computed(self, resolved: ResolvedGraph, numbers: Any, *inputs: Any) -> list[Any]:
+        """Computes the tensors; `numbers` are prepared ones, and what is added to real outputs."""
+        prepared, offset = numbers
+        tensors = self._compute(resolved, prepared, list(inputs))
+        return [y + tf.cast(offset, y.dtype) if y.dtype.is_floating else y for y in tensors]
+
     def _trace(self, resolved: ResolvedGraph) -> None:
-        """Traces the inference."""
-        inputs = [tf.TensorSpec(each.shape, each.dtype) for each in values_in(self.graph.inputs)]
+        """Traces the inference, for any batch size: Keras lets that of an input vary, too."""
+        inputs = [tf.TensorSpec(value.shape, value.dtype) for value in values_in(self.graph.inputs)]
+        open_inputs = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in inputs]
 
         def compute(*inputs: Any) -> list[Any]:
-            numbers, offset = self._store.read(decides=self.version < DECIDES)
-            tensors = self._compute(known.pop(), numbers, list(inputs))
-            return [y + tf.cast(offset, y.dtype) if y.dtype.is_floating else y for y in tensors]
+            return self._computed(known[0], self._store.read(self.version < DECIDES), *inputs)
 
-        known = [resolved]  # Which holds weights: no reason to keep them with what was traced.
-        self._traced = tf.function(compute, autograph=False).get_concrete_function(*inputs)
+        known = [resolved]
+        traced = tf.function(compute, autograph=False)
+        try:
+            self._traced = traced.get_concrete_function(*open_inputs)
+        except (TypeError, ValueError):  # A layer reads the batch size: x.shape[0].
+            if open_inputs == inputs:
+                raise
+            self._traced = traced.get_concrete_function(*inputs)
+        known.clear()  # It holds weights: no reason to keep them with what was traced.
         self.version += 1
 
 

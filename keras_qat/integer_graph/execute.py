@@ -21,20 +21,13 @@ from keras_qat.frontend.graph import Value
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.masks import Masks
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
-from keras_qat.ops.op import Arguments, FixedRange
-from keras_qat.ops.requantize import Requantization, requantization, requantized
-
-__all__ = ["Numbers", "compute_node", "prepare", "quantized_input", "run"]
+from keras_qat.ops.op import Arguments, FixedRange, held_in
+from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
 
 Ends = tuple[Any, Any]
 """The lowest and the highest quantized value less the zero point."""
-
-
-def held_in(params: QuantParams) -> tf.DType:
-    """Returns the type that holds quantized values minus the zero point."""
-    return tf.float64 if params.bits == 16 else tf.float32
 
 
 def quantized_input(x: Any, params: QuantParams) -> Any:
@@ -57,9 +50,9 @@ def _dequantized(q: Any, scale: Any) -> Any:
 
 
 def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """The ends of a range; with a `maximum` those of a ReLU up to there (infinity: to no end)."""
+    """Returns the ends of a range, or of the ReLU merged into it, which has the given `maximum`."""
     params = params.as_tensors()
-    low, high = (each - params.zero_point for each in (params.lowest, params.highest))
+    low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
         low = tf.maximum(low, 0.0)
         if maximum == 6:
@@ -70,7 +63,7 @@ def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 def _clipped(q: Any, ends: Ends, is_bound: bool = False) -> Any:
     """Clips values to a range; `is_bound` says that no value is below its lower end."""
-    low, high = (tf.cast(each, q.dtype) for each in ends)
+    low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Two operations, as they compute in place, which ClipByValue does not.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
@@ -78,31 +71,32 @@ def _clipped(q: Any, ends: Ends, is_bound: bool = False) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NodeNumbers:
-    """Prepared numbers of a node with an operator.
+    """Numbers that are prepared for a node with an operator.
 
     Args:
-        constants: for each input its values; None for a tensor.
-        row: what the row's `prepare` returned; ranges and weights if it has none.
-        ends: of the range that the row computes in; None if its output is not quantized.
-        conversion: from that range to the output's, None if they are the same.
-        output_ends: of the output's range then.
+        constants: the values of each input that is a constant; None for a tensor.
+        row: the arguments of the row's `compute` that hold numbers: what its `prepare` returned,
+            or ranges and weights if it has none.
+        ends: the ends of the range that the row computes in; None if its output is in float.
+        conversion: from that range to the output's; None if they are the same.
+        output_ends: the ends of the output's range if there is a conversion.
     """
 
     constants: tuple[Any, ...]
-    row: Any
+    row: dict[str, Any]
     ends: Ends | None = None
-    conversion: Requantization | None = None
+    conversion: Multiplier | None = None
     output_ends: Ends | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Prepared numbers of a graph.
+    """Numbers that are prepared for a graph.
 
     Args:
-        nodes: for each node; None for one in float.
-        scales: of quantized tensors, by the tensor's name.
-        ends: of the graph's inputs, likewise.
+        nodes: the numbers of each node; None for a node in float.
+        scales: name of each quantized tensor -> its scale.
+        ends: name of each quantized input -> the ends of its range.
     """
 
     nodes: tuple[NodeNumbers | None, ...]
@@ -122,29 +116,29 @@ class Numbers:
 
 def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
     """Computes what follows from ranges and weights alone."""
-    tensors = [*graph.tensors.values(), *(each for node in graph.nodes for each in node.outputs)]
-    scales = {each.name: _scale(each.params) for each in tensors if each.params}
-    ends = {each.name: _ends(each.params) for each in graph.inputs.values() if each.params}
-    nodes = (None if each.op is None else _prepare_node(each, family) for each in graph.nodes)
+    tensors = [*graph.tensors.values(), *(x for node in graph.nodes for x in node.outputs)]
+    scales = {tensor.name: _scale(tensor.params) for tensor in tensors if tensor.params}
+    ends = {x.name: _ends(x.params) for x in graph.inputs.values() if x.params}
+    nodes = (None if node.op is None else _prepare_node(node, family) for node in graph.nodes)
     return Numbers(tuple(nodes), scales, ends)
 
 
 def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
     op, output = node.op, node.output.params
     assert op is not None
-    specs = {id(each): _spec(each) for each in node.inputs}
-    params: Any = [each.params.as_tensors() if each.params else None for each in node.inputs]
+    # One for each operand, also where it is read twice: rows compare inputs by identity.
+    specs = {id(x): _spec(x) for x in node.inputs}
+    params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
     native = _native(node)
     arguments = dataclasses.replace(
-        _arguments(node, family, [specs[id(each)] for each in node.inputs]),
+        _arguments(node, family, [specs[id(x)] for x in node.inputs]),
         params=params,
         output=native.as_tensors() if native else native,  # type: ignore[arg-type]
         weights=node.weights,
     )
+    row = {"params": params, "output": arguments.output, "weights": node.weights}
     if op.prepare is not None:
-        row = op.prepare(arguments)
-    else:
-        row = {"params": params, "output": arguments.output, "weights": node.weights}
+        row = {"numbers": op.prepare(arguments)}
     constants = tuple(map(_constant, node.inputs))
     if output is None or native is None:
         return NodeNumbers(constants, row)
@@ -192,7 +186,7 @@ def _arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
         family=family,
         attributes=node.attributes,
         q=q,
-        params=[bits(each.params) for each in node.inputs],
+        params=[bits(operand.params) for operand in node.inputs],
         output=bits(_native(node)),
         call=node.call,
         merges_relu=node.maximum is not None,
@@ -216,21 +210,17 @@ def compute_node(
     known = prepared or _prepare_node(node, family)
     pairs = zip(known.constants, numbers, strict=True)
     q = [number if constant is None else constant for constant, number in pairs]
-    arguments = _arguments(node, family, q)
-    if op.prepare is None:
-        arguments = dataclasses.replace(arguments, **known.row)
-    else:
-        arguments = dataclasses.replace(arguments, numbers=known.row)
+    arguments = dataclasses.replace(_arguments(node, family, q), **known.row)
     results = tf.nest.flatten(op.compute(arguments))
     if known.ends is None or output is None:
         return results
     is_bound = isinstance(op.output, FixedRange) and op.output.is_bound
     # Sums of products are clipped below before they are multiplied.
     is_bound |= arguments.merges_relu and op.is_weighted and output.bits != 16
-    results = [_clipped(each, known.ends, is_bound) for each in results]
+    results = [_clipped(y, known.ends, is_bound) for y in results]
     if known.conversion is not None and known.output_ends is not None:
-        converted = [requantized(each, known.conversion) for each in results]
-        results = [_clipped(each, known.output_ends) for each in converted]
+        converted = [requantized(y, known.conversion) for y in results]
+        results = [_clipped(y, known.output_ends) for y in converted]
     return results
 
 
@@ -271,13 +261,13 @@ def run(
     masks = Masks(number_of)
     for node, of_node in zip(graph.nodes, prepared, strict=True):
         if node.op is None:
-            given = [
-                masks.attached(value, real(each))  # type: ignore[arg-type]
-                for value, each in zip(node.call.inputs, node.inputs, strict=True)
+            reals = [
+                masks.attached(value, real(tensor))  # type: ignore[arg-type]
+                for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
             ]
-            results = tf.nest.flatten(in_float(node, given))
+            results = tf.nest.flatten(in_float(node, reals))
         else:
-            read = [None if isinstance(each, Constant) else tensors[each] for each in node.inputs]
+            read = [None if isinstance(x, Constant) else tensors[x] for x in node.inputs]
             results = compute_node(node, read, family, of_node)
         tensors.update(zip(node.outputs, results, strict=True))
     return tensors

@@ -7,9 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
-
-_layers = keras.layers
+from keras_qat.frontend.keras2.backend import keras, layers
 
 
 def _category_encoding(layer: Any, x: Any, count_weights: Any = None) -> Any:
@@ -31,7 +29,7 @@ def _group_normalization(layer: Any, x: Any) -> Any:
     sizes = _sizes(x)
     split = [*sizes[:axis], layer.groups, sizes[axis] // layer.groups, *sizes[axis + 1 :]]
     grouped = tf.reshape(x, split)
-    axes = [each for each in range(1, len(split)) if each != axis]
+    axes = [index for index in range(1, len(split)) if index != axis]
     mean = tf.reduce_mean(grouped, axes, keepdims=True)
     variance = tf.reduce_mean(tf.math.squared_difference(grouped, mean), axes, keepdims=True)
     y = tf.reshape((grouped - mean) * tf.math.rsqrt(variance + layer.epsilon), sizes)
@@ -57,7 +55,7 @@ def _random_crop(layer: Any, x: Any, training: Any = None) -> Any:
 
 
 def _sizes(x: Any) -> list[Any]:
-    """The sizes of a tensor's axes: -1 for the batch, if it alone is unknown."""
+    """Returns the sizes of a tensor's axes: -1 for the batch, if it alone is unknown."""
     sizes = x.shape.as_list()
     if None in sizes[1:]:
         return [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(sizes)]
@@ -88,28 +86,28 @@ def _not_in_tflite(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _FORMS: dict[type, Callable[..., Any]] = {
-    _layers.Activation: _activation,
-    _layers.Resizing: _resizing,
+    layers.Activation: _activation,
+    layers.Resizing: _resizing,
     **dict.fromkeys(
         (
-            _layers.Hashing,
-            _layers.HashedCrossing,
-            _layers.IntegerLookup,
-            _layers.StringLookup,
-            _layers.TextVectorization,
+            layers.Hashing,
+            layers.HashedCrossing,
+            layers.IntegerLookup,
+            layers.StringLookup,
+            layers.TextVectorization,
         ),
         _not_in_tflite,
     ),
-    _layers.CategoryEncoding: _category_encoding,
-    _layers.GroupNormalization: _group_normalization,
-    _layers.LayerNormalization: _layer_normalization,
-    _layers.RandomCrop: _random_crop,
+    layers.CategoryEncoding: _category_encoding,
+    layers.GroupNormalization: _group_normalization,
+    layers.LayerNormalization: _layer_normalization,
+    layers.RandomCrop: _random_crop,
 }
 """Layer class -> its computation in float where TFLite has no kernel for Keras' own."""
 
 
 def form_of(layer: Any) -> Callable[..., Any] | None:
-    """Layer class -> how files compute it in float, where that is not its `call`."""
+    """Returns how files compute a layer in float; None if they compute its own `call`."""
     kind: Any = type(layer)
-    bases: list[Any] = [each for each in kind.__mro__ if each in _FORMS]
+    bases: list[Any] = [base for base in kind.__mro__ if base in _FORMS]
     return _FORMS[bases[0]] if bases and kind.call is bases[0].call else None

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic import fake_quant
 from keras_qat.frontend.graph import map_values, takes_training
-from keras_qat.frontend.keras2.backend import recurrence, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped, takes_mask
 from keras_qat.frontend.keras2.precision import computing_in_float32, is_half
 from keras_qat.integer_graph.float_forms import form_of
 from keras_qat.integer_graph.float_recurrent import rnn
 from keras_qat.ops.node import Node
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
-from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
+from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper, ScheduledLayer
+from keras_qat.training.layers.scheduled_layer import QUANTIZED
 from keras_qat.training.layers.weight_quantizer import weight_at, weights_replaced
 
 
@@ -40,19 +40,21 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
     if for_file:
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
-    with computing_in_float32(call.layer):
+    with computing_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
         return _computed(call.layer, args, kwargs, for_file)
 
 
 def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:
+    if not isinstance(layer, (QuantizeWrapper, QuantizeWeights)):
+        return _applied(layer, args, kwargs, for_file)
     if isinstance(layer, QuantizeWrapper):
-        return _folded(layer, args[0], for_file)
-    if isinstance(layer, QuantizeWeights):
-        if not takes_mask(layer.layer):
-            kwargs = {name: value for name, value in kwargs.items() if name != "mask"}
-        with layer.weights_replaced(_evaluated(lambda: _inner_weights(layer), for_file)):
-            return _applied(layer.layer, args, kwargs, for_file)
-    return _applied(layer, args, kwargs, for_file)
+        if not any("." in path for path in layer.weight_axes):
+            return _folded(layer, args[0], for_file)
+        args, kwargs = args[:1], {}  # Of a recurrent layer.
+    if not takes_mask(layer.layer):
+        kwargs = {name: value for name, value in kwargs.items() if name != "mask"}
+    with weights_replaced(layer.layer, _evaluated(lambda: _inner_weights(layer), for_file)):
+        return _applied(layer.layer, args, kwargs, for_file)
 
 
 def _as_array(leaf: Any) -> Any:
@@ -87,20 +89,10 @@ def _evaluated(make: Callable[[], dict[str, Any]], for_file: bool) -> dict[str, 
     return {name: tf.constant(weight) for name, weight in arrays.items()}
 
 
-def _quantized(weights: Any, quantizer: Any) -> Any:
-    """Fake-quantizes weights as at inference."""
-    weights, spec = tf.convert_to_tensor(weights), quantizer.spec
-    if quantizer.observer is None:
-        limits, weights = quantizer.limits(weights), quantizer.codes_from(weights)
-        return fake_quant.fake_quantize_channels(weights, limits, spec.bits)
-    minimum, maximum = quantizer.observer.range(weights)
-    return fake_quant.fake_quantize(weights, minimum, maximum, spec.bits, spec.narrow_range)
-
-
-def _inner_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
+def _inner_weights(wrapper: QuantizeWrapper | QuantizeWeights) -> dict[str, Any]:
     """Returns the fake-quantized weights of a wrapper, by path."""
     return {
-        path: _quantized(weight_at(wrapper.layer, path), quantizer)
+        path: quantizer(weight_at(wrapper.layer, path), QUANTIZED)
         for path, quantizer in wrapper.weight_quantizers.items()
     }
 
@@ -108,9 +100,6 @@ def _inner_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
 def _folded(wrapper: QuantizeWrapper, x: Any, for_file: bool) -> Any:
     """Computes a `QuantizeWrapper`: layer, BatchNormalization and activation."""
     layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
-    if "." in name:  # A recurrent layer.
-        with weights_replaced(layer, _evaluated(lambda: _inner_weights(wrapper), for_file)):
-            return _applied(layer, (x,), {}, for_file)
     weights = _evaluated(lambda: _folded_weights(wrapper), for_file)
     if not name:
         y = x * weights["factor"] + weights["bias"]
@@ -144,28 +133,22 @@ def _folded_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
     quantizer = wrapper.weight_quantizers.get(name)
     kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
     if quantizer is not None and wrapper.fold == "per_channel":
-        kernel = _quantized(kernel, quantizer)
+        kernel = quantizer(kernel, QUANTIZED)
     if factor is not None:
         kernel = tf.cast(scaled(tf.cast(kernel, tf.float64), axes, factor), tf.float32)
     if quantizer is not None and wrapper.fold != "per_channel":
-        kernel = _quantized(kernel, quantizer)
+        kernel = quantizer(kernel, QUANTIZED)
     return {**biases, name: kernel}
 
 
 def weight_scales(node: Node) -> list[float]:
     """Returns the scales of a node's per-tensor quantized weights."""
-    layer = node.call.layer
-    if isinstance(layer, QuantizeWeights):
-        weights = {path: layer.weight(path) for path in layer.weight_quantizers}
-    elif isinstance(layer, QuantizeWrapper) and layer.batch_norm is None:
-        weights = {name: weight_at(layer.layer, name) for name in layer.weight_quantizers}
-    else:
+    layer, scales = node.call.layer, []
+    if not isinstance(layer, ScheduledLayer) or getattr(layer, "batch_norm", None) is not None:
         return []
-    scales = []
-    for path, weight in weights.items():
-        quantizer = layer.weight_quantizers[path]
+    for path, quantizer in layer.weight_quantizers.items():
         if quantizer.observer is None:
-            limits = quantizer.limits(weight).numpy()
+            limits = quantizer.limits(weight_at(layer.layer, path)).numpy()
             if limits.size == 1:
                 scales.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
     return scales

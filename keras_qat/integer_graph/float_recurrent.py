@@ -36,9 +36,9 @@ def rnn(
     steps = sequence.shape[0] if sequence.shape[0] is not None else tf.shape(sequence)[0]
 
     def step(position: Any, states: Any, before: Any) -> tuple[Any, Any]:
-        """Output and states of one step; `before` is the output of the one before."""
+        """Computes the output and states of a step; `before` is the output of the step before."""
         # Not a slice, of which older converters know five axes at most.
-        x = tf.nest.map_structure(lambda each: tf.gather(each, position), inputs)
+        x = tf.nest.map_structure(lambda x: tf.gather(x, position), inputs)
         output, new_states = step_function(x, (*states, *(constants or ())))
         new_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(new_states))
         if mask is None:
@@ -55,18 +55,18 @@ def rnn(
     else:
         last, outputs, states = _in_a_loop(step, steps, states, go_backwards, return_all_outputs)
     if not return_all_outputs or outputs is None:
-        outputs = tf.nest.map_structure(lambda each: each[None], last)
+        outputs = tf.nest.map_structure(lambda y: y[None], last)
     if not time_major:
         outputs = tf.nest.map_structure(to_front, outputs)
     return last, outputs, states
 
 
 def _step_by_step(step: Any, steps: int, states: Any, backwards: bool) -> tuple[Any, Any, Any]:
-    output, found = None, []
+    output, outputs = None, []
     for position in range(steps):
         output, states = step(steps - 1 - position if backwards else position, states, output)
-        found.append(output)
-    return output, tf.nest.map_structure(lambda *each: tf.stack(each), *found), states
+        outputs.append(output)
+    return output, tf.nest.map_structure(lambda *y: tf.stack(y), *outputs), states
 
 
 def _in_a_loop(
@@ -75,9 +75,9 @@ def _in_a_loop(
     position_of = lambda count: steps - 1 - count if backwards else count  # noqa: E731
     # The first step outside of the loop: it tells the shapes of the outputs.
     first, states = step(position_of(0), states, None)
-    shapes = tf.nest.map_structure(lambda each: each.shape, (first, states))
+    shapes = tf.nest.map_structure(lambda x: x.shape, (first, states))
     empty = tf.nest.map_structure(
-        lambda each: tf.zeros(tf.concat([[steps], tf.shape(each)], 0), each.dtype), first
+        lambda y: tf.zeros(tf.concat([[steps], tf.shape(y)], 0), y.dtype), first
     )
 
     def store(outputs: Any, output: Any, count: Any) -> Any:
@@ -90,11 +90,11 @@ def _in_a_loop(
 
     def body(count: Any, output: Any, states: Any, *outputs: Any) -> Any:
         output, states = step(position_of(count), states, output)
-        return (count + 1, output, states, *(store(each, output, count) for each in outputs))
+        return (count + 1, output, states, *(store(stored, output, count) for stored in outputs))
 
     outputs = (store(empty, first, 0),) if all_outputs else ()
     invariants = tf.nest.map_structure(
-        lambda each: tf.TensorShape([None, *each.shape.as_list()[1:]]), outputs
+        lambda y: tf.TensorShape([None, *y.shape.as_list()[1:]]), outputs
     )
     _, last, states, *outputs = tf.while_loop(
         lambda count, *_: count < steps,
@@ -106,7 +106,7 @@ def _in_a_loop(
 
 
 def _choose(valid: Any, new: Any, old: Any) -> Any:
-    """`new` for the examples where the step is valid, else `old`, tensor by tensor."""
+    """Returns `new` for examples where the step is valid and `old` for others, tensor by tensor."""
 
     def one(new: Any, old: Any) -> Any:
         return tf.where(tf.reshape(valid, [-1, *[1] * (len(new.shape) - 1)]), new, old)

@@ -5,15 +5,14 @@ An LSTM has one scale for each gate, an unrolled layer one for each channel.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph import fold_weights
-from keras_qat.integer_graph.fold_weights import LARGEST_MULTIPLIER, Ends, fitting, quantized
+from keras_qat.integer_graph.fold_weights import Ends, fitting, for_each_call, quantized
 from keras_qat.ops.recurrent.lstm import HIDDEN
 from keras_qat.ops.recurrent.step_math import parts
 from keras_qat.ops.weights import Weights
@@ -37,7 +36,7 @@ def weights_of_calls(
     """
     if len(wrapper.weight_axes) < 2:
         return fold_weights.weights_of_calls(wrapper, ends, in_graph)
-    inner = {name: params_of(each) for name, each in wrapper.inner.items()}
+    inner = {name: params_of(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:
         return _of_unrolled(wrapper, ends, in_graph, inner)
     return _of_lstm(wrapper, ends, in_graph)
@@ -53,15 +52,12 @@ def _of_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list
     largest = tf.reduce_max(tf.abs(tf.reshape(bias, [GATES, units])), 1)
     kernel, recurrent = wrapper.weight_axes
     bits = wrapper.weight_spec.bits
-    make = functools.partial(_quantized, wrapper, in_graph=in_graph, wide=wide)
-    fed_back = Weights(recurrent, *make(recurrent, None, inputs[0]), None, bits)
-    q, scale = make(kernel, largest, tf.reduce_min(tf.stack(inputs)))
-    weights = []
-    for input_scale in inputs:
-        bias_q = tf.round(bias / tf.reshape(input_scale * scale, [-1]))
-        bias_q = bias_q if in_graph else bias_q.numpy()
-        weights.append(Weights(kernel, q, scale, bias_q, bits, gates=GATES, recurrent=fed_back))
-    return weights
+    q, scale = _quantized(wrapper, recurrent, None, inputs[0], wide)
+    weights = Weights(recurrent, q, scale, bits=bits)
+    (fed_back,) = for_each_call(weights, None, inputs[:1], None, in_graph)
+    q, scale = _quantized(wrapper, kernel, largest, tf.reduce_min(tf.stack(inputs)), wide)
+    weights = Weights(kernel, q, scale, bits=bits, gates=GATES, recurrent=fed_back)
+    return for_each_call(weights, bias, inputs, None, in_graph)
 
 
 def _of_unrolled(
@@ -82,22 +78,15 @@ def _of_unrolled(
         }
         return tf.concat([blocks[start] for start in sorted(blocks)], 1)
 
-    def held(path: str, bias: Any, reads: list[Any], output: Any, **more: Any) -> list[Weights]:
+    def held(path: str, bias: Any, inputs: list[Any], output: Any, **more: Any) -> list[Weights]:
         kernel = weight_at(layer, path)
         shape = [-1, kernel.shape[-1] if wrapper.weight_spec.per_channel else 1]
         q, scale = quantized(bits)(tf.reshape(kernel, shape), tf.ones([1], tf.float64))
         q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
-        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(reads)), wide=False)
+        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide=False)
         finest = output if scale.shape[1] > 1 else tf.reduce_min(output, keepdims=True)
-        q = q if in_graph else tf.cast(q, tf.int8).numpy()
-        weights = []
-        for read in reads:
-            bias_q = None if bias is None else tf.round(bias / tf.reshape(read * scale, [-1]))
-            kept = tf.minimum(scale, single(LARGEST_MULTIPLIER[8] * finest / read))
-            if not in_graph:
-                kept, bias_q = kept.numpy(), None if bias_q is None else bias_q.numpy()
-            weights.append(Weights(path, q, kept, bias_q, bits, **more))
-        return weights
+        weights = Weights(path, q, scale, bits=bits, **more)
+        return for_each_call(weights, bias, inputs, [finest] * len(inputs), in_graph)
 
     kernel, recurrent = wrapper.weight_axes
     (fed_back,) = held(recurrent, recurrent_bias, [scales["hidden"]], outputs("state"))
@@ -106,12 +95,7 @@ def _of_unrolled(
 
 
 def _quantized(
-    wrapper: QuantizeWrapper,
-    path: str,
-    largest_bias: Any,
-    input_scale: Any,
-    in_graph: bool,
-    wide: bool,
+    wrapper: QuantizeWrapper, path: str, largest_bias: Any, input_scale: Any, wide: bool
 ) -> tuple[Any, Any]:
     """Returns the quantized values of a weight and a scale for each of its columns."""
     kernel = weight_at(wrapper.layer, path)
@@ -121,5 +105,4 @@ def _quantized(
     q, scale = quantized(wrapper.weight_spec.bits)(gates, tf.ones([1], tf.float64))
     q, scale = fitting(q, scale, largest_bias, input_scale, wide)
     q = tf.reshape(tf.transpose(tf.reshape(q, [rows, units, GATES]), [0, 2, 1]), [rows, columns])
-    scale = tf.reshape(tf.repeat(scale, units), [1, columns])
-    return (q, scale) if in_graph else (tf.cast(q, tf.int8).numpy(), scale.numpy())
+    return q, tf.reshape(tf.repeat(scale, units), [1, columns])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from functools import partial
@@ -99,20 +100,43 @@ def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool)
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
-    q = q if in_graph else tf.cast(q, tf.int8).numpy()
     name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
-    weights, reach = [], None
+    reach, bits = None, spec.bits if spec else 8
     if in_graph and name and not wide and terms(tuple(q.shape), axes) > FEW:
         reach = reach_of(q, axes)
-    largest = LARGEST_MULTIPLIER[16 if wide else 8]
-    for input_scale, output_scale in zip(inputs, outputs, strict=True):
-        bias_q = None if bias is None else _quantized_bias(bias, scale, input_scale)
-        kept = tf.minimum(scale, single(largest * output_scale / input_scale))
+    weights = Weights(name, q, scale, bits=bits, reach=reach, rounding=rounding)
+    return for_each_call(weights, bias, inputs, outputs, in_graph, wide)
+
+
+def for_each_call(
+    weights: Weights,
+    bias: Any,
+    inputs: list[Any],
+    outputs: list[Any] | None,
+    in_graph: bool,
+    wide: bool = False,
+) -> list[Weights]:
+    """Returns the weights of each call: its bias, and scales whose multipliers kernels take.
+
+    Args:
+        weights: the weights, with tensors.
+        bias: real numbers, or None.
+        inputs, outputs: the scales of each call's input and output. Without outputs, multipliers
+            have no limit.
+        in_graph: whether to return tensors instead of arrays.
+        wide: whether activations have 16 bits.
+    """
+    q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
+    largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
+    for index, input_scale in enumerate(inputs):
+        bias_q = None if bias is None else _quantized_bias(bias, weights.scale, input_scale)
+        scale = weights.scale
+        if outputs is not None:
+            scale = tf.minimum(scale, single(largest * outputs[index] / input_scale))
         if not in_graph:
-            bias_q, kept = None if bias_q is None else bias_q.numpy(), kept.numpy()
-        bits = spec.bits if spec else 8
-        weights.append(Weights(name, q, kept, bias_q, bits, reach, rounding))
-    return weights
+            bias_q, scale = None if bias_q is None else bias_q.numpy(), scale.numpy()
+        calls.append(dataclasses.replace(weights, q=q, scale=scale, bias=bias_q))
+    return calls
 
 
 def parameters_of(layer: Any, op: Op, in_graph: bool) -> Weights:
@@ -187,18 +211,18 @@ def quantized(bits: int, is_learned: bool = False) -> Any:
 
     With `is_learned`, the function also takes the learned limits.
     """
-    given = [tf.TensorSpec([1, None])] if is_learned else []
+    limits_spec = [tf.TensorSpec([1, None])] if is_learned else []
     levels = 2 ** (bits - 1) - 1
     finer = INT8_MAX // levels
 
-    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *given])
-    def found(kernel: Any, factor: Any, *learned: Any) -> tuple[Any, Any]:
+    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *limits_spec])
+    def quantize(kernel: Any, factor: Any, *learned: Any) -> tuple[Any, Any]:
         limits = learned[0] if learned else fake_quant.channel_limits(kernel, (-1,))
         q = fake_quant.quantize_channels(kernel, limits, bits)
         q *= tf.cast(tf.sign(factor), tf.float32) * finer
         return q, single(tf.cast(limits, tf.float64) / (levels * finer) * _size(factor))
 
-    return found
+    return quantize
 
 
 def _size(factor: Any) -> Any:

@@ -46,7 +46,7 @@ class ResolvedGraph:
             name = node.op.name if node.op else f"float ({node.reason})"
             parts = [f"{node.name}: {name}"]
             if node.attributes:
-                parts.append(" ".join(f"{key}={each}" for key, each in node.attributes.items()))
+                parts.append(" ".join(f"{key}={value}" for key, value in node.attributes.items()))
             parts.append("reads " + ", ".join(map(_described, node.inputs)))
             if node.weights is not None:
                 parts.append(str(node.weights))

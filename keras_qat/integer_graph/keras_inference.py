@@ -21,14 +21,13 @@ from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.integer_graph.cached_inference import CachedInference
 from keras_qat.integer_graph.execute import Numbers, prepare, run
+from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_in_graph
 from keras_qat.ops.registry import match
 from keras_qat.training.layers.recurrent.states import states_of, unchanged
 from keras_qat.training.layers.scheduled_layer import Phase, shapes_are_enough
-
-__all__ = ["Inference", "is_exact"]
 
 
 class Inference:
@@ -54,18 +53,22 @@ class Inference:
         self.settled = CachedInference(model, self.graph, self._prepare, self._tensors)
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` that it was traced for."""
+        self.in_float = evaluator(self.graph, graph_lib.values_in(self.graph.outputs))
+        """Computes the outputs without any quantization."""
         self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
 
     def settle(self) -> None:
         """Takes ranges and weights as they are now, for all graphs in a phase that is known."""
         if not tf.distribute.has_strategy():
-            self.settled.refresh()
+            self.settled.refresh(self.model.run_eagerly)
 
     def _traced(self) -> Callable[..., list[Any]]:
         """Returns the function of eager calls. Making variables, workers wait for each other."""
         if tf.distribute.has_strategy():
             return self.traced_whole
-        self.settled.refresh()
+        self.settled.refresh(self.model.run_eagerly)
+        if self.model.run_eagerly:
+            return self._infer_settled
         if self.traced[0] != self.settled.version:
             made = backend.traced(self._infer_settled, reduce_retracing=True)
             self.traced = self.settled.version, made
@@ -109,7 +112,7 @@ class Inference:
                 values = graph_lib.values_in(call.outputs)
                 real.update(zip(values, tf.nest.flatten(found), strict=True))
         return [
-            tf.ensure_shape(each, value.shape)
+            tf.ensure_shape(each, [None, *value.shape[1:]] if value.shape else [])
             for each, value in zip(tensors, outputs, strict=False)
         ]
 

@@ -18,7 +18,7 @@ from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 
 
 class Masks:
-    """The masks of a model's values.
+    """Computes the masks of a model's values.
 
     Args:
         number_of: returns the real numbers or integers of a value, None if it is not computed.

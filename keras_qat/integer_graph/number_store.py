@@ -11,11 +11,9 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import Choice
 
-__all__ = ["NumberStore"]
-
 
 class _Slot:
-    """Stands for a tensor in a structure: the one with this index among all."""
+    """Stands for a tensor in a structure, by its index among all tensors."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -36,14 +34,14 @@ class NumberStore:
         for index, tensor in enumerate(tensors):
             key = (tensor.dtype.name, tensor.shape.rank) if tensor.shape.rank < 2 else index
             packs.setdefault(key, []).append(index)
-        self._packs, self._shapes = packs, [each.shape for each in tensors]
+        self._packs, self._shapes = packs, [tensor.shape for tensor in tensors]
         self._choices: dict[int, Choice] = {}
         packed = self._packed(tensors)
         with tf.init_scope():
-            self._variables = [tf.Variable(each, trainable=False) for each in packed]
+            self._variables = [tf.Variable(pack, trainable=False) for pack in packed]
 
     def assign(self, numbers: Any) -> bool:
-        """Takes other numbers in the same structure.
+        """Assigns other numbers of the same structure to the variables.
 
         Returns:
             Whether what was traced with `read` computes with them: they choose the same branches.
@@ -51,8 +49,8 @@ class NumberStore:
         packed = self._packed(_tensors_in(numbers))
         for variable, value in zip(self._variables, packed, strict=True):
             variable.assign(value)
-        taken = {index: each for index, each in self._choices.items() if each.is_taken}
-        return all(each.value is self._conditions[index] for index, each in taken.items())
+        taken = [(index, choice) for index, choice in self._choices.items() if choice.is_taken]
+        return all(choice.value is self._conditions[index] for index, choice in taken)
 
     def read(self, decides: bool) -> Any:
         """Returns the structure with tensors of the graph that is being traced.
@@ -74,9 +72,9 @@ class NumberStore:
         return _mapped(filled, self._structure)
 
     def _packed(self, tensors: list[Any]) -> list[Any]:
-        """The values of the variables; notes the conditions."""
-        places = self._packs.get(("bool", 0), [])
-        self._conditions = {index: bool(np.asarray(tensors[index])) for index in places}
+        """Returns the values of the variables, and notes which conditions are true."""
+        scalars = self._packs.get(("bool", 0), [])
+        self._conditions = {index: bool(np.asarray(tensors[index])) for index in scalars}
         packs = [[tensors[index] for index in pack] for pack in self._packs.values()]
         return [_pack(pack) for pack in packs]
 
@@ -94,16 +92,16 @@ def _pack(tensors: list[Any]) -> Any:
 
 
 def _unpacked(value: Any, shapes: list[Any]) -> list[Any]:
-    """Tensors of these shapes."""
+    """Splits a tensor that `_pack` made into tensors of the given shapes."""
     if len(shapes) == 1:
         return [value]
     return tf.unstack(value) if shapes[0].rank == 0 else tf.split(value, [n for (n,) in shapes])
 
 
 def _tensors_in(numbers: Any) -> list[Any]:
-    found: list[Any] = []
-    _map_tensors(found.append, numbers)
-    return found
+    tensors: list[Any] = []
+    _map_tensors(tensors.append, numbers)
+    return tensors
 
 
 def _map_tensors(change: Callable[[Any], Any], numbers: Any) -> Any:

@@ -29,7 +29,7 @@ class Origin:
         calls: the model's calls, which compute it in float or with fake quantization.
         inputs: names, shapes and structure of the data it takes.
         recipe: what it was quantized with; None for a model made of parts of others.
-        family: whose rounding it has at inference.
+        family: the kernel family whose rounding it has at inference.
         simulates: whether it computes with fake quantization at inference, not in integers.
         target: where its file is to run; None if `quantize_model` was not told.
         states: the variables that its recurrent layers keep from one call to the next.
@@ -56,7 +56,7 @@ class Origin:
 
     @property
     def file_family(self) -> KernelFamily:
-        """Whose rounding the model's file has where it runs."""
+        """The kernel family that runs the model's file."""
         return XNNPACK if self.target is None else kernel_family(self.target.kernels)
 
     @property
@@ -64,19 +64,24 @@ class Origin:
         """Number of sequences whose states the model keeps; None without states."""
         return kept_batch(self.states)
 
+    @property
+    def fixed_batch(self) -> int | None:
+        """The batch size of the model's states or inputs; None for any."""
+        return self.kept_batch or self.inputs.batch_size
+
     def batch_size(self, examples: int, default: int) -> int:
         """Returns how many examples to run at a time.
 
         Raises:
             ValueError: if a model that keeps states cannot take as many examples.
         """
-        kept = self.kept_batch
-        if kept is not None and examples % kept:
+        size = self.kept_batch
+        if size is not None and examples % size:
             raise ValueError(
-                f"'{self.calls.name}' keeps the states of {kept} sequences, so it takes {kept} "
+                f"'{self.calls.name}' keeps the states of {size} sequences, so it takes {size} "
                 f"examples at a time, not {examples}."
             )
-        return kept or default
+        return self.fixed_batch or default
 
     def warn(self) -> None:
         """Shows `warnings`, at the line that called the verb."""
@@ -85,7 +90,7 @@ class Origin:
 
 
 def origin_of(model: Any, calls: Graph) -> Origin:
-    """Reads what there is to know of a quantization-aware model besides its calls."""
+    """Reads the facts about a quantization-aware model that its calls do not tell."""
     recipe = recipe_of(model)
     uncalibrated = {
         name

@@ -10,9 +10,8 @@ from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.integer_graph import fold_weights
 from keras_qat.integer_graph.fold_recurrent import weights_of_calls
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.names import scope_of
 from keras_qat.integer_graph.ranges import Ranges
-from keras_qat.integer_graph.resolve_tensors import Tensors
+from keras_qat.integer_graph.resolve_tensors import Tensors, scope_of
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import Match, match, on_request, relu_maximum
@@ -68,7 +67,7 @@ class _Resolver:
         )
 
     def _fold_weights(self) -> None:
-        """Gives weighted nodes their weights, to all calls of a layer at once."""
+        """Folds the weights of weighted nodes, for all calls of a layer at once."""
         indices: dict[Any, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
@@ -190,7 +189,7 @@ class _Resolver:
         assert op is not None
         operands = self.tensors.operands(call, op)
         quantized = [operand.params for operand in operands if operand.params is not None]
-        floats = [each for each in operands if isinstance(each, Tensor) and each.is_float]
+        floats = [x for x in operands if isinstance(x, Tensor) and x.is_float]
         in_float = any(tensor.params is None for tensor in floats) and not op.is_table
         if in_float or len({known.bits == 16 for known in quantized}) > 1:
             self._add_in_float(call, "its input has no quantizer")
@@ -206,34 +205,28 @@ class _Resolver:
                 Node(name, op, attributes, inner, operands, outputs, None, maximum, "", call.layer)
             )
 
-        if not values[0].is_float:
-            maximum = None
-            outputs = tuple(self.tensors.new(value, None) for value in values)
-            self.tensors.of_value.update(zip(values, outputs, strict=True))
-            add(operands, outputs)
-            return
+        outputs: tuple[Tensor, ...] = ()
         absorbed: list[Call] = []
-        if params is None:
+        if not values[0].is_float:
+            params = maximum = None
+        elif params is None:
             params, maximum, absorbed = self._output_params(call.output, op, quantized, maximum)
-        if params is None:
-            self._add_in_float(call, "its output is not quantized")
-            return
-        if isinstance(op.output, SharedRange):
+            if params is None:
+                self._add_in_float(call, "its output is not quantized")
+                return
+        if params is not None and isinstance(op.output, SharedRange):
             shared = params if len(quantized) > 1 else quantized[0]
             operands = self._with_params(operands, shared, call)
             if not self.ranges.same(shared, params):
-                kept = self.tensors.new(values[0], shared, "/kept")
-                add(operands, (kept,))
-                converted = self._add_conversion(kept, params, REQUANTIZE, call)
-                self.tensors.of_value[values[0]] = converted
-                for absorbed_call in absorbed:
-                    self.tensors.absorb(absorbed_call, converted)
-                return
-        outputs = tuple(self.tensors.new(value, params, absorbed=absorbed) for value in values)
-        self.tensors.of_value.update(zip(values, outputs, strict=True))
+                output = self.tensors.new(values[0], shared, "/kept")
+                add(operands, (output,))
+                outputs = (self._add_conversion(output, params, REQUANTIZE, call),)
+        if not outputs:
+            outputs = tuple(self.tensors.new(value, params, absorbed=absorbed) for value in values)
+            add(operands, outputs)
+        self.tensors.of_value.update(zip(values, outputs, strict=False))
         for absorbed_call in absorbed:
             self.tensors.absorb(absorbed_call, outputs[0])
-        add(operands, outputs)
 
     def _output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None

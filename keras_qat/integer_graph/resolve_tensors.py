@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_qat.arithmetic.quant_params import QuantParams
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.tf_operations import inputs_and_constants
-from keras_qat.integer_graph.constants import constant_of
-from keras_qat.integer_graph.names import label_of, scope_of
 from keras_qat.integer_graph.ranges import Ranges
-from keras_qat.ops.node import Operand, Tensor
+from keras_qat.ops.node import Constant, Operand, Tensor
 from keras_qat.ops.op import Op, SharedRange
 from keras_qat.ops.registry import row_listing
 from keras_qat.tflite.tensor_names import as_scope
-from keras_qat.training.layers import Quantize
+from keras_qat.training.layers import Quantize, QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX
 
 
 class Tensors:
@@ -102,7 +104,7 @@ class Tensors:
         if not op.takes_constants:
             return tensors
         shared = tensors[0].params if isinstance(op.output, SharedRange) and tensors else None
-        bits = next((each.params.bits for each in tensors if each.params is not None), 8)
+        bits = next((x.params.bits for x in tensors if x.params is not None), 8)
         return tuple(
             self.of_value[argument]
             if isinstance(argument, Value)
@@ -117,3 +119,49 @@ def values_read(call: Call) -> list[Value]:
     if op is not None and op.reads_only_weights:
         return []
     return values_in(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs
+
+
+def scope_of(call: Call, value: Value | None = None) -> str:
+    """Returns the name of a call or of one of its outputs: the layer's path.
+
+    The second call of `block/conv` is `block/conv>2`, its second output `block/conv:1`.
+    """
+    values = values_in(call.outputs)
+    name = as_scope(values[0].name.split(":")[0])
+    index = 0 if value is None else values.index(value)
+    return name if index == 0 else f"{name}:{index}"
+
+
+def label_of(value: Value) -> str:
+    """Returns the float model's name for a tensor of the quantization-aware model."""
+    call = value.producer
+    layer = call.layer if call else None
+    if isinstance(layer, QuantizeWrapper):
+        return str(layer.tensor)
+    if isinstance(layer, Quantize) and call is not None and call.kwargs.get("slot") is not None:
+        return str(layer.tensors[call.kwargs["slot"]])
+    return value.name.removeprefix(PREFIX)
+
+
+def constant_of(values: np.ndarray, bits: int, params: QuantParams | None = None) -> Constant:
+    """Quantizes constant numbers, over their own range and zero unless parameters are given.
+
+    Args:
+        values: the numbers.
+        bits: bits of the tensors they are computed with; 16 makes an int16 constant.
+        params: parameters to use, as for an operator whose inputs and output share them.
+    """
+    values = np.asarray(values, np.float32)
+    if params is None:
+        low, high = (float(bound(values, initial=0.0)) for bound in (np.min, np.max))
+        if bits == 16:
+            largest = max(-low, high) or 1.0
+            params = QuantParams(np.float32(largest / 32767), 0, 16)
+        else:
+            scale = (high - low) / 255 or 1.0
+            params = QuantParams(np.float32(scale), -128 + int(np.rint(-low / scale)))
+    known = params.as_tensors()
+    scaled = tf.constant(values, tf.float64) / known.scale + known.zero_point
+    q = tf.clip_by_value(round_half_away(scaled), params.lowest, params.highest)
+    # Where the graph reads ranges whenever it runs, it is a tensor.
+    return Constant(q if tf.is_tensor(params.scale) else q.numpy().astype(params.dtype), params)

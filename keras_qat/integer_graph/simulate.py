@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.integer_graph.execute import held_in, quantized_input, run
+from keras_qat.integer_graph.execute import quantized_input, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
@@ -20,13 +20,14 @@ from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.data import arrays_of, check_counts
 from keras_qat.io.progress import shown
 from keras_qat.ops.node import Tensor
+from keras_qat.ops.op import held_in
 from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.quantizers import PREFIX
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codes:
-    """A quantized tensor.
+    """Quantized values of a tensor.
 
     Args:
         codes: its quantized values, int8 or int16.
@@ -38,7 +39,7 @@ class Codes:
 
     @property
     def scale(self) -> np.float32:
-        """Real value of one LSB."""
+        """The real value of one LSB."""
         return np.float32(self.params.scale)
 
     @property
@@ -67,10 +68,10 @@ class _ByName(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """Result of a simulation.
+    """The result of a simulation.
 
     Args:
-        kernels: the family of kernels.
+        kernels: name of the kernel family.
         outputs: each output of the model by name: `Codes`, or an array if it is not quantized.
         tensors: each quantized tensor inside, by its name in the float model.
         float_layers: layers that the file computes in float. What follows from them may differ in
@@ -94,18 +95,18 @@ def simulate(
     batch_size: int = 32,
     verbose: int = 0,
 ) -> Simulation:
-    """Computes in integers what the exported file gives, code for code.
+    """Computes in integers exactly the quantized values that the exported file returns.
 
     Args:
         model: a trained quantization-aware model.
         x: inputs, as `verify` takes them; real numbers, or quantized values of its type. A model
             that keeps states (`stateful=True`) begins with zeros, and goes on from batch to batch.
-        kernels: whose rounding: "xnnpack", what phones run, "tflm", TFLite Micro's kernels, which
-            microcontrollers run, or "reference", TFLite's portable ones. By default that of the
-            model's target, without one "xnnpack".
+        kernels: the kernel family whose rounding is used: "xnnpack" (on x86), "xnnpack_arm64"
+            (phones: 64-bit ARM), "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's
+            portable kernels). The default is that of the model's target, or "xnnpack" without one.
         input_range: as in `export_tflite`.
-        pack_int4: whether the file is one with weights in 4 bits, as of `export_tflite`.
-        batch_size: how many examples are computed at a time.
+        pack_int4: whether the file holds weights in 4 bits, as in `export_tflite`.
+        batch_size: the number of examples that are computed at a time.
         verbose: 1 shows progress.
 
     Returns:
@@ -113,7 +114,7 @@ def simulate(
 
     Raises:
         ValueError: if the model is not quantized, a quantizer has no usable range, the inputs are
-            not what the model takes, or on another family of kernels.
+            not what the model takes, or the kernel family is unknown.
 
     Example:
         >>> golden = keras_qat.simulate(qat, x_test, kernels="reference")
@@ -146,7 +147,7 @@ def run_examples(
             inside[label].append(tensors[tensor])
     of_examples = set(graph.inputs.values())
     for node in graph.nodes:
-        if of_examples.intersection(each for each in node.inputs if isinstance(each, Tensor)):
+        if of_examples.intersection(x for x in node.inputs if isinstance(x, Tensor)):
             of_examples.update(node.outputs)
 
     def joined(parts: list[np.ndarray], tensor: Tensor) -> Any:
@@ -155,7 +156,7 @@ def run_examples(
         values = np.concatenate(parts) if has_examples else parts[0]
         return values if tensor.params is None else Codes(values, tensor.params)
 
-    in_float = [each.call.name.removeprefix(PREFIX) for each in graph.nodes if each.op is None]
+    in_float = [node.call.name.removeprefix(PREFIX) for node in graph.nodes if node.op is None]
     return Simulation(
         family.name,
         _ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),

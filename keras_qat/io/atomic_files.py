@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
+
+Contents = TypeVar("Contents", str, bytes)
 
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
@@ -86,12 +88,12 @@ def replacing(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def written(text: str, path: str | os.PathLike[str] | None) -> str:
-    """Returns the text, and writes it to a file if a path is given."""
+def written(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
+    """Returns a text or bytes, and writes them to a file if a path is given."""
     if path is not None:
         with replacing(check_writable(path)) as file:
-            file.write_text(text, encoding="utf-8")
-    return text
+            file.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+    return contents
 
 
 @contextmanager

@@ -37,8 +37,8 @@ def batches(
         data: arrays, as `model.predict` takes them, or `(x, y)` or `(x, y, weights)`; or a source
             of batches or single examples: a `tf.data.Dataset`, a `keras.utils.Sequence`, a list,
             a generator, or a function that makes one.
-        batch_size: batch size for arrays and single examples; 32 by default. Batches in the data
-            stay as they are.
+        batch_size: batch size for arrays and single examples; by default that of the model's
+            inputs, or 32 if they leave it open. Batches in the data stay as they are.
         steps: the most batches to read; all by default.
         finite: whether to refuse infinity. NaN is always refused.
 
@@ -50,7 +50,8 @@ def batches(
     data = _source_of(inputs, data, is_limited=steps is not None)
     read = _read_series if _is_series(inputs, data) else _read_whole
     count = 0
-    for batch in itertools.islice(read(inputs, data, batch_size or BATCH_SIZE, finite), steps):
+    size = batch_size or inputs.batch_size or BATCH_SIZE
+    for batch in itertools.islice(read(inputs, data, size, finite), steps):
         count += 1
         yield batch
     if not count:
@@ -90,7 +91,8 @@ def check_counts(**counts: int | None) -> None:
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
     """Returns the number of batches that `batches` yields, or None if it is not known yet."""
     check_counts(batch_size=batch_size, steps=steps)
-    inputs, count = inputs_of(model).all, None
+    all_inputs, count = inputs_of(model), None
+    inputs = all_inputs.all
     if isinstance(data, tuple) and data:
         data = data[0]
     if isinstance(data, dict):
@@ -104,8 +106,14 @@ def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None
         known = int(data.cardinality())
         count = known if is_batched and known >= 0 else None
     elif hasattr(data, "shape") and len(data.shape):
-        count = -(-int(data.shape[0]) // (batch_size or BATCH_SIZE))
+        count = -(-int(data.shape[0]) // (batch_size or all_inputs.batch_size or BATCH_SIZE))
     return min((limit for limit in (count, steps) if limit is not None), default=None)
+
+
+def padded(array: np.ndarray, size: int) -> np.ndarray:
+    """Repeats the last example until the number of examples is a multiple of `size`."""
+    missing = -len(array) % size
+    return np.concatenate([array, *[array[-1:]] * missing]) if missing else array
 
 
 def packed(inputs: Inputs, arrays: list[Any]) -> Any:
@@ -128,6 +136,11 @@ class Inputs(NamedTuple):
     model: str
     all: list[Input]
     nested: Any
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size that the inputs have (`keras.Input(batch_size=8)`); None if it is open."""
+        return next((one.shape[0] for one in self.all if one.shape), None)
 
     @property
     def takes_dict(self) -> bool:

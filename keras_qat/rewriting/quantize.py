@@ -14,7 +14,9 @@ from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras2.serialization import warn_of_closed
 from keras_qat.frontend.keras3 import as_keras_2
 from keras_qat.placement import place
+from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
+from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
 from keras_qat.training.distribution import strategy_scope
@@ -47,11 +49,12 @@ def quantize_model(
             `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
             layers by default.
         strict: whether a layer that would stay in float is an error.
-        kernels: the kernel family whose rounding `predict` and `evaluate` have: "xnnpack" (phones,
-            desktops), "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable
-            kernels). The model's attribute `kernels` changes it at any time. Training does not
-            depend on it, except for an LSTM with 16-bit activations, which only "tflm" computes in
-            integers. The default is the target's, or "xnnpack" without a target.
+        kernels: the kernel family whose rounding `predict` and `evaluate` have: "xnnpack" (on x86),
+            "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves), "tflm"
+            (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The model's
+            attribute `kernels` changes it at any time. Training does not depend on it, except for
+            an LSTM with 16-bit activations, which only "tflm" computes in integers. The default is
+            the target's, or "xnnpack" without a target.
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "esp_nn", a `keras_qat.targets.Target`, or None. It
             sets recipe and kernels, and `export_tflite` writes for it; `plan` tells what it lacks.
@@ -92,6 +95,8 @@ def quantize_model(
     qat.kernels = family.name
     qat.target = known_target
     warn_of_closed(plan.graph, plan.float_layers)
+    _show_in_float(plan, model.name)
+    qat.told_of_float = True
     if not is_quantized(qat):
         warnings.warn(
             f"recipe {recipe.name} quantizes nothing of '{model.name}', so that it stays a float "
@@ -99,6 +104,14 @@ def quantize_model(
             stacklevel=2,
         )
     return qat
+
+
+def _show_in_float(plan: Plan, name: str) -> None:
+    """Tells which layers stay in float, except those that `warn_of_closed` warns of."""
+    left = {name: why for name, why in plan.left_in_float.items() if name not in plan.graph.closed}
+    calls = (call for call in plan.graph.calls if call.name in left)
+    layers = [(call.origin, call.source, left[call.name]) for call in calls]
+    show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) lists them.")
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

@@ -12,6 +12,7 @@ from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets.target import Target, remembered
 from keras_qat.frontend.graph import config_of, layers_in, name_outputs
 from keras_qat.frontend.keras2.backend import (
+    AUTOGRAPH_AS_USUAL,
     CustomObjects,
     KeepsTrainable,
     applications_scope,
@@ -37,6 +38,9 @@ from keras_qat.training.layers.float_marks import (
 from keras_qat.training.layers.scheduled_layer import Phase, shapes_only
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.schedule import scheduled_layers
+
+LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
+"""The first entry of a model's configuration, with which the error of Keras 3 begins."""
 
 
 @register
@@ -64,13 +68,15 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     target: Target | None = None
     """The target that was given to `quantize_model`, or None."""
     _inference: Inference | None = None
+    told_of_float: bool = False
+    """Whether `quantize_model` told in this process which layers stay in float."""
 
     @property
     def kernels(self) -> str:
         """The kernel family whose rounding inference has; may be set at any time.
 
-        "xnnpack" (phones, desktops), "tflm" (TFLite Micro: microcontrollers) or "reference"
-        (TFLite's portable kernels).
+        "xnnpack" (on x86), "xnnpack_arm64" (phones: 64-bit ARM), "tflm" (TFLite Micro:
+        microcontrollers) or "reference" (TFLite's portable kernels).
         """
         return self._family.name
 
@@ -91,13 +97,15 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
                 f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "
                 f"do. Call keras_qat.export_tflite(model, path): it writes the TFLite file itself."
             )
-        return inference(inputs, resolve_training(training), given=training, mask=mask)
+        phase = resolve_training(training)
+        return inference(inputs, phase, training_argument=training, mask=mask)
 
-    def simulated(self, inputs: Any, given: Any, mask: Any) -> Any:
-        """Computes with fake quantization, as in training; `given` is the `training` of `call`."""
-        is_inference = resolve_training(given) is False
-        with computing_in_float32(self) if is_inference else contextlib.nullcontext():
-            outputs = super().call(inputs, training=given, mask=mask)
+    def simulated(self, inputs: Any, training_argument: Any, mask: Any) -> Any:
+        """Computes with fake quantization, as in training; the arguments are those of `call`."""
+        is_inference = resolve_training(training_argument) is False
+        precision = computing_in_float32(self) if is_inference else contextlib.nullcontext()
+        with precision, AUTOGRAPH_AS_USUAL:
+            outputs = super().call(inputs, training=training_argument, mask=mask)
         if not is_inference:
             agree(self.weights)
         return outputs
@@ -147,6 +155,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         for entry in config["layers"]:
             entry["config"].update(missing_config(self.get_layer(entry["name"])))
         return {
+            "load_with": LOADER,
             **config,
             "recipe": self.recipe.to_config(),
             "float_config": self._float_config_to_save(),
@@ -162,6 +171,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         if in_safe_mode() is not False:
             check_modules(config)
         config = dict(config)
+        config.pop("load_with", None)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())

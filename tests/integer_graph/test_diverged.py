@@ -1,13 +1,15 @@
-"""Weights that are not finite give NaN, as in a float model, where tables have no entry for NaN."""
+"""Numbers that are not finite: weights give NaN, as in a float model, and inputs are refused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, observe
+from tests.networks.small import functional
 
 layers = keras.layers
 X = images(8, (6, 6, 2))
@@ -47,3 +49,14 @@ def test_validation_goes_on_where_training_diverges():
     qat.optimizer.learning_rate.assign(1e38)
     history = qat.fit(X, Y, epochs=3, validation_data=(X, Y), verbose=0).history
     assert np.isnan(history["val_loss"][-1])
+
+
+def test_nan_in_predict():
+    model = functional((4,), build=lambda x: layers.Activation("sigmoid")(layers.Dense(3)(x)))
+    x = images(16, (4,))
+    qat = observe(keras_qat.quantize_model(model), x)
+    x[3, 1] = np.nan
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Input input_\d+ of .* holds NaN"):
+        qat.predict(x, verbose=0)
+    x[3, 1] = np.inf
+    assert np.all(np.isfinite(qat.predict(x, verbose=0)))

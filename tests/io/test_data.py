@@ -269,6 +269,8 @@ REFUSED_PAIRS = {
     ),
     "other counts": (lambda: [A[:3], B], "different numbers of examples: right 3, left 10"),
     "labels for an input": (lambda: (A, Y), r"'left' .* not \(10,\)"),
+    "one example of one": (lambda: [A[0], B], r"'right' .* not \(6,\)"),
+    "NaN in the second": (lambda: [A, B * np.nan], "'left' .* holds NaN"),
 }
 
 
@@ -277,6 +279,21 @@ def test_what_is_refused_of_two_inputs(case):
     make, message = REFUSED_PAIRS[case]
     with pytest.raises(ValueError, match=message):
         arrays_of(out_of_order(), make())
+
+
+def test_verbs_refuse_it_too(two_inputs):
+    qat, contents = two_inputs
+    message = r"'right' .* shape \(None, 6\), not \(10, 4\)"
+    with pytest.raises(ValueError, match=message):
+        keras_qat.simulate(qat, [B, A])
+    with pytest.raises(ValueError, match=message):
+        keras_qat.verify(qat, contents, [B, A])
+
+
+def test_an_axis_of_size_0():
+    model = functional((None, 2), build=layers.Conv1D(3, 1))
+    with pytest.raises(ValueError, match=r"is empty: its shape is \(8, 0, 2\)"):
+        arrays_of(model, np.zeros((8, 0, 2), np.float32))
 
 
 def test_infinity():
@@ -336,3 +353,15 @@ def test_progress(two_inputs, capsys):
         assert what in shown
     assert shown.count("3/3 [") >= 3
     assert "2/Unknown" in shown
+
+
+def test_a_last_axis_of_size_1_may_be_left_out():
+    """Keras adds it."""
+    model = functional((1,), build=layers.Dense(3))
+    x = images(16, (1,))
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, x[:, 0])
+    np.testing.assert_array_equal(
+        *(next(iter(keras_qat.simulate(qat, each).outputs.values())).codes for each in (x, x[:, 0]))
+    )
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x[:, 0]).identical == 1

@@ -250,3 +250,47 @@ def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
         with pytest.warns(UserWarning, match="(?s)^(?!.*cannot be saved).*cannot be opened"):
             qat = keras_qat.quantize_model(model_of(lambda x: make()(x)))
         saved_and_loaded(qat, tmp_path / "qat.keras")
+
+
+@keras.utils.register_keras_serializable()
+class Tied(layers.Layer):
+    """Scores of all entries of a table, by a product with the table itself."""
+
+    def __init__(self, transposed=False, **kwargs):
+        super().__init__(**kwargs)
+        self.transposed = transposed
+        self.table, self.dense = layers.Embedding(20, 8), layers.Dense(8)
+
+    def call(self, x):
+        h = self.dense(self.table(x))
+        if self.transposed:
+            return tf.matmul(h, tf.transpose(self.table.embeddings))
+        return tf.matmul(h, self.table.embeddings, transpose_b=True)
+
+    def get_config(self):
+        return {**super().get_config(), "transposed": self.transposed}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_weights_that_another_layer_owns_train_and_are_saved(transposed, tmp_path):
+    ids = keras.Input((6,), dtype="int32")
+    model = keras.Model(ids, layers.Dense(3)(Tied(transposed)(ids)))
+    x = np.arange(24).reshape(4, 6) % 20
+    with pytest.warns(UserWarning, match=r"it reads .*embeddings:0, a weight"):
+        qat = keras_qat.quantize_model(model)
+    qat(x, training=True)
+    before = qat.predict(x, verbose=0)
+    model.set_weights([weight * 0 for weight in model.get_weights()])
+    np.testing.assert_array_equal(qat.predict(x, verbose=0), before)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), before)
+    (output,) = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).outputs
+    assert output.max_difference <= 1  # Float sums differ by an order of adding: one step at most.
+
+
+def test_operations_on_weights_of_layers_say_what_to_do():
+    ids, table = keras.Input((6,), dtype="int32"), layers.Embedding(20, 8)
+    model = keras.Model(ids, tf.matmul(table(ids), table.embeddings, transpose_b=True))
+    with pytest.raises(ValueError, match=r"of another layer.*Make one layer"):
+        keras_qat.quantize_model(model)

@@ -266,3 +266,12 @@ def test_a_model_of_which_nothing_is_quantized_is_told():
     model = keras.Model(inputs, layers.ReLU()(inputs), name="rectifier")
     with pytest.warns(UserWarning, match="recipe contrib quantizes nothing of 'rectifier'"):
         keras_qat.quantize_model(model, "contrib")
+
+
+@pytest.mark.legacy
+def test_already_quantized_with_another_recipe():
+    qat = keras_qat.quantize_model(tiny_net())
+    with pytest.raises(ValueError, match=r"already quantized.*float model"):
+        keras_qat.quantize_model(qat, recipe=keras_qat.recipes.int8(weight_bits=4))
+    with pytest.raises(ValueError, match="quantized already"):
+        keras_qat.plan(qat)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from tests.helpers import images, rng, scramble, train
+from tests.helpers import images, observe, rng, scramble, train
 from tests.networks.small import functional, layers, tiny_net
 
 X = images(64, (6, 6, 2))
@@ -177,3 +177,17 @@ def test_a_constant_on_the_left(constant, tmp_path):
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.export_tflite(loaded) == contents
     assert keras_qat.verify(qat, contents, images(16, (4,))).outputs[0].identical == 1
+
+
+@pytest.mark.parametrize("name", ["a name", "früh/ä", "层", "a;b", "-x"])
+def test_names_that_are_no_scopes(name, tmp_path):
+    """Keras takes them for inputs, though not for layers that compute."""
+    x, inner = (keras.Input((4,), name=name) for _ in range(2))
+    part = keras.Model(inner, layers.Dense(3)(inner), name="part")
+    model = keras.Model(x, part(x))
+    data = images(16, (4,))
+    qat = observe(keras_qat.quantize_model(model), data)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    contents = keras_qat.export_tflite(loaded)
+    assert keras_qat.verify(loaded, contents, data, per_layer=True).identical == 1

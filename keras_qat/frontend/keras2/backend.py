@@ -31,6 +31,7 @@ def _find_keras_2() -> Any:
 
 
 keras = _find_keras_2()
+layers = keras.layers
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
 """Class decorator: `load_model` finds the class without a scope or custom objects."""
@@ -164,6 +165,19 @@ def serialize(layer: Any) -> dict[str, Any]:
     return serialized
 
 
+def add_scalar(layer: Any, name: str, value: float, dtype: str = "float32", **options: Any) -> Any:
+    """Adds a weight to a layer that is one number, does not train, and is equal on all replicas."""
+    return layer.add_weight(
+        name=name,
+        shape=(),
+        dtype=dtype,
+        initializer=tf.constant_initializer(value),
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        **options,
+    )
+
+
 def resolve_training(training: Any) -> Any:
     """Resolves the `training` argument of a `call` as Keras' layers do: a bool or a tensor."""
     if training is None:
@@ -238,17 +252,12 @@ def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [part for layer in layers for part in layer._flatten_layers()]
-    choosing = [layer for layer in inner if hasattr(layer, "_could_use_gpu_kernel")]
-    before = module.rnn, [layer._could_use_gpu_kernel for layer in choosing]
-    module.rnn = rnn
-    for layer in choosing:
-        layer._could_use_gpu_kernel = False
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(swapped(module, rnn=rnn))
+        for layer in inner:
+            if hasattr(layer, "_could_use_gpu_kernel"):
+                stack.enter_context(swapped(layer, _could_use_gpu_kernel=False))
         yield
-    finally:
-        module.rnn = before[0]
-        for layer, could in zip(choosing, before[1], strict=True):
-            layer._could_use_gpu_kernel = could
 
 
 def forget_dropout(layer: Any) -> None:
@@ -301,6 +310,10 @@ def traced(function: Callable[..., Any], **options: Any) -> Any:
     return without_warnings(tf.function(function, autograph=False, **options))
 
 
+AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
+"""Scope in which Keras lets AutoGraph convert the `call` of users' layers, within functions that
+are not converted themselves."""
+
 FEW_CALLS = 20
 """Number of calls that `traced_in_time` runs without tracing."""
 
@@ -351,11 +364,14 @@ def swapped(layer: Any, **attributes: Any) -> Iterator[None]:
     """Runs a block with attributes of `layer` replaced, e.g. its kernel by a quantized one.
 
     Keras' attribute tracking is bypassed, so the layer keeps its weights. The layer's own `call`
-    then computes with the replacement and all of its options.
+    then computes with the replacement and all of its options. Attributes of the class are hidden.
     """
-    before = {name: layer.__dict__[name] for name in attributes}
-    layer.__dict__.update(attributes)
+    own = vars(layer)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
     try:
         yield
     finally:
-        layer.__dict__.update(before)
+        own.update(before)
+        for name in attributes.keys() - before.keys():
+            del own[name]

@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_training, values_in
 from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
+from keras_qat.frontend.tf_operations import is_operation
 
 SIZE = 8
 """Size of open axes in the random inputs."""
@@ -64,7 +65,9 @@ def open_layer(call: Call) -> OpenedLayer:
     layer = call.layer
     _check(call)
     trained = takes_training(layer) and call.kwargs.get("training") is None
-    with tf.init_scope(), _without_nodes(layer):
+    # tf.init_scope stops the tapes that look for weights of other layers.
+    eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
+    with eagerly, _without_nodes(layer):
         traces = [_Trace(call, phase) for phase in ((True, False) if trained else (None,))]
         if trained:
             _follow_training(*traces)
@@ -108,6 +111,29 @@ def _without_nodes(layer: Any) -> Iterator[None]:
             del inner._inbound_nodes[inbound:], inner._outbound_nodes[outbound:]
 
 
+@contextlib.contextmanager
+def _inner_calls_unseen(tape: tf.GradientTape) -> Iterator[None]:
+    """Runs a block in which a tape does not watch variables that layers read in their own call."""
+    call, is_inside = keras.layers.Layer.__call__, False
+
+    def unseen(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_inside
+        if is_inside or is_operation(layer):
+            return call(layer, *args, **kwargs)
+        is_inside = True
+        try:
+            with tape.stop_recording():
+                return call(layer, *args, **kwargs)
+        finally:
+            is_inside = False
+
+    keras.layers.Layer.__call__ = unseen
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = call
+
+
 class _Trace:
     """A symbolic run of a layer's `call`."""
 
@@ -128,7 +154,7 @@ class _Trace:
         refusals = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
         with tf.GradientTape(watch_accessed_variables=True) as tape:
             try:
-                with swapped(layer, **symbolic_attributes), _overridden(layer, refusals):
+                with swapped(layer, **symbolic_attributes, **refusals), _inner_calls_unseen(tape):
                     self.outputs = layer.call(*args, **kwargs)
             except CannotOpen:
                 raise
@@ -142,10 +168,10 @@ class _Trace:
             self.model = keras.Model(symbolic, self.outputs)
         except ValueError as error:
             raise CannotOpen(_first_line(error)) from error
-        called = {id(variable) for inner in self.model.layers for variable in inner.variables}
-        for variable in tape.watched_variables():
-            if id(variable) not in called:
-                raise CannotOpen(f"it reads the weight {variable.name} of another layer")
+        arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
+        read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
+        for variable in [*tape.watched_variables(), *read]:
+            raise CannotOpen(f"it reads {variable.name}, a weight of another layer")
 
     @property
     def nodes(self) -> list[Any]:
@@ -237,17 +263,6 @@ def _refuses(name: str) -> Any:
         raise CannotOpen(f"it calls {name}")
 
     return refuse
-
-
-@contextlib.contextmanager
-def _overridden(layer: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Runs a block in which a layer has attributes that hide those of its class."""
-    vars(layer).update(attributes)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            del vars(layer)[name]
 
 
 def _follow_training(trained: _Trace, tested: _Trace) -> None:

@@ -63,10 +63,3 @@ def check_model(model: Any) -> None:
             f"{kind} '{name}' is a subclassed model of Keras 3: its call() cannot be read as "
             f"layers. Express it in the functional style, keras.Model(inputs, outputs)."
         )
-
-
-def nodes(model: Any) -> list[Any]:
-    """Returns the nodes of a functional model in the order of computation."""
-    depths = sorted(model._nodes_by_depth, reverse=True)
-    ordered = [node for depth in depths for node in model._nodes_by_depth[depth]]
-    return [node for node in ordered if not node.is_input]

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.frontend.graph import nodes_of
 from keras_qat.frontend.keras2.backend import keras, mask_of
 from keras_qat.frontend.keras3.backend import (
     check_model,
@@ -15,7 +16,6 @@ from keras_qat.frontend.keras3.backend import (
     is_model,
     is_of_keras_3,
     keras_3,
-    nodes,
 )
 from keras_qat.frontend.keras3.layers import convert_layer, counterpart
 from keras_qat.frontend.keras3.operations import call_operation
@@ -126,7 +126,7 @@ class _Converter:
         structure = keras_3().tree.map_structure
         inputs = structure(_input, model.input)
         tensors = dict(zip(map(id, model.inputs), tf.nest.flatten(inputs), strict=True))
-        for node in nodes(model):
+        for node in nodes_of(model):
             outputs = tf.nest.flatten(self._call(node, tensors))
             for source, output in zip(node.outputs, outputs, strict=True):
                 same = output.dtype == source.dtype

@@ -51,8 +51,8 @@ def _divided(weights: Weights, channels: tuple[int, ...]) -> Weights | None:
     Weights trained with few bits have such a divisor, because their scales were made finer by it.
     """
     q = np.asarray(weights.q).astype(np.int32)
-    kept = [axis % q.ndim for axis in channels] if weights.per_channel else []
-    others = tuple(axis for axis in range(q.ndim) if axis not in kept)
+    own = [axis % q.ndim for axis in channels] if weights.per_channel else []
+    others = tuple(axis for axis in range(q.ndim) if axis not in own)
     divisors = np.maximum(np.gcd.reduce(q, axis=others, keepdims=True), 1)
     small = q // divisors
     if np.max(np.abs(small), initial=0) > HIGHEST:

@@ -15,8 +15,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.ops.affine import AFFINE
-from keras_qat.ops.conv import CONV
+from keras_qat.ops.conv import AFFINE, CONV
 from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.slicing import CONCATENATE
@@ -50,46 +49,46 @@ FEW = 0.6
 """A smaller overlap of the pixels' range and the input's range means another scale."""
 
 
-def rescalings(given: Any, names: list[str]) -> dict[str, Rescaling]:
+def rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
     """Reads the argument `rescaling` of `export_tflite` as a rescaling for each input.
 
     Args:
-        given: a rescaling for a model with one input, or a dict of them by name. A rescaling is a
-            tuple of scale and offset, or a Keras layer `Rescaling` or `Normalization`.
+        rescaling: a rescaling for a model with one input, or a dict of them by name. A rescaling
+            is a tuple of scale and offset, or a Keras layer `Rescaling` or `Normalization`.
         names: names of the model's inputs.
 
     Raises:
         ValueError: for anything else.
     """
-    if given is None:
+    if rescaling is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(rescaling, Mapping):
         if len(names) > 1:
             raise ValueError(
                 f"rescaling: the model has the inputs {', '.join(names)}. Give a dict by name, of "
                 f"those that are pixels."
             )
-        given = {names[0]: given}
-    unknown = [str(name) for name in given if name not in names]
+        rescaling = {names[0]: rescaling}
+    unknown = [str(name) for name in rescaling if name not in names]
     if unknown:
         raise ValueError(
             f"rescaling: there is no input '{unknown[0]}'. There are: {', '.join(names)}."
         )
-    return {name: _rescaling(name, value) for name, value in given.items()}
+    return {name: _rescaling(name, value) for name, value in rescaling.items()}
 
 
-def _rescaling(name: str, given: Any) -> Rescaling:
-    if isinstance(given, keras.layers.Rescaling):
-        given = given.scale, given.offset
-    elif isinstance(given, keras.layers.Normalization) and not given.invert:
+def _rescaling(name: str, rescaling: Any) -> Rescaling:
+    if isinstance(rescaling, keras.layers.Rescaling):
+        rescaling = rescaling.scale, rescaling.offset
+    elif isinstance(rescaling, keras.layers.Normalization) and not rescaling.invert:
         mean, variance = (  # A built layer has `mean`, others `input_mean`.
-            np.asarray(getattr(given, name, getattr(given, f"input_{name}")), np.float64)
+            np.asarray(getattr(rescaling, name, getattr(rescaling, f"input_{name}")), np.float64)
             for name in ("mean", "variance")
         )
         scale = 1 / np.maximum(np.sqrt(variance), keras.backend.epsilon())
-        given = scale, -mean * scale
+        rescaling = scale, -mean * scale
     try:
-        scale, offset = (np.asarray(part, np.float64).squeeze() for part in given)
+        scale, offset = (np.asarray(part, np.float64).squeeze() for part in rescaling)
     except (TypeError, ValueError):
         scale = offset = np.array(np.nan)
     if max(scale.ndim, offset.ndim) > 1 or not np.all(np.isfinite(scale) & np.isfinite(offset)):
@@ -119,7 +118,7 @@ def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
 
 
 def with_pixels(
-    graph: ResolvedGraph, given: Mapping[str, Rescaling]
+    graph: ResolvedGraph, rescalings: Mapping[str, Rescaling]
 ) -> tuple[ResolvedGraph, dict[str, Rescaling]]:
     """Returns the graph with inputs that take pixels minus 128 in place of real numbers.
 
@@ -131,7 +130,7 @@ def with_pixels(
         ValueError: if an input is not quantized to 8 bits or fewer, or has other channels.
     """
     rescaled = {}
-    for name, rescaling in given.items():
+    for name, rescaling in rescalings.items():
         nodes = _rescaling_nodes(graph, name, rescaling)
         if not nodes:
             continue
@@ -266,10 +265,10 @@ def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
     assert pixels.params is not None
     assert output.params is not None
     q = np.broadcast_to(PIXELS[:, None] + ZERO - pixels.params.zero_point, expected.shape)
-    given = tf.constant(q.reshape(-1, *(1,) * (len(pixels.shape) - 2), q.shape[-1]), tf.float32)
+    q_pixels = tf.constant(q.reshape(-1, *(1,) * (len(pixels.shape) - 2), q.shape[-1]), tf.float32)
     wrong = 0.0
     for family in FAMILIES.values():
-        known: dict[Any, Any] = {pixels: given}
+        known: dict[Any, Any] = {pixels: q_pixels}
         for node in nodes:
             (known[node.output],) = compute_node(node, [*map(known.get, node.inputs)], family)
         codes = known[output].numpy().reshape(expected.shape) + output.params.zero_point

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import REFERENCE
 from keras_qat.frontend.keras2.backend import traced
-from keras_qat.integer_graph.execute import held_in, run
+from keras_qat.integer_graph.execute import run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
+from keras_qat.ops.op import held_in
 
 
 def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
@@ -30,36 +31,37 @@ def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedG
             made[tensor] = dataclasses.replace(tensor, shape=shape)
         return made[tensor]
 
-    def operand(each: Operand) -> Operand:
-        return each if isinstance(each, Constant) else resized(each)
+    def resized_operand(operand: Operand) -> Operand:
+        return operand if isinstance(operand, Constant) else resized(operand)
 
-    def node(each: Node) -> Node:
-        inputs, outputs = tuple(map(operand, each.inputs)), tuple(map(resized, each.outputs))
-        return dataclasses.replace(each, inputs=inputs, outputs=outputs, sized=sized)
+    def resized_node(node: Node) -> Node:
+        inputs = tuple(map(resized_operand, node.inputs))
+        outputs = tuple(map(resized, node.outputs))
+        return dataclasses.replace(node, inputs=inputs, outputs=outputs, sized=sized)
 
     return dataclasses.replace(
         graph,
-        inputs={name: resized(each) for name, each in graph.inputs.items()},
-        outputs={name: resized(each) for name, each in graph.outputs.items()},
-        nodes=tuple(map(node, graph.nodes)),
-        tensors={value: resized(each) for value, each in graph.tensors.items()},
-        values={resized(each): value for each, value in graph.values.items()},
+        inputs={name: resized(tensor) for name, tensor in graph.inputs.items()},
+        outputs={name: resized(tensor) for name, tensor in graph.outputs.items()},
+        nodes=tuple(map(resized_node, graph.nodes)),
+        tensors={value: resized(tensor) for value, tensor in graph.tensors.items()},
+        values={resized(tensor): value for tensor, value in graph.values.items()},
     )
 
 
 def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, ...]]:
     """Infers the shapes of all tensors, by tracing a function that never runs."""
 
-    def given(tensor: Tensor) -> Any:
+    def spec(tensor: Tensor) -> Any:
         dtype = tensor.dtype if tensor.params is None else held_in(tensor.params)
         return tf.TensorSpec((size, *tensor.shape[1:]), dtype)
 
-    found: dict[Tensor, tuple[int | None, ...]] = {}
+    shapes: dict[Tensor, tuple[int | None, ...]] = {}
 
     def trace(*inputs: Any) -> None:
         tensors = run(graph, list(inputs), REFERENCE, compute_in_float)
-        found.update((tensor, tuple(each.shape)) for tensor, each in tensors.items())
+        shapes.update((tensor, tuple(x.shape)) for tensor, x in tensors.items())
 
-    specs = [given(each) for each in graph.inputs.values()]
+    specs = map(spec, graph.inputs.values())
     traced(trace).get_concrete_function(*specs)
-    return found
+    return shapes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import numpy as np
@@ -339,3 +340,17 @@ def test_nothing_is_said_of_float32_and_half_precision():
         keras_qat.quantize_model(
             keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="mixed_bfloat16")])
         )
+
+
+def test_threads_leave_the_policy_as_it_was():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        models = [keras.Sequential([keras.Input((4,)), layers.Dense(3)]) for _ in range(4)]
+        work = [threading.Thread(target=keras_qat.plan, args=[model]) for model in models]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+        assert keras.mixed_precision.global_policy().name == "mixed_bfloat16"
+    finally:
+        keras.mixed_precision.set_global_policy("float32")

@@ -1,0 +1,99 @@
+"""Takes over models that tfmot quantized and trained."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from keras_qat.config import recipes
+from keras_qat.config.recipes import Recipe
+from keras_qat.frontend import tfmot
+from keras_qat.rewriting.quantize import quantize_model
+from keras_qat.training.calibration.calibrate import calibrate
+from keras_qat.training.quantizers import layer_quantizers
+from keras_qat.training.ranges.observers import LastValue
+from keras_qat.training.readiness import some
+from keras_qat.training.schedule import scheduled_layers
+
+STEPS = 1000
+"""Training steps that a range counts for, if training goes on: as many as tfmot averages over."""
+
+
+def from_tfmot(model: Any, data: Any = None) -> Any:
+    """Makes a quantization-aware model of one that tfmot quantized and trained.
+
+    Weights, the statistics of BatchNormalization, the ranges of activations, bits and layers that
+    tfmot left in float are taken over, so that the result can be exported without training.
+    A warning lists the tensors that are quantized here and not by tfmot: their ranges are taken
+    from `data`, or from `calibrate` or training later.
+
+    Args:
+        model: the model, or the path of the `.h5` or `.keras` file that it was saved to. A path
+            needs the package `tensorflow-model-optimization`. The model is not changed.
+        data: inputs as for `calibrate`, for ranges that tfmot does not have.
+
+    Returns:
+        The quantization-aware model, not compiled.
+
+    Raises:
+        ValueError: if tfmot has not quantized the model, or it was not trained.
+        ImportError: for a path without tfmot.
+
+    Example:
+        >>> qat = keras_qat.from_tfmot("qat.h5", x_train[:256])
+        >>> keras_qat.export_tflite(qat, "model.tflite")
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = tfmot.load(Path(model))
+    plain, quantization = tfmot.read(model)
+    qat = quantize_model(plain, _recipe(quantization))
+    if data is not None:
+        calibrate(qat, data)
+    without = _set_ranges(qat, quantization.ranges)
+    if without and data is None:
+        warnings.warn(
+            f"tfmot has no ranges for {some(without)}, which keras_qat quantizes. Pass data: "
+            f"keras_qat.from_tfmot(model, x_train[:256]).",
+            stacklevel=2,
+        )
+    return qat
+
+
+def _recipe(quantization: tfmot.Quantization) -> Recipe:
+    """Returns the recipe with tfmot's bits, most common ones for all layers."""
+    weight_bits = _most_common(quantization.weight_bits)
+    activation_bits = _most_common(quantization.activation_bits)
+    recipe = recipes.int8(weight_bits, activation_bits)
+    for name, bits in quantization.weight_bits.items():
+        if bits != weight_bits:
+            recipe = recipe.override(name, weight_bits=bits)
+    for name, bits in quantization.activation_bits.items():
+        if bits != activation_bits:
+            recipe = recipe.override(name, activation_bits=bits)
+    for name in quantization.float_layers:
+        recipe = recipe.override(name, quantize=False)
+    return recipe
+
+
+def _most_common(bits: dict[str, int]) -> int:
+    return Counter(bits.values()).most_common(1)[0][0] if bits else 8
+
+
+def _set_ranges(qat: Any, ranges: dict[str, tfmot.Range]) -> list[str]:
+    """Sets the ranges of activations; returns the tensors for which there are none."""
+    without: list[str] = []
+    for layer in scheduled_layers(qat):
+        listed = layer_quantizers(layer)[1]
+        for quantizer, shown in zip(layer.quantizers, listed, strict=True):
+            known = [ranges[tensor] for tensor in shown.quantizes if tensor in ranges]
+            if known:
+                low, high = min(known)[0], max(end for _, end in known)
+                for observer in quantizer.observers:
+                    assert isinstance(observer, LastValue)
+                    observer.set(0.0 if quantizer.clips_at_zero else low, high, STEPS)
+            elif quantizer.observers:
+                without += shown.quantizes
+    return without
