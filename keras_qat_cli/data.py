@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["PIXELS", "Options", "load"]
+from keras_qat_cli.models import check_modules, import_modules, takes_pixels
+
+__all__ = ["PIXELS", "Batches", "Source"]
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
@@ -21,136 +23,200 @@ PIXELS: dict[str, tuple[float, float]] = {
 """Range of pixels that a model was trained on -> factor and offset for pixels of 0 to 255."""
 
 
-class Options(NamedTuple):
-    """Options for reading data.
+class Source(NamedTuple):
+    """Where data is, and options for reading it.
 
     Args:
+        path: an `.npy`, `.npz` or `.csv` file, a directory of images, or `module:name` of an array,
+            a dataset or a function that returns batches.
         key: name of an array in an `.npz` file.
         drop: columns of a table that are not inputs: names, or numbers from 0.
-        pixels: one of `PIXELS`.
+        pixels: one of `PIXELS`, or None.
         batch_size: examples at a time.
         limit: the most examples to read.
     """
 
+    path: str
     key: str | None = None
     drop: tuple[str, ...] = ()
-    pixels: str = "0..255"
+    pixels: str | None = None
     batch_size: int = 32
     limit: int | None = None
+
+    def check(self, model: Path) -> None:
+        """Raises a `ValueError` if there is no such data. Does not need TensorFlow."""
+        path = Path(self.path)
+        if path.is_dir():
+            self.images()
+            if self.pixels is None and not takes_pixels(model):
+                raise ValueError(
+                    f"{path} holds images, and {model} does not say which numbers it takes for "
+                    f"pixels: add --pixels 0..255, 0..1 or -1..1, as in training."
+                )
+        elif path.exists():
+            if path.suffix not in READERS:
+                raise ValueError(f"{path}: data is read from {', '.join(READERS)} and directories.")
+            if self.key is not None:
+                self.arrays_named([self.key])
+            if self.drop:
+                self.columns()
+        elif ":" in self.path:
+            check_modules((self.path.partition(":")[0],))
+        else:
+            raise ValueError(
+                f"There is no file {path}. Data is an .npy, .npz or .csv file, a directory of "
+                f"images, or module:name."
+            )
+
+    def load(self, model: Any) -> Batches:
+        """Loads batches of a model's inputs.
+
+        Raises:
+            ValueError: if the data does not fit the model.
+        """
+        path = Path(self.path)
+        if path.is_dir():
+            data = self.for_images(model)
+        elif path.exists():
+            data = READERS[path.suffix](self, model)
+        else:
+            data = _from_module(self.path)
+        count = len(data) if isinstance(data, (np.ndarray, _Images)) else None
+        if count is not None:
+            count = -(-min(count, self.limit or count) // self.batch_size)
+        return Batches(self, model, data, count)
+
+    def array(self, model: Any) -> Any:
+        """Opens the array of an .npy file."""
+        return np.load(self.path, mmap_mode="r", allow_pickle=False)
+
+    def arrays(self, model: Any) -> Any:
+        """Reads the arrays of an .npz file that are the model's inputs."""
+        with np.load(self.path, allow_pickle=False) as file:
+            names = set(file.files)
+        if self.key is None and set(model.input_names) <= names:
+            return self.arrays_named(model.input_names)
+        only = names if len(names) == 1 else {"x"} & names
+        key = self.key or next(iter(only), None)
+        if key is None:
+            raise ValueError(
+                f"{self.path} has the arrays {', '.join(sorted(names))}: choose one with --key, or "
+                f"name them as the model's inputs: {', '.join(model.input_names)}."
+            )
+        return self.arrays_named([key])[key]
+
+    def arrays_named(self, names: list[str]) -> dict[str, np.ndarray]:
+        """Reads arrays of an .npz file."""
+        with np.load(self.path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise ValueError(
+                    f"{self.path} has no array {missing[0]}, but {', '.join(file.files)}."
+                )
+            return {name: file[name] for name in names}
+
+    def columns(self) -> tuple[list[str], bool]:
+        """Returns the columns of a table, and whether its first line names them."""
+        with open(self.path) as file:
+            first = [cell.strip().strip('"') for cell in file.readline().split(self.separator)]
+        has_names = not all(map(_is_number, first))
+        names = first if has_names else [str(number) for number in range(len(first))]
+        unknown = [column for column in self.drop if column not in names]
+        if unknown:
+            raise ValueError(
+                f"{self.path} has no column {', '.join(unknown)}, but {', '.join(names)}."
+            )
+        return names, has_names
+
+    @property
+    def separator(self) -> str:
+        """What stands between the columns of a table."""
+        return "\t" if self.path.endswith(".tsv") else ","
+
+    def table(self, model: Any) -> Any:
+        """Reads rows of numbers, one per example, with or without names in the first line."""
+        names, has_names = self.columns()
+        used = [number for number, name in enumerate(names) if name not in self.drop]
+        try:
+            table = np.loadtxt(
+                self.path,
+                np.float32,
+                delimiter=self.separator,
+                skiprows=int(has_names),
+                usecols=used,
+                ndmin=2,
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}. Leave columns out with --drop.") from error
+        if len(model.input_names) > 1:
+            return {names[number]: table[:, column] for column, number in enumerate(used)}
+        shape = model.inputs[0].shape[1:]
+        sizes = [size for size in shape if size is not None]
+        if len(sizes) == len(shape) and int(np.prod(sizes)) != table.shape[1]:
+            raise ValueError(
+                f"{self.path} has {table.shape[1]} numbers in a row, but the model takes "
+                f"{int(np.prod(sizes))} ({' x '.join(map(str, shape))}). Leave columns out with "
+                f"--drop."
+            )
+        return table.reshape(-1, *(-1 if size is None else size for size in shape))
+
+    def images(self) -> list[Path]:
+        """Finds the images of a directory and its subdirectories, sorted by name."""
+        files = sorted(file for file in Path(self.path).rglob("*") if file.suffix.lower() in IMAGES)
+        if not files:
+            raise ValueError(f"{self.path} has no images ({', '.join(IMAGES)}).")
+        return files
+
+    def for_images(self, model: Any) -> _Images:
+        """Reads the images of a directory for a model."""
+        if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
+            raise ValueError(
+                f"{self.path} is a directory of images, but the model does not have one input of "
+                f"images."
+            )
+        return _Images(self.images(), model.inputs[0].shape[1:], self.pixels or "0..255")
+
+
+READERS: dict[str, Callable[[Source, Any], Any]] = {
+    ".npy": Source.array,
+    ".npz": Source.arrays,
+    ".csv": Source.table,
+    ".tsv": Source.table,
+}
+"""Ending of a file -> what reads it."""
 
 
 class Batches:
     """Batches of a model's inputs: arrays in the model's order.
 
     Args:
-        parts: yields the batches.
+        source: where the data is from.
+        model: the model.
+        data: what was read.
         total: number of batches, if it is known.
     """
 
-    def __init__(self, parts: Iterator[list[np.ndarray]], total: int | None) -> None:
-        self.parts, self.total = parts, total
+    def __init__(self, source: Source, model: Any, data: Any, total: int | None) -> None:
+        self.source, self.model, self.data, self.total = source, model, data, total
+        self.examples = 0
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
-        return self.parts
+        """Yields the batches and counts their examples."""
+        from keras_qat.io.data import batches
 
-
-def load(source: str, model: Any, options: Options) -> Batches:
-    """Loads batches of a model's inputs.
-
-    Args:
-        source: path of an `.npy`, `.npz` or `.csv` file or of a directory of images, or
-            `module:name` of an array, a dataset or a function that returns batches.
-        model: the model that the data is for.
-        options: options for reading.
-
-    Raises:
-        ValueError: if there is no such data, or it does not fit the model.
-    """
-    data = _source_data(source, model, options)
-    count = len(data) if isinstance(data, (np.ndarray, _Images)) else None
-    if count is not None:
-        count = -(-min(count, options.limit or count) // options.batch_size)
-    return Batches(_limited(model, data, options), count)
-
-
-def _limited(model: Any, data: Any, options: Options) -> Iterator[list[np.ndarray]]:
-    from keras_qat.io.data import batches
-
-    left = options.limit
-    for batch in batches(model, data, options.batch_size):
-        part = batch if left is None else [array[:left] for array in batch]
-        yield part
-        if left is not None:
-            left -= len(part[0])
-            if left <= 0:
-                return
-
-
-def _source_data(source: str, model: Any, options: Options) -> Any:
-    path = Path(source)
-    if path.is_dir():
-        return _images(path, model, options)
-    if not path.exists():
-        if ":" in source:
-            return _from_module(source)
-        raise ValueError(
-            f"There is no file {source}. Data is an .npy, .npz or .csv file, a directory of "
-            f"images, or module:name."
-        )
-    readers = {".npy": _array, ".npz": _arrays, ".csv": _table, ".tsv": _table}
-    if path.suffix not in readers:
-        raise ValueError(f"{source}: data is read from {', '.join(readers)} and directories.")
-    return readers[path.suffix](path, model, options)
-
-
-def _array(path: Path, model: Any, options: Options) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _arrays(path: Path, model: Any, options: Options) -> Any:
-    with np.load(path, allow_pickle=False) as file:
-        names = file.files
-        if options.key is None and set(model.input_names) <= set(names):
-            return {name: file[name] for name in model.input_names}
-        key = options.key or next(
-            iter({"x"} & set(names) or (names if len(names) == 1 else [])), ""
-        )
-        if key in names:
-            return file[key]
-    raise ValueError(
-        f"{path} has the arrays {', '.join(names)}: choose one with --key, or name them as the "
-        f"model's inputs: {', '.join(model.input_names)}."
-    )
-
-
-def _table(path: Path, model: Any, options: Options) -> Any:
-    """Reads rows of numbers, one per example, with or without names in the first line."""
-    separator = "\t" if path.suffix == ".tsv" else ","
-    with path.open() as file:
-        first = [cell.strip().strip('"') for cell in file.readline().split(separator)]
-    has_names = not all(map(_is_number, first))
-    names = first if has_names else [str(number) for number in range(len(first))]
-    unknown = [column for column in options.drop if column not in names]
-    if unknown:
-        raise ValueError(f"{path} has no column {', '.join(unknown)}, but {', '.join(names)}.")
-    kept = [number for number, name in enumerate(names) if name not in options.drop]
-    try:
-        table = np.loadtxt(
-            path, np.float32, delimiter=separator, skiprows=int(has_names), usecols=kept, ndmin=2
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}. Leave columns out with --drop.") from error
-    by_name = {names[number]: table[:, column] for column, number in enumerate(kept)}
-    if len(model.input_names) > 1:
-        return by_name
-    shape = model.inputs[0].shape[1:]
-    sizes = [size for size in shape if size is not None]
-    if len(sizes) == len(shape) and int(np.prod(sizes)) != table.shape[1]:
-        raise ValueError(
-            f"{path} has {table.shape[1]} numbers in a row, but the model takes "
-            f"{int(np.prod(sizes))} ({' x '.join(map(str, shape))}). Leave columns out with --drop."
-        )
-    return table.reshape(-1, *(-1 if size is None else size for size in shape))
+        left = self.source.limit
+        self.examples = 0
+        try:
+            for batch in batches(self.model, self.data, self.source.batch_size):
+                part = [array[:left] for array in batch]
+                self.examples += len(part[0])
+                yield part
+                if left is not None:
+                    left -= len(part[0])
+                    if left <= 0:
+                        return
+        except ValueError as error:
+            raise ValueError(f"{self.source.path}: {error}") from error
 
 
 def _is_number(cell: str) -> bool:
@@ -159,18 +225,6 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _images(folder: Path, model: Any, options: Options) -> Any:
-    """Finds the images of a directory and its subdirectories, sorted by name."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
-    if not paths:
-        raise ValueError(f"{folder} has no images ({', '.join(IMAGES)}).")
-    if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
-        raise ValueError(
-            f"{folder} is a directory of images, but the model does not have one input of images."
-        )
-    return _Images(paths, model.inputs[0].shape[1:], options.pixels)
 
 
 class _Images:
@@ -201,8 +255,6 @@ class _Images:
 
 
 def _from_module(source: str) -> Any:
-    from keras_qat_cli.models import import_modules
-
     module, _, name = source.partition(":")
     import_modules(())
     try:

@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-__all__ = ["FAILED", "TROUBLE", "Commands", "fail", "quiet"]
+__all__ = ["FAILED", "TROUBLE", "Commands", "fail", "quiet", "step"]
 
 FAILED, TROUBLE = 1, 2
 """Exit codes: a check failed; or arguments, files, the model or the data are not usable."""
@@ -58,8 +59,31 @@ def _writes_to_terminal(stream: Any) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def step(title: str) -> Iterator[None]:
+    """Shows what is going on, and then how long it took."""
+    start = time.monotonic()
+    click.echo(f"{title} ...", err=True, nl=False)
+    try:
+        yield
+    finally:
+        click.echo(f" {time.monotonic() - start:.1f} s", err=True)
+
+
+class Command(click.Command):
+    """A command whose errors name a file."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        arguments = (each.name for each in self.params if isinstance(each, click.Argument))
+        files = [str(ctx.params[name]) for name in arguments if name]
+        with _errors_as_messages(ctx.find_root().params["debug"], files):
+            return super().invoke(ctx)
+
+
 class Commands(click.Group):
     """A group of commands that shows errors as messages."""
+
+    command_class = Command
 
     def invoke(self, ctx: click.Context) -> Any:
         with _warnings_as_lines(), _errors_as_messages(ctx.params.get("debug", False)):
@@ -85,7 +109,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _errors_as_messages(debug: bool) -> Iterator[None]:
+def _errors_as_messages(debug: bool, files: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -98,4 +122,6 @@ def _errors_as_messages(debug: bool) -> Iterator[None]:
             message = f"{message[:LONGEST]} ... ({len(message)} characters; --debug shows all)"
         if not isinstance(error, (ValueError, OSError, ImportError)):
             message = f"{type(error).__name__}: {message}"
+        if files and not any(file in message for file in files):
+            message = f"{files[0]}: {message}"
         raise _Trouble(message) from error

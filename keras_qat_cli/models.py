@@ -2,23 +2,114 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILES", "import_modules", "load", "quantized"]
+import click
+
+__all__ = [
+    "FILES",
+    "ModelFile",
+    "check_modules",
+    "import_modules",
+    "is_quantized",
+    "load",
+    "takes_pixels",
+]
 
 FILES = (".keras", ".h5", ".hdf5")
 
 
+class ModelFile(click.Path):
+    """A saved model, looked at without importing TensorFlow.
+
+    Args:
+        quantized: whether it has to be quantization-aware; None for any model.
+    """
+
+    def __init__(self, quantized: bool | None = None) -> None:
+        super().__init__(exists=True, path_type=Path)
+        self.quantized = quantized
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Returns the path of a model that can be loaded."""
+        path = Path(str(super().convert(value, param, ctx)))
+        is_aware = is_quantized(path)
+        if is_aware and self.quantized is False:
+            raise ValueError(f"{path} is quantized already. Pass the float model.")
+        if not is_aware and self.quantized:
+            raise ValueError(
+                f"{path} is a float model. Quantize it first: keras-qat calibrate {path} DATA -o "
+                f"qat.keras. Or train the result of keras_qat.quantize_model, and save it."
+            )
+        return path
+
+
+def is_quantized(path: Path) -> bool:
+    """Returns whether a file holds a quantization-aware model."""
+    return "keras_qat>" in _configuration(path)
+
+
+def takes_pixels(path: Path) -> bool:
+    """Returns whether a saved model has a layer that scales pixels of 0 to 255 itself."""
+    scales = re.findall(
+        r'"Rescaling"(?:[^{}]|\{[^{}]*?)*?"scale": ([\d.e-]+)', _configuration(path)
+    )
+    return any(0.99 <= 255 * float(scale) <= 2.01 for scale in scales)
+
+
+def _configuration(path: Path) -> str:
+    """Reads what Keras saved of a model's layers, as text.
+
+    Raises:
+        ValueError: if the file holds no model.
+    """
+    if path.is_dir():
+        metadata = path / "keras_metadata.pb"
+        if not metadata.exists():
+            raise ValueError(
+                f"{path} holds no Keras model. Pass a SavedModel from model.save; one from "
+                f"keras_qat.export_saved_model is for servers only."
+            )
+        return metadata.read_text(encoding="utf-8", errors="replace")
+    if path.suffix == ".keras":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return archive.read("config.json").decode()
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise ValueError(f"{path} is no Keras model, or it is damaged.") from error
+    if path.suffix in FILES:
+        import h5py
+
+        try:
+            with h5py.File(path) as file:
+                return str(file.attrs["model_config"])
+        except OSError as error:
+            raise ValueError(f"{path} is no Keras model, or it is damaged.") from error
+        except KeyError as error:
+            raise ValueError(
+                f"{path} holds weights, but no layers: save the model with model.save."
+            ) from error
+    raise ValueError(f"{path} is not a model: pass a SavedModel or a {', '.join(FILES)} file.")
+
+
+def check_modules(names: Iterable[str]) -> None:
+    """Raises a `ValueError` if there is no such module. Does not import it."""
+    _search_here()
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise ValueError(f"There is no module {name}, here or among the installed ones.")
+
+
 def import_modules(names: Iterable[str]) -> None:
     """Imports a user's modules, also from the current directory."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    _search_here()
     for name in names:
         importlib.import_module(name)
 
@@ -35,13 +126,6 @@ def load(path: Path, trust: bool = False) -> Any:
     """
     from keras_qat import keras
 
-    if not path.is_dir() and path.suffix not in FILES:
-        raise ValueError(f"{path} is not a model: pass a SavedModel or a {', '.join(FILES)} file.")
-    if path.is_dir() and not (path / "keras_metadata.pb").exists():
-        raise ValueError(
-            f"{path} holds no Keras model. Pass a SavedModel from model.save; one from "
-            f"keras_qat.export_saved_model is for servers only."
-        )
     models = keras.models
     if _is_of_keras_3(path):
         import keras as keras_3
@@ -60,22 +144,13 @@ def load(path: Path, trust: bool = False) -> Any:
 
 
 def _is_of_keras_3(path: Path) -> bool:
-    if path.suffix != ".keras" or not zipfile.is_zipfile(path):
+    if path.suffix != ".keras":
         return False
     with zipfile.ZipFile(path) as archive:
         metadata = json.loads(archive.read("metadata.json"))
     return str(metadata.get("keras_version", "")).startswith("3")
 
 
-def quantized(model: Any, recipe: str | None, scope: tuple[str, ...], target: str | None) -> Any:
-    """Returns a quantization-aware model: the loaded one, or one made from it."""
-    import keras_qat
-    from keras_qat.training.schedule import is_quantized
-
-    if not is_quantized(model):
-        return keras_qat.quantize_model(model, recipe, scope=list(scope) or None, target=target)
-    options = {"--recipe": recipe, "--scope": scope, "--target": target}
-    for option, value in options.items():
-        if value:
-            raise ValueError(f"'{model.name}' is quantized already: {option} is for float models.")
-    return model
+def _search_here() -> None:
+    if "" not in sys.path:
+        sys.path.insert(0, "")

@@ -5,93 +5,219 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import click
 
-from keras_qat_cli.data import PIXELS, Options
-
-__all__ = ["batch_size", "data", "json_output", "kernels", "model", "quantizing"]
+from keras_qat_cli import models
+from keras_qat_cli.data import PIXELS, Source
+from keras_qat_cli.outputs import SOURCES, OutputFile
 
 Command = Callable[..., Any]
 
-model = click.argument("model", type=click.Path(exists=True, path_type=Path))
+TARGETS = (
+    *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
+    *("edgetpu", "stm32_npu", "esp_nn"),
+)
+"""Names of `keras_qat.targets`, which cannot be asked before TensorFlow is loaded."""
+
+any_model = click.argument("model", type=models.ModelFile())
+float_model = click.argument("model", type=models.ModelFile(quantized=False))
+quantized_model = click.argument("model", type=models.ModelFile(quantized=True))
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 kernels = click.option(
     "--kernels",
-    type=click.Choice(["xnnpack", "tflm", "reference"]),
+    type=click.Choice(["xnnpack", "xnnpack_arm64", "tflm", "reference"]),
     show_default="the target's, without one xnnpack",
     help="Whose rounding: that of phones, or of microcontrollers.",
 )
 
-batch_size = click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Examples at a time.",
+html = click.option("--html", type=OutputFile("the page"), help="Write the result as a page, too.")
+
+min_identical = click.option(
+    "--min-identical", type=click.FloatRange(0, 100), help="Fail below so many percent."
+)
+
+min_agreement = click.option(
+    "--min-agreement",
+    type=click.FloatRange(0, 100),
+    help="Fail if less percent of the rows have the same argmax as the model in float.",
 )
 
 
-def quantizing(command: Command) -> Command:
-    """Adds options for quantizing a float model."""
-    for option in (
-        click.option(
-            "--target",
-            help="Where the file is to run: tflm, ethos_u55, edgetpu or another (docs/targets.md).",
-        ),
-        click.option(
-            "--scope",
-            multiple=True,
-            help="Quantize only these layers: a name, its beginning, a pattern with *, or a class. "
-            "Can be repeated.",
-        ),
-        click.option(
-            "--recipe",
-            type=click.Choice(["int8", "int16x8", "int4_weights", "low_bits", "contrib"]),
-            show_default="the target's, without one int8",
-            help="How a float model is quantized.",
-        ),
-    ):
-        command = option(command)
-    return command
+class TargetName(click.Choice[str]):
+    """A target; modules of `--import` can register more."""
+
+    def __init__(self) -> None:
+        super().__init__(TARGETS)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Returns the name, if it can be one."""
+        has_modules = ctx is not None and ctx.find_root().params.get("modules")
+        return value if has_modules else super().convert(value, param, ctx)
 
 
-def data(command: Command) -> Command:
-    """Adds the argument for data, and options for reading it."""
+target = click.option("--target", type=TargetName(), help="Where the file is to run.")
 
-    @functools.wraps(command)
-    def with_options(
-        key: str | None,
-        drop: tuple[str, ...],
-        pixels: str,
-        batch_size: int,
-        limit: int | None,
-        **arguments: Any,
-    ) -> Any:
-        return command(options=Options(key, drop, pixels, batch_size, limit), **arguments)
 
-    for option in (
-        click.option(
-            "--limit", type=click.IntRange(1), help="Use only this many examples, the first ones."
-        ),
-        batch_size,
-        click.option(
-            "--pixels",
-            type=click.Choice(list(PIXELS)),
-            default="0..255",
-            show_default=True,
-            help="Range of pixels that the model takes, for directories of images.",
-        ),
-        click.option(
-            "--drop",
-            multiple=True,
-            help="A column of a table that is not an input: name or number.",
-        ),
-        click.option("--key", help="The array of an .npz file."),
-        click.argument("data"),
-    ):
-        with_options = option(with_options)
-    return with_options
+class Values(Protocol):
+    """Values of options that belong together."""
+
+    def check(self, model: Path) -> None:
+        """Raises an error if they cannot be used, for the saved model too."""
+
+
+class Quantizing(NamedTuple):
+    """Options for quantizing a float model, as in `keras_qat.quantize_model`."""
+
+    recipe: str | None
+    scope: tuple[str, ...]
+    target: str | None
+
+    def check(self, model: Path) -> None:
+        for name, value in self._asdict().items():
+            if value and models.is_quantized(model):
+                raise ValueError(f"{model} is quantized already: --{name} is for float models.")
+
+
+class Calibration(NamedTuple):
+    """Options of `keras_qat.calibrate`."""
+
+    method: Any
+    percentile: float
+
+    def check(self, model: Path) -> None:
+        if not 50 < self.percentile <= 100:
+            raise click.UsageError("--percentile: give more than 50 and at most 100, as 99.99.")
+
+
+class Exporting(NamedTuple):
+    """Options of `keras_qat.export_tflite`."""
+
+    input_dtype: str | None
+    output_dtype: str | None
+    input_range: tuple[float, float] | None
+    rescaling: tuple[float, float] | None
+    pack_int4: bool | None
+
+    def check(self, model: Path) -> None:
+        pass
+
+    def chosen(self, file: Path, **others: Any) -> dict[str, Any]:
+        """Returns the options that were passed, and others, if such a file takes them."""
+        options = {**self._asdict(), "pack_int4": self.pack_int4 or None, **others}
+        options = {name: value for name, value in options.items() if value is not None}
+        taken = {"input_range"}
+        if file.suffix in SOURCES:
+            taken |= {"input_dtype", "output_dtype", "rescaling"}
+        refused = sorted(options.keys() - taken)
+        if file.suffix != ".tflite" and refused:
+            raise click.UsageError(f"{', '.join(refused)}: for .tflite files only.")
+        return options
+
+
+def _together(name: str, values: Any, *options: Any) -> Callable[[Command], Command]:
+    """Adds options of which a command gets the values as one argument `name`, checked."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_values(*settings: Any, **arguments: Any) -> Any:
+            fields = {field: arguments.pop(field) for field in values._fields}
+            arguments[name] = values(**fields)
+            arguments[name].check(arguments["model"])
+            return command(*settings, **arguments)
+
+        for option in reversed(options):
+            with_values = option(with_values)
+        return with_values
+
+    return decorate
+
+
+data = _together(
+    "data",
+    Source,
+    click.argument("path", metavar="DATA"),
+    click.option("--key", help="The array of an .npz file."),
+    click.option(
+        "--drop", multiple=True, help="A column of a table that is not an input: name or number."
+    ),
+    click.option(
+        "--pixels",
+        type=click.Choice(list(PIXELS)),
+        help="Range of pixels that the model takes, for directories of images.",
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        default=32,
+        show_default=True,
+        help="Examples at a time.",
+    ),
+    click.option(
+        "--limit", type=click.IntRange(1), help="Use only this many examples, the first ones."
+    ),
+)
+
+quantizing = _together(
+    "quantizing",
+    Quantizing,
+    click.option(
+        "--recipe",
+        type=click.Choice(["int8", "int16x8", "int4_weights", "low_bits", "contrib"]),
+        show_default="the target's, without one int8",
+        help="How a float model is quantized.",
+    ),
+    click.option(
+        "--scope",
+        multiple=True,
+        help="Quantize only these layers: a name, its beginning, a pattern with *, or a class. "
+        "Can be repeated.",
+    ),
+    target,
+)
+
+calibration = _together(
+    "calibration",
+    Calibration,
+    click.option(
+        "--method",
+        type=click.Choice(["minmax", "percentile", "mse", "entropy"]),
+        default="minmax",
+        show_default=True,
+        help="How a range is chosen.",
+    ),
+    click.option(
+        "--percentile",
+        type=float,
+        default=99.99,
+        show_default=True,
+        help="Share of the values below the upper end of a range, for this method.",
+    ),
+)
+
+exporting = _together(
+    "exporting",
+    Exporting,
+    click.option(
+        "--input-dtype",
+        type=click.Choice(["int8", "uint8", "int16", "float32"]),
+        help="Type of the inputs.",
+    ),
+    click.option(
+        "--output-dtype",
+        type=click.Choice(["int8", "uint8", "int16", "float32"]),
+        help="Type of the outputs.",
+    ),
+    click.option(
+        "--input-range", type=(float, float), help="Least and greatest input, of contrib models."
+    ),
+    click.option(
+        "--rescaling",
+        type=(float, float),
+        help="Scale and offset that made training data of pixels: uint8 inputs take pixels.",
+    ),
+    click.option("--pack-int4", is_flag=True, help="Store two weights of 4 bits in a byte."),
+)

@@ -2,67 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from keras_qat_cli.models import FILES
 
-__all__ = ["SOURCES", "check_codes", "check_exported", "check_model", "check_page"]
+__all__ = ["SOURCES", "OutputFile"]
 
 SOURCES = (".cc", ".cpp", ".cxx")
 
-TAKEN = {ending: {"input_dtype", "output_dtype", "input_range", "rescaling"} for ending in SOURCES}
-"""Ending of a file -> options of its export. Files in .tflite take all options."""
 
-
-def check_exported(path: Path, options: Iterable[str]) -> None:
-    """Raises a `UsageError` if nothing can be exported to such a file with these options."""
-    refused = set(options) - TAKEN.get(path.suffix, {"input_range"})
-    if path.suffix != ".tflite" and refused:
-        raise click.UsageError(f"{', '.join(sorted(refused))}: for .tflite files only.")
-    if _is_file(path) and path.suffix not in (".tflite", ".onnx", *SOURCES):
-        raise click.UsageError(
-            f"{path}: files to export to end in .tflite, .onnx or {', '.join(SOURCES)}; the "
-            f"directory of a SavedModel has no ending, as in 'served'."
-        )
-
-
-def check_model(path: Path, source: Path) -> None:
-    """Raises an error if a quantized model cannot or must not be written to a path.
+class OutputFile(click.Path):
+    """A file or directory to write, whose folder has to exist.
 
     Args:
-        path: the path to write to.
-        source: the path of the model that is read.
+        what: what is written, for messages.
+        endings: endings of its files; none for any.
+        directory: whether the directory of a SavedModel, which has no ending, can be written.
     """
-    from keras_qat.io.atomic_files import check_writable
 
-    if _is_file(path) and path.suffix not in FILES:
-        raise ValueError(
-            f"{path}: models are written to {', '.join(FILES)} files or directories. "
-            f"keras-qat export turns a model into other files."
-        )
-    if path.resolve() == source.resolve():
-        raise ValueError(f"{path} is the model that is read, and would be lost: name another file.")
-    check_writable(path, directory=path.suffix not in FILES)
+    def __init__(self, what: str, *endings: str, directory: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.what, self.endings, self.directory = what, endings, directory
 
-
-def check_codes(path: Path | None) -> None:
-    """Raises an error if codes cannot be written to a path."""
-    if path is not None and path.suffix != ".npz":
-        raise click.UsageError(f"{path}: codes are written to an .npz file.")
-    check_page(path)
-
-
-def check_page(path: Path | None) -> None:
-    """Raises an error if a file cannot be written to a path that is not None."""
-    from keras_qat.io.atomic_files import check_writable
-
-    if path is not None:
-        check_writable(path)
-
-
-def _is_file(path: Path) -> bool:
-    """Returns whether a name looks like a file's: `served.1` is a directory."""
-    return path.suffix[1:].isalpha()
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Returns the path if something can be written there."""
+        path = Path(str(super().convert(value, param, ctx)))
+        is_directory = self.directory and not path.suffix[1:].isalpha()  # served.1 is a directory.
+        if self.endings and path.suffix not in self.endings and not is_directory:
+            or_directory = ", or to a directory, whose name has no ending" * self.directory
+            raise ValueError(
+                f"{path}: {self.what} is written to {', '.join(self.endings)} files{or_directory}."
+            )
+        if path.is_dir() and not is_directory:
+            raise ValueError(f"{path} is a directory: name a file in it.")
+        if not path.parent.is_dir():
+            raise ValueError(f"{path}: the directory {path.parent} does not exist.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{path}: it is read-only.")
+        if path.suffix in FILES and path.suffix not in self.endings and path.exists():
+            raise ValueError(f"{path} is a saved Keras model, which would be lost.")
+        return path

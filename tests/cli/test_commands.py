@@ -14,8 +14,12 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 import keras_qat
+from keras_qat.analysis.verify import OutputReport, Verdict
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat_cli.commands import cli
+from keras_qat_cli.labels import measured
+from keras_qat_cli.models import takes_pixels
+from keras_qat_cli.options import TARGETS
 from tests.helpers import images, scramble
 from tests.networks.small import functional, layers, tiny_net
 
@@ -91,7 +95,7 @@ def test_targets(files):
     told = run("simulate", qat, files / "x.npy", "--json")
     assert json.loads(told)["kernels"] == "tflm"
     told = run("summary", qat, "--target", "edgetpu", code=2)
-    assert "'tiny' is quantized already: --target is for float models" in told
+    assert "tflm.keras is quantized already: --target is for float models" in told
 
 
 def test_what_a_target_lacks(tmp_path):
@@ -106,7 +110,7 @@ def test_verify(files):
     paths = files / "qat.keras", files / "model.tflite", files / "x.npy"
     assert "100.000%" in run("verify", *paths, "--min-identical", 100, "--max-difference", 0)
     html = "--html", files / "report.html"
-    assert "Every layer computes" in run("verify", *paths, "--per-layer", "--limit", 8, *html)
+    assert "Same and good: " in run("verify", *paths, "--per-layer", "--limit", 8, *html)
     page = (files / "report.html").read_text()
     assert "<table" in page and "conv" in page and "logits" in page
     assert '<td class="number bar good" style="--length: 100.0%"' in page
@@ -114,6 +118,21 @@ def test_verify(files):
     assert found["examples"] == 7
     assert found["kernels"] == "reference"
     assert found["failed"] == []
+
+
+def test_verify_asks_for_more_than_a_faithful_file(files):
+    """A file of ranges for other numbers is what its model is, and no good."""
+    np.save(files / "other.npy", 200 * X)
+    np.save(files / "classes.npy", np.arange(len(X)) % 3)
+    qat, file = files / "other.keras", files / "other.tflite"
+    run("calibrate", files / "float.keras", files / "other.npy", "-o", qat)
+    run("export", qat, file)
+    paths = qat, file, files / "x.npy", "--min-identical", 100, "--labels", files / "classes.npy"
+    told = run("verify", *paths, "--min-agreement", 95, code=1)
+    assert "% of the rows have the same argmax as in float (required: 95 %)" in told
+    found = json.loads(run("verify", *paths, "--json", "--min-agreement", 0))
+    assert found["agreement"] < 0.95 and found["verdict"]["words"] == "same but poor"
+    assert 0 < found["outputs"][0]["accuracy"] < 1
 
 
 def test_sensitivity(files):
@@ -130,6 +149,74 @@ def test_sensitivity(files):
     assert set(found["layers"][0]["costs"]) == {"2", "8"}
     assert set(found["bits"]) == {"conv", "logits"} and found["bytes"] > 0
     assert "quantized already" in run("sensitivity", files / "qat.keras", *paths[1:], code=2)
+
+
+def test_convert(files, tmp_path):
+    """One command makes the same file as three, and a trained model keeps its ranges."""
+    file, qat = tmp_path / "model.tflite", tmp_path / "qat.keras"
+    told = run("convert", files / "float.keras", files / "x.npy", file, "--save", qat)
+    assert f"{file.stat().st_size} bytes, ranges from 40 examples" in told
+    assert "100.000%" in told
+    assert file.read_bytes() == (files / "model.tflite").read_bytes()
+    np.save(tmp_path / "other.npy", X[:3] / 2)
+    told = run("convert", qat, tmp_path / "other.npy", tmp_path / "again.tflite")
+    assert "its own ranges" in told
+    assert (tmp_path / "again.tflite").read_bytes() == file.read_bytes()
+
+
+def test_convert_fails_below_the_required_share(files, tmp_path, monkeypatch):
+    output = OutputReport(0.9, 1, 0.1, "logits", None)
+    report = keras_qat.Report(4, "xnnpack", (output,), Verdict("same"))
+    monkeypatch.setattr(keras_qat, "verify", lambda *arguments, **options: report)
+    paths = files / "qat.keras", files / "x.npy", tmp_path / "model.tflite"
+    assert "90.0000 % of the output" in run("convert", *paths, "--min-identical", 95, code=1)
+    run("convert", *paths, "--min-identical", 90)
+
+
+def test_evaluate(files):
+    """The figures are those of the model in Python, whichever way labels are given."""
+    qat = keras.models.load_model(files / "qat.keras")
+    labels = qat.predict(X, verbose=0).argmax(-1)
+    labels[:10] = (labels[:10] + 1) % 3
+    in_float = keras.models.load_model(files / "float.keras").predict(X, verbose=0).argmax(-1)
+    np.save(files / "labels.npy", labels)
+    np.savez(files / "labelled.npz", image=X, y=np.eye(3)[labels])
+    names = ",".join([*(f"p{index}" for index in range(72)), "kind"])
+    table = np.c_[X.reshape(40, -1), labels]
+    np.savetxt(files / "kinds.csv", table, delimiter=",", header=names, comments="")
+    for data, given in (("x.npy", files / "labels.npy"), ("labelled.npz", "y")):
+        told = run("evaluate", files / "qat.keras", files / data, "--labels", given, "--json")
+        result = json.loads(told)
+        assert (result["metric"], result["examples"]) == ("accuracy", 40)
+        assert result["values"] == {
+            "in integers (xnnpack kernels)": 0.75,
+            "in float": pytest.approx(np.mean(in_float == labels)),
+        }
+    told = run("evaluate", files / "float.keras", files / "kinds.csv", "--labels", "kind")
+    assert "accuracy on 40 examples" in told and "integers" not in told
+    arguments = files / "qat.keras", files / "x.npy"
+    told = run("evaluate", *arguments, "--labels", files / "labels.npy", "--kernels", "tflm")
+    assert "in integers (tflm kernels)" in told
+    assert "say with --labels where" in run("evaluate", *arguments, code=2)
+    few = "--labels", files / "labels.npy", "--limit", 30
+    assert "on 30 examples" in run("evaluate", *arguments, *few)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "expected"),
+    [
+        ([[0.2, 0.8], [0.6, 0.4]], [1, 1], ("accuracy", 0.5)),
+        ([[0.2, 0.8], [0.6, 0.4]], [[1], [0]], ("accuracy", 1.0)),
+        ([[0.2], [0.6]], [0, 1], ("accuracy", 1.0)),
+        ([[-2.0], [0.3]], [0, 1], ("accuracy", 1.0)),
+        ([[0.5, 2.0]], [[1.0, 1.5]], ("mean absolute error", 0.5)),
+        ([[7.0], [8.0]], [6, 10], ("mean absolute error", 1.5)),
+        ([[[0.1, 0.9], [0.9, 0.1]]], [[1, 1]], ("accuracy", 0.5)),
+    ],
+)
+def test_metrics(predictions, labels, expected):
+    metric, value = measured(np.array(predictions), np.array(labels))
+    assert (metric, value) == (expected[0], pytest.approx(expected[1]))
 
 
 @pytest.mark.slow
@@ -242,15 +329,25 @@ def test_images(tmp_path):
         "-o",
         tmp_path / "q.keras",
     )
+    assert "add --pixels 0..255, 0..1 or -1..1" in run(*arguments, code=2)
     for pixels, largest in (("0..255", 255), ("0..1", 1), ("-1..1", 1)):
         ranges = json.loads(run(*arguments, "--json", "--pixels", pixels))["ranges"]
         assert ranges[0]["maximum"] == pytest.approx(largest, rel=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5, 0.5])
+def test_models_that_scale_pixels_themselves(scale, tmp_path):
+    """Such a model says what pixels it takes, before and after quantization."""
+    model = functional((4, 4, 3), build=lambda x: layers.Conv2D(2, 1)(layers.Rescaling(scale)(x)))
+    for name, saved in (("float", model), ("qat", keras_qat.quantize_model(model))):
+        saved.save(tmp_path / f"{name}.keras")
+        assert takes_pixels(tmp_path / f"{name}.keras") == (scale < 0.1)
+
+
 ERRORS = {
     "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
     "no model file": (["plan", "x.npy"], r"x.npy is not a model: pass a .*\.keras, \.h5"),
-    "damaged": (["plan", "damaged.keras"], "Keras cannot load damaged.keras"),
+    "damaged": (["plan", "damaged.keras"], "damaged.keras is no Keras model, or it is damaged"),
     "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
     "float model": (
         ["export", "float.keras", "m.tflite"],
@@ -264,26 +361,32 @@ ERRORS = {
     "scope": (["plan", "float.keras", "--scope", "logit"], "Did you mean 'logits'"),
     "other columns": (["simulate", "qat.keras", "labels.csv"], "73 numbers in a row.*72"),
     "no column": (["simulate", "qat.keras", "labels.csv", "--drop", "lable"], "no column lable"),
+    "no array": (["simulate", "qat.keras", "two.npz", "--key", "c"], "no array c, but a, b"),
+    "no labels": (
+        ["evaluate", "qat.keras", "two.npz", "--labels", "y.npy"],
+        "There is no file y.npy",
+    ),
+    "shapes": (["simulate", "qat.keras", "wide.npy"], r"^Error: wide.npy: .*\(None, 6, 6, 2\)"),
     "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b: choose one with --key"),
-    "no module": (["simulate", "qat.keras", "nothing_here:x"], "No module named 'nothing_here'"),
+    "no module": (["simulate", "qat.keras", "nothing_here:x"], "There is no module nothing_here"),
     "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
     "no images": (["simulate", "qat.keras", "."], "has no images"),
     "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
     "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
     "target": (
         ["plan", "float.keras", "--target", "ethos"],
-        "target='ethos': use one of 'xnnpack'",
+        "'ethos' is not one of 'xnnpack', 'tflm'",
     ),
     "calibrated to TFLite": (
         ["calibrate", "float.keras", "x.npy", "-o", "q.tflite"],
-        "q.tflite: models are written to .keras, .h5.* keras-qat export turns",
+        "q.tflite: the model is written to .keras, .h5",
     ),
     "calibrated in place": (
         ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
         "float.keras is the model that is read, and would be lost",
     ),
-    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: files to export to end in .tflite, .onnx"),
-    "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "an .npz file"),
+    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite, .onnx"),
+    "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "written to .npz files"),
     "no directory for codes": (
         ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],
         "the directory no does not exist",
@@ -292,7 +395,7 @@ ERRORS = {
         ["verify", "qat.keras", "model.tflite", "x.npy", "--html", "no/page.html"],
         "the directory no does not exist",
     ),
-    "planned twice": (["plan", "qat.keras"], "'tiny' is quantized already. Plan the float"),
+    "planned twice": (["plan", "qat.keras"], "qat.keras is quantized already. Pass the float"),
     "recipe of a quantized model": (
         ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
         "quantized already: --recipe is for float models",
@@ -300,7 +403,7 @@ ERRORS = {
     "command": (["plam", "float.keras"], "No such command 'plam'"),
     "import": (
         ["--import", "nothing_here", "plan", "float.keras"],
-        "No module named 'nothing_here'",
+        "There is no module nothing_here",
     ),
 }
 
@@ -309,6 +412,7 @@ ERRORS = {
 def test_errors(case, sources, monkeypatch):
     monkeypatch.chdir(sources)
     np.savez("two.npz", a=X, b=X)
+    np.save("wide.npy", X[:, :, :1])
     Path("damaged.keras").write_bytes(b"PK")
     args, message = ERRORS[case]
     told = run(*args, code=2)
@@ -336,26 +440,42 @@ def test_as_a_program(files):
     assert json.loads(done.stdout)["identical"] == 1
 
 
-def test_completion():
-    """It does not wait for TensorFlow, and neither does help."""
+def test_nothing_waits_for_tensorflow(files):
+    """Neither completion nor help does, and neither do arguments that cannot be used."""
+    unusable = [
+        "plan qat.keras",
+        "summary x.npy",
+        "export float.keras m.tflite",
+        "convert float.keras no.npy m.tflite",
+        "convert float.keras x.npy no/m.tflite",
+        "evaluate qat.keras x.npy",
+        "--import nothing_here plan float.keras",
+    ]
     code = (
-        "import sys, keras_qat_cli\n"
-        "try:\n    keras_qat_cli.main()\n"
+        "import os, sys, keras_qat_cli\n"
+        "from keras_qat_cli.commands import cli\n"
+        f"for line in {unusable}:\n"
+        "    try:\n        cli(line.split())\n"
+        "    except SystemExit as end:\n        assert end.code == 2, line\n"
+        "try:\n"
+        "    os.environ['_KERAS_QAT_COMPLETE'] = 'bash_source'\n"
+        "    keras_qat_cli.main()\n"
         "finally:\n    assert 'tensorflow' not in sys.modules\n"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code],
-        env={
-            "_KERAS_QAT_COMPLETE": "bash_source",
-            "PYTHONPATH": str(ROOT),
-            "PATH": "/usr/bin:/bin",
-        },
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        cwd=files,
         capture_output=True,
         text=True,
         check=False,
     )
     assert "_keras_qat_completion" in shown.stdout
-    assert "AssertionError" not in shown.stderr
+    assert shown.stderr.count("Error: ") == len(unusable) and "AssertionError" not in shown.stderr
+
+
+def test_all_targets_are_listed():
+    assert keras_qat.targets.known()[: len(TARGETS)] == TARGETS
 
 
 def test_files_for_microcontrollers(files, tmp_path):

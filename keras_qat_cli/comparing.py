@@ -1,0 +1,205 @@
+"""Commands that run models, and compare what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from keras_qat_cli import options
+from keras_qat_cli.data import Source
+from keras_qat_cli.errors import fail
+from keras_qat_cli.group import Settings, cli, show
+from keras_qat_cli.labels import measured, read_labels
+from keras_qat_cli.models import is_quantized
+from keras_qat_cli.outputs import OutputFile
+
+
+@cli.command()
+@options.quantized_model
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@options.data
+@click.option("--per-layer", is_flag=True, help="Compare every tensor that both have.")
+@options.min_identical
+@options.min_agreement
+@click.option("--labels", help="As of evaluate: the verdict goes by accuracy.")
+@click.option("--max-difference", type=click.FloatRange(0), help="Fail beyond so many LSB.")
+@options.html
+@options.kernels
+@options.json_output
+@click.pass_obj
+def verify(
+    settings: Settings,
+    model: Path,
+    file: Path,
+    data: Source,
+    per_layer: bool,
+    min_identical: float | None,
+    min_agreement: float | None,
+    labels: str | None,
+    max_difference: float | None,
+    html: Path | None,
+    kernels: Any,
+    as_json: bool,
+) -> None:
+    """Run MODEL and its TFLite FILE on DATA, and compare them with each other and with float."""
+    expected = None
+    if labels is not None:
+        expected, data = read_labels(data, labels)
+    with settings.library() as keras_qat:
+        qat = settings.load(model)
+        report = keras_qat.verify(
+            qat,
+            str(file),
+            data.load(qat),
+            expected,
+            per_layer=per_layer,
+            kernels=kernels,
+            batch_size=data.batch_size,
+            verbose=settings.verbose,
+        )
+        if html is not None:
+            report.to_html(html)
+    failed = shortfalls(report, min_identical, min_agreement, max_difference)
+    totals = {
+        "identical": report.identical,
+        "agreement": report.agreement,
+        "max_difference": report.max_difference,
+        "failed": failed,
+    }
+    show(report, {**report.to_dict(), **totals}, as_json)
+    if failed:
+        fail(f"{file} is not as required: {'; '.join(failed)}.")
+
+
+def shortfalls(
+    report: Any,
+    min_identical: float | None,
+    min_agreement: float | None,
+    max_difference: float | None = None,
+) -> list[str]:
+    """Lists in which way a report is not as required."""
+    failed = []
+    if min_identical is not None and 100 * report.identical < min_identical:
+        failed.append(
+            f"{100 * report.identical:.4f} % of the output values are identical (required: "
+            f"{min_identical:g} %)"
+        )
+    if max_difference is not None and report.max_difference > max_difference:
+        failed.append(
+            f"the largest difference is {report.max_difference:g} LSB (allowed: {max_difference:g})"
+        )
+    if min_agreement is not None and 100 * (report.agreement or 0.0) < min_agreement:
+        agreement = "none" if report.agreement is None else f"{100 * report.agreement:.2f} %"
+        failed.append(
+            f"{agreement} of the rows have the same argmax as in float (required: "
+            f"{min_agreement:g} %)"
+        )
+    return failed
+
+
+@cli.command()
+@options.any_model
+@options.data
+@click.option(
+    "--labels",
+    help="An .npy file, an array of the .npz file, or a column of the table. Images need none: "
+    "their subdirectories are the classes.",
+)
+@options.kernels
+@options.json_output
+@click.pass_obj
+def evaluate(
+    settings: Settings,
+    model: Path,
+    data: Source,
+    labels: str | None,
+    kernels: str | None,
+    as_json: bool,
+) -> None:
+    """Measure MODEL on DATA with labels: in float, and in the integers that its file computes.
+
+    It is accuracy for classes, and the mean absolute error for other labels.
+    """
+    expected, data = read_labels(data, labels)
+    figures = {}
+    with settings.library() as keras_qat:
+        loaded = settings.load(model)
+        if is_quantized(model):
+            loaded.kernels = kernels or loaded.kernels
+            computed = f"in integers ({loaded.kernels} kernels)"
+            metric, figures[computed] = measured(_predict(settings, loaded, data), expected)
+            keras_qat.set_quantization(loaded, False)
+        metric, figures["in float"] = measured(_predict(settings, loaded, data), expected)
+    is_share = metric == "accuracy"
+    lines = [
+        f"{name:<32}{figure:>10.2%}" if is_share else f"{name:<32}{figure:>10.4g}"
+        for name, figure in reversed(figures.items())
+    ]
+    text = "\n".join([f"{metric} on {len(expected)} examples", *lines])
+    show(text, {"metric": metric, "examples": len(expected), "values": figures}, as_json)
+
+
+def _predict(settings: Settings, model: Any, data: Source) -> np.ndarray:
+    from keras_qat.io.data import inputs_of, packed
+    from keras_qat.io.progress import shown
+
+    if len(model.outputs) > 1:
+        raise ValueError(f"'{model.name}' has {len(model.outputs)} outputs; evaluate takes one.")
+    batches = data.load(model)
+    return np.concatenate(
+        [
+            model.predict_on_batch(packed(inputs_of(model), batch))
+            for batch in shown(batches, "Evaluation", settings.verbose, batches.total)
+        ]
+    )
+
+
+@cli.command()
+@options.quantized_model
+@options.data
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile("the quantized values", ".npz"),
+    help=".npz file for the quantized values of all tensors.",
+)
+@options.kernels
+@options.json_output
+@click.pass_obj
+def simulate(
+    settings: Settings, model: Path, data: Source, output: Path | None, kernels: Any, as_json: bool
+) -> None:
+    """Compute the integer outputs of MODEL's file for DATA, without a file."""
+    with settings.library() as keras_qat:
+        from keras_qat.frontend.messages import counted
+
+        qat = settings.load(model)
+        result = keras_qat.simulate(
+            qat, data.load(qat), kernels, batch_size=data.batch_size, verbose=settings.verbose
+        )
+        arrays = {**result.tensors, **result.outputs}
+        codes = {name: getattr(array, "codes", array) for name, array in arrays.items()}
+        if output is not None:
+            np.savez(output, **codes)
+    outputs: dict[str, dict[str, Any]] = {
+        name: {
+            "shape": list(codes[name].shape),
+            "dtype": str(codes[name].dtype),
+            "scale": float(array.scale) if name in result.tensors else None,
+            "zero_point": array.zero_point if name in result.tensors else None,
+        }
+        for name, array in result.outputs.items()
+    }
+    lines = [
+        f"{name}: {info['dtype']} {tuple(info['shape'])}, scale {info['scale']}, zero point "
+        f"{info['zero_point']}"
+        for name, info in outputs.items()
+    ]
+    if output is not None:
+        lines.append(f"{output}: the quantized values of {counted(len(codes), 'tensor')}")
+    written = None if output is None else str(output)
+    details = {"outputs": outputs, "output": written, "kernels": result.kernels}
+    show("\n".join(lines), details, as_json)

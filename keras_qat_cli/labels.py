@@ -1,0 +1,85 @@
+"""Reads labels, and measures predictions by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from keras_qat_cli.data import Source
+
+__all__ = ["measured", "read_labels"]
+
+
+def read_labels(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
+    """Returns the labels of data, and the data without them. Does not need TensorFlow.
+
+    Args:
+        data: the data.
+        labels: an `.npy` file, the name of an array beside the data in an `.npz` file, or a column
+            of a table. None for images, whose subdirectories are the classes, sorted by name.
+
+    Raises:
+        ValueError: if there are no such labels.
+    """
+    path = Path(data.path)
+    if labels is not None and Path(labels).suffix == ".npy":
+        if not Path(labels).exists():
+            raise ValueError(f"There is no file {labels}.")
+        values = np.load(labels, allow_pickle=False)
+    elif labels is not None and path.suffix == ".npz":
+        values = data.arrays_named([labels])[labels]
+    elif labels is not None and path.suffix in (".csv", ".tsv"):
+        data = data._replace(drop=(*data.drop, labels))
+        names, has_names = data.columns()
+        column = names.index(labels)
+        values = np.loadtxt(
+            path, str, delimiter=data.separator, skiprows=int(has_names), usecols=column, ndmin=1
+        )
+    elif labels is None and path.is_dir():
+        values = np.array([file.relative_to(path).parts[0] for file in data.images()])
+    else:
+        raise ValueError(
+            f"{path}: say with --labels where the labels are: an .npy file, an array of the .npz "
+            f"file or a column of the table. For images it is their subdirectories."
+        )
+    return _as_numbers(values)[: data.limit], data
+
+
+def _as_numbers(values: np.ndarray) -> np.ndarray:
+    """Returns names of classes as numbers, in the order of the sorted names."""
+    if values.dtype.kind != "U":
+        return values
+    try:
+        return values.astype(np.float64)
+    except ValueError:
+        return np.unique(values, return_inverse=True)[1]
+
+
+def measured(predictions: np.ndarray, labels: np.ndarray) -> tuple[str, float]:
+    """Returns the name of a metric and its value.
+
+    It is accuracy for classes: labels are whole numbers, or as many as the model has outputs, of
+    which one is 1. A single output is compared with 0.5 if all are between 0 and 1, else with 0.
+    For other labels it is the mean absolute error.
+
+    Raises:
+        ValueError: if there is not one label per example.
+    """
+    if len(labels) != len(predictions):
+        raise ValueError(f"There are {len(labels)} labels for {len(predictions)} examples.")
+    classes = predictions.shape[-1]
+    if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    is_whole = bool(np.all(labels == np.rint(labels)))
+    if is_whole and classes > 1 and labels.shape == predictions.shape:
+        is_one_hot = bool(np.all(labels.sum(-1) == 1))
+        labels = labels.argmax(-1) if is_one_hot else labels
+    is_class = is_whole and labels.shape == predictions.shape[:-1]
+    if is_class and classes > 1:
+        return "accuracy", float(np.mean(predictions.argmax(-1) == labels))
+    if is_class and labels.min() >= 0 and labels.max() <= 1:
+        is_probability = predictions.min() >= 0 and predictions.max() <= 1
+        answers = predictions[..., 0] > (0.5 if is_probability else 0)
+        return "accuracy", float(np.mean(answers == labels))
+    return "mean absolute error", float(np.mean(np.abs(predictions.reshape(labels.shape) - labels)))

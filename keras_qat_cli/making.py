@@ -1,0 +1,169 @@
+"""Commands that write quantized models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from keras_qat_cli import options
+from keras_qat_cli.comparing import shortfalls
+from keras_qat_cli.data import Source
+from keras_qat_cli.errors import fail
+from keras_qat_cli.group import Settings, cli, show
+from keras_qat_cli.models import FILES
+from keras_qat_cli.options import Calibration, Exporting, Quantizing
+from keras_qat_cli.outputs import SOURCES, OutputFile
+
+SAVED = OutputFile("the model", *FILES, directory=True)
+
+
+@cli.command()
+@options.any_model
+@options.data
+@click.option("-o", "--output", type=SAVED, required=True, help=".keras or .h5 file, or directory.")
+@options.calibration
+@options.quantizing
+@options.json_output
+@click.pass_obj
+def calibrate(
+    settings: Settings,
+    model: Path,
+    data: Source,
+    output: Path,
+    calibration: Calibration,
+    quantizing: Quantizing,
+    as_json: bool,
+) -> None:
+    """Take the ranges of MODEL from DATA, without training; quantize it first if it is float."""
+    _check_other(output, model)
+    with settings.library() as keras_qat:
+        from keras_qat.frontend.messages import counted
+
+        qat = settings.load_quantized(model, quantizing)
+        examples = _calibrate(settings, qat, data, calibration)
+        qat.save(str(output))
+        ranges = [
+            {
+                "tensors": list(quantizer.quantizes),
+                "minimum": float(quantizer.minimum),
+                "maximum": float(quantizer.maximum),
+            }
+            for quantizer in keras_qat.quantizers(qat)
+            if quantizer.name.endswith("/output")
+        ]
+    taken = counted(len(ranges), "range of activations", "ranges of activations")
+    text = f"{output}: {taken}, from {counted(examples, 'example')}"
+    show(text, {"output": str(output), "examples": examples, "ranges": ranges}, as_json)
+
+
+@cli.command()
+@options.quantized_model
+@click.argument("file", type=OutputFile("an export", ".tflite", ".onnx", *SOURCES, directory=True))
+@options.exporting
+@options.target
+@click.option(
+    "--batch-size", type=click.IntRange(1), help="How many examples a run takes: 1 for devices."
+)
+@options.json_output
+@click.pass_obj
+def export(
+    settings: Settings,
+    model: Path,
+    file: Path,
+    exporting: Exporting,
+    target: str | None,
+    batch_size: int | None,
+    as_json: bool,
+) -> None:
+    """Write a quantization-aware MODEL to FILE: .tflite, .cc, .onnx, or a SavedModel directory."""
+    arguments = exporting.chosen(file, target=target, batch_size=batch_size)
+    with settings.library() as keras_qat:
+        verbs = {
+            ".tflite": keras_qat.export_tflite,
+            ".onnx": keras_qat.export_onnx,
+            **dict.fromkeys(SOURCES, keras_qat.export_c),
+        }
+        verb: Any = verbs.get(file.suffix, keras_qat.export_saved_model)
+        loaded = settings.load(model)
+        with settings.step("Exporting"):
+            verb(loaded, str(file), **arguments)
+        size = sum(part.stat().st_size for part in [file, *file.rglob("*")] if part.is_file())
+        metadata = keras_qat.read_metadata(str(file)) if file.suffix == ".tflite" else {}
+    show(f"{file}: {size} bytes", {"file": str(file), "bytes": size, **(metadata or {})}, as_json)
+
+
+@cli.command()
+@options.any_model
+@options.data
+@click.argument("file", type=OutputFile("the int8 model", ".tflite"))
+@click.option("--save", type=SAVED, help="Save the quantization-aware model, too.")
+@options.min_identical
+@options.min_agreement
+@options.calibration
+@options.quantizing
+@options.exporting
+@options.json_output
+@click.pass_obj
+def convert(
+    settings: Settings,
+    model: Path,
+    data: Source,
+    file: Path,
+    save: Path | None,
+    min_identical: float | None,
+    min_agreement: float | None,
+    calibration: Calibration,
+    quantizing: Quantizing,
+    exporting: Exporting,
+    as_json: bool,
+) -> None:
+    """Quantize MODEL, write it to the .tflite FILE, and verify that file.
+
+    A float model is quantized, with ranges from DATA. A trained quantization-aware model keeps the
+    ranges that it has. The file is then run on DATA and compared with the model.
+    """
+    arguments = exporting.chosen(file)
+    if save is not None:
+        _check_other(save, model)
+    with settings.library() as keras_qat:
+        from keras_qat.frontend.messages import counted
+
+        qat = settings.load_quantized(model, quantizing)
+        origin = "its own ranges"
+        if not all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat)):
+            examples = _calibrate(settings, qat, data, calibration)
+            origin = f"ranges from {counted(examples, 'example')}"
+        if save is not None:
+            qat.save(str(save))
+        with settings.step("Exporting"):
+            contents = keras_qat.export_tflite(qat, str(file), **arguments)
+        report = keras_qat.verify(qat, contents, data.load(qat), verbose=settings.verbose)
+    text = f"{file}: {len(contents)} bytes, {origin}\n{report}"
+    failed = shortfalls(report, min_identical, min_agreement)
+    details = {"file": str(file), "bytes": len(contents), **report.to_dict(), "failed": failed}
+    show(text, details, as_json)
+    if failed:
+        fail(f"{file} is not as required: {'; '.join(failed)}.")
+
+
+def _check_other(path: Path, model: Path) -> None:
+    """Raises a `ValueError` if the model that is read would be replaced."""
+    if path.resolve() == model.resolve():
+        raise ValueError(f"{path} is the model that is read, and would be lost: name another file.")
+
+
+def _calibrate(settings: Settings, qat: Any, data: Source, calibration: Calibration) -> int:
+    """Calibrates a model and returns the number of examples."""
+    import keras_qat
+    from keras_qat.io.progress import shown
+
+    batches = data.load(qat)
+
+    def read() -> Iterator[Any]:
+        yield from shown(batches, "Calibration", settings.verbose, batches.total)
+
+    keras_qat.calibrate(qat, read(), **calibration._asdict())
+    return batches.examples

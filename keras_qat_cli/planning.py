@@ -1,0 +1,96 @@
+"""Commands that say what quantization would do, or what a model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from keras_qat_cli import options
+from keras_qat_cli.data import Source
+from keras_qat_cli.errors import fail
+from keras_qat_cli.group import Settings, cli, show
+from keras_qat_cli.options import Quantizing
+
+
+@cli.command()
+@options.float_model
+@options.quantizing
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail if a layer would compute in float, or the target has no kernel for an operator.",
+)
+@options.json_output
+@click.pass_obj
+def plan(
+    settings: Settings, model: Path, quantizing: Quantizing, strict: bool, as_json: bool
+) -> None:
+    """Say what quantizing MODEL would do to each tensor, and why."""
+    with settings.library() as keras_qat:
+        from keras_qat.frontend.messages import counted
+
+        recipe, scope, target = quantizing
+        loaded = settings.load(model)
+        with settings.step("Planning"):
+            result = keras_qat.plan(loaded, recipe, scope=list(scope) or None, target=target)
+    show(result, result.to_dict(), as_json)
+    if strict and result.float_layers:
+        layers = counted(len(result.float_layers), "layer stays", "layers stay")
+        fail(f"{layers} in float: {', '.join(result.float_layers)}")
+    if strict and result.problems:
+        operators = counted(len(result.problems), "operator has", "operators have")
+        fail(f"{operators} no kernel on the target {target}.")
+
+
+@cli.command()
+@options.any_model
+@options.quantizing
+@options.json_output
+@click.pass_obj
+def summary(settings: Settings, model: Path, quantizing: Quantizing, as_json: bool) -> None:
+    """Sum up what MODEL is in its file: bits, ranges, memory and work of each layer."""
+    with settings.library() as keras_qat:
+        result = keras_qat.summary(settings.load_quantized(model, quantizing))
+    show(result, result.to_dict(), as_json)
+
+
+@cli.command()
+@options.float_model
+@options.data
+@click.option(
+    "--bits", multiple=True, type=click.IntRange(2, 8), help="Bits to try. [default: 4, 8]"
+)
+@click.option(
+    "--budget", type=click.FloatRange(0), help="Choose bits for so many bytes, or such a share."
+)
+@options.html
+@options.json_output
+@click.pass_obj
+def sensitivity(
+    settings: Settings,
+    model: Path,
+    data: Source,
+    bits: tuple[int, ...],
+    budget: float | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Rank the layers of a float MODEL by the cost of fewer bits for their weights.
+
+    With --budget, choose the bits of each layer so that the weights take at most that many bytes,
+    or, for a budget of up to 1, that share of their size in 8 bits.
+    """
+    choices = bits or (4, 8)
+    with settings.library() as keras_qat:
+        loaded = settings.load(model)
+        ranking = keras_qat.sensitivity(
+            loaded, data.load(loaded), bits=choices, verbose=settings.verbose
+        )
+        if html is not None:
+            ranking.to_html(html)
+        result, chosen = ranking.to_dict(), None
+        if budget is not None:
+            chosen = keras_qat.search_bits(loaded, None, budget, bits=choices, known=ranking)
+            result |= {"bits": chosen.bits, "bytes": chosen.bytes, "cost": chosen.cost}
+    show(ranking if chosen is None else f"{ranking}\n\n{chosen}", result, as_json)
