@@ -1,7 +1,8 @@
 """Runs files in the TFLite runtime of the Python that this is started with.
 
-Needs numpy and that runtime alone: `python runtime_worker.py FOLDER MODULE`. The folder is one that
-`benchmarks.runtimes` has written; what the files give goes to standard output, as JSON.
+Needs numpy and that runtime alone: `python runtime_worker.py FOLDER MODULE [OUTPUTS]`. The folder
+is one that `benchmarks.runtimes` has written. How many quantized values differ from the expected
+ones goes to standard output, as JSON; what the default kernels give, to the folder OUTPUTS.
 """
 
 import importlib
@@ -21,7 +22,7 @@ MODULES = {
     "tensorflow": "tensorflow.lite",
 }
 
-KERNELS = {"xnnpack": "AUTO", "reference": "BUILTIN_REF"}
+KERNELS = {"xnnpack": "AUTO", "xnnpack_arm64": "AUTO", "reference": "BUILTIN_REF"}
 
 
 def runtime(name: str) -> tuple[Any, Any]:
@@ -34,8 +35,11 @@ def runtime(name: str) -> tuple[Any, Any]:
     return module.Interpreter, module.OpResolverType
 
 
-def run(interpreter: Any, resolver: Any, path: Path) -> list[int]:
+def run(
+    interpreter: Any, resolver: Any, path: Path, kernels: str, outputs: str | None
+) -> list[int]:
     """How many codes of a file differ from those that are expected, and of how many."""
+    results = []
     with np.load(path.with_suffix(".npz")) as arrays:
         made = interpreter(
             model_path=str(path), num_threads=1, experimental_op_resolver_type=resolver
@@ -47,15 +51,20 @@ def run(interpreter: Any, resolver: Any, path: Path) -> list[int]:
         differing = size = 0
         for place, each in enumerate(made.get_output_details()):
             found = made.get_tensor(each["index"])
-            expected = arrays[f"{kernels_of(resolver)}_{place}"].reshape(found.shape)
-            differing += int(np.count_nonzero(found != expected))
-            size += found.size
+            results.append(found)
+            expected = arrays.get(f"{kernels}_{place}")
+            if expected is not None:
+                differing += int(np.count_nonzero(found != expected.reshape(found.shape)))
+                size += found.size
+    if outputs and kernels == "xnnpack":
+        np.savez(Path(outputs) / path.stem, *results)
     return [differing, size]
 
 
-def kernels_of(resolver: Any) -> str:
-    """The family that a resolver's kernels are."""
-    return next(name for name, each in KERNELS.items() if resolver.name == each)
+def expected_kernels(path: Path) -> list[str]:
+    """Families of kernels whose results are known of a file; without any the default ones."""
+    with np.load(path.with_suffix(".npz")) as arrays:
+        return [name for name in KERNELS if f"{name}_0" in arrays] or ["xnnpack"]
 
 
 def apart(function: Callable[..., Any], *given: Any) -> Any:
@@ -76,13 +85,15 @@ def apart(function: Callable[..., Any], *given: Any) -> Any:
     return json.loads(text) if text else "ends the process"
 
 
-def main(folder: str, name: str) -> None:
+def main(folder: str, name: str, outputs: str | None = None) -> None:
     """Prints what each file gives with each family of kernels."""
     interpreter, resolvers = runtime(name)
     found = {
         path.stem: {
-            kernels: apart(run, interpreter, getattr(resolvers, resolver), path)
-            for kernels, resolver in KERNELS.items()
+            kernels: apart(
+                run, interpreter, getattr(resolvers, KERNELS[kernels]), path, kernels, outputs
+            )
+            for kernels in expected_kernels(path)
         }
         for path in sorted(Path(folder).glob("*.tflite"))
     }

@@ -31,9 +31,9 @@ from tests.helpers import observe
 from tests.networks import composite, convolutional
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import BATCH
-from tests.ops.harness import file_of, in_integers, node_of, random_inputs
+from tests.ops.harness import file_of, in_integers, node_of, random_inputs, sized
 
-FAMILIES: tuple[str, ...] = ("xnnpack", "reference")
+FAMILIES: tuple[str, ...] = ("xnnpack", "xnnpack_arm64", "reference")
 
 
 def operators(seeds: int) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
@@ -49,9 +49,9 @@ def operators(seeds: int) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
                 if "form" in node.attributes and bits == 8:
                     forms.append({**node.attributes, "form": "convolution"})
                 for attributes in forms:
-                    each = dataclasses.replace(node, attributes=attributes)
+                    each = sized(dataclasses.replace(node, attributes=attributes), BATCH)
                     form = " as CONV_2D" if attributes is not forms[0] else ""
-                    contents = file_of(each, BATCH)
+                    contents = file_of(each)
                     graph = FileGraph(contents)
                     arrays = [inputs[name] for name in graph.inputs]
                     found = {family: in_integers(each, inputs, family) for family in FAMILIES}

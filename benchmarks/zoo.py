@@ -34,14 +34,12 @@ from benchmarks import markdown
 ROOT = Path(__file__).parent.parent
 COLUMNS = (
     ("model", 18),
-    ("quantized", 9),
-    ("trains", 6),
     ("reloads", 7),
     ("int8", 9),
     ("converts", 8),
-    ("layers agree", 12),
+    ("layers", 7),
     ("identical", 9),
-    ("LSB max", 7),
+    ("LSB", 3),
     ("end", 6),
     ("simulated", 9),
     ("seconds", 7),
@@ -62,9 +60,9 @@ PACKAGES = (
 NOTES = (
     "int8: operations of the file that compute in int8, of all; converts: QUANTIZE and DEQUANTIZE "
     "inside it.",
-    "layers agree: with XNNPACK, each fed what the model in Keras computed before it: at least "
-    "99.9 % of the codes the same, none 2 LSB off; identical, LSB max: the mean share over the "
-    "layers and the largest difference.",
+    "reloads: after a step of training; layers: how many agree, with XNNPACK, each fed what the "
+    "model in Keras computed before it: at least 99.9 % of the codes the same, none 2 LSB off; "
+    "identical, LSB: the mean share over the layers and the largest difference.",
     "end: share of identical codes of the logits, against the model in Keras; simulated: against "
     "keras_qat.simulate.",
 )
@@ -189,7 +187,7 @@ def has_all_codes(row: dict[str, Any]) -> bool:
 
 def header(tfmot: bool) -> str:
     """The head of the table, in Markdown like the rows."""
-    columns = [*COLUMNS, ("tfmot", 30)] if tfmot else COLUMNS
+    columns = [*COLUMNS, ("tfmot", 24)] if tfmot else COLUMNS
     titles, widths = zip(*columns, strict=True)
     return markdown.head(titles, widths)
 
@@ -198,12 +196,9 @@ def line(row: dict[str, Any], tfmot: bool) -> str:
     """A row of the table; what went wrong or stays in float is added in words."""
     floating = sum(row.get("float_operations", {}).values())
     total = row.get("operations")
-    passed, layers = row.get("seconds", {}), row.get("layers")
-    failed = row["step"] if "error" in row and "step" in row else None
+    layers = row.get("layers")
     cells = [
         row["name"],
-        mark("quantize" in passed and failed != "quantize"),
-        mark(row.get("trains")),
         mark(row.get("reloads")),
         "-" if total is None else f"{total - floating}/{total}",
         str(sum(row["conversions"].values())) if "conversions" in row else "-",
@@ -218,7 +213,7 @@ def line(row: dict[str, Any], tfmot: bool) -> str:
     widths = [width for _, width in COLUMNS]
     if tfmot:
         cells.append(tfmot_cell(row.get("tfmot")))
-        widths.append(30)
+        widths.append(24)
     return markdown.row(cells, widths)
 
 
@@ -241,7 +236,7 @@ def tfmot_cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return "-"
     if "error" in row:
-        return f"{row.get('step', '')}: {row['error']}"[:30]
+        return f"{row.get('step', '')}: {row['error'].partition(':')[0]}"[:24]
     floating = sum(row["float_operations"].values())
     return f"int8 {row['operations'] - floating}/{row['operations']}"
 

@@ -122,6 +122,7 @@ def for_onnx() -> Names:
 PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/accuracy.md": float_model,
     "docs/bits.md": compiled,
+    "docs/boards.md": for_micro,
     "docs/choosing.md": compiled,
     "docs/coming-from-tfmot.md": compiled,
     "docs/distribution.md": compiled,
@@ -132,6 +133,8 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/keras-3.md": of_keras_3,
     "docs/layers.md": own_layers,
     "docs/microcontrollers.md": for_micro,
+    "docs/phones.md": with_litert,
+    "docs/accuracy-drops.md": calibrated,
     "docs/reading.md": calibrated,
     "docs/runtimes.md": with_litert,
     "docs/serving.md": with_litert,

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = {
     str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 }
-TAGS = {"python", "py", "console", "text", "c++", ""}
+OTHER_LANGUAGES = {"c", "c++", "cmake", "cpp", "java", "kotlin", "ruby", "swift"}
+TAGS = {"python", "py", "console", "text", "", *OTHER_LANGUAGES}
 QUICK = {"README.md", "docs/index.md", "docs/layers.md", "docs/simulate.md"}
 """Pages that run by default: the first ones that are read, and two that cost little."""
 

@@ -10,7 +10,7 @@ import pytest
 import keras_qat
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/tutorials/*.py")]
 
 
 def anchors(page):

@@ -1,0 +1,312 @@
+"""Is `verify`'s verdict right? Models that are healthy, and models that were broken on purpose.
+
+    python -m benchmarks.verdicts            some minutes on 2 cores
+    python -m benchmarks.verdicts lenet      only the models whose names contain "lenet"
+
+Small networks are trained on scikit-learn's handwritten digits. Each model is verified twice,
+without labels and with them. A verdict is right if it says what was done to the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
+
+import numpy as np
+import tensorflow as tf
+from demo_data import Data, digits
+
+import keras_qat
+from benchmarks.markdown import head, row
+from benchmarks.networks import NETWORKS
+from keras_qat import recipes
+from keras_qat.analysis.verify.verdict import GOOD, OTHER, POOR
+from keras_qat.frontend.keras2.backend import keras
+
+layers = keras.layers
+BATCH = 32
+
+
+class Case(NamedTuple):
+    """A quantization-aware model, its file, and examples with labels."""
+
+    model: Any
+    file: bytes
+    x: Any
+    y: np.ndarray
+
+
+@functools.cache
+def data() -> Data:
+    """The digits, 16x16 pixels."""
+    images = digits()
+    x_train, x_test = (x.repeat(2, 1).repeat(2, 2) for x in (images.x_train, images.x_test))
+    return Data(x_train, images.y_train, x_test, images.y_test)
+
+
+def fit(model: Any, x: Any, y: Any, epochs: int, rate: float = 3e-3, loss: Any = None) -> Any:
+    """Trains a model."""
+    steps = epochs * -(-len(x) // BATCH)
+    model.compile(
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
+        loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(x, y, BATCH, epochs, verbose=0)
+    return model
+
+
+@functools.cache
+def trained(name: str, seed: int = 0, epochs: int = 12) -> Any:
+    """A network of `benchmarks.networks`, or one of the builders below, trained in float."""
+    keras.utils.set_random_seed(seed)
+    build = BUILDERS.get(name) or functools.partial(NETWORKS[name], (16, 16, 1))
+    return fit(build(), data().x_train, data().y_train, epochs)
+
+
+def gated(ink: float = 1.0) -> Any:
+    """Features beside the amount of ink, in units of its own, with a normalization behind both."""
+    image = keras.Input((16, 16, 1), name="image")
+    x = layers.Conv2D(16, 3, 2, activation="relu")(image)
+    x = layers.Flatten()(layers.Conv2D(32, 3, 2, activation="relu")(x))
+    x = layers.Dense(16, activation="tanh", name="features")(x)
+    amount = layers.Rescaling(ink)(layers.GlobalAveragePooling2D()(image))
+    x = layers.BatchNormalization(momentum=0.9)(layers.Concatenate(name="both")([x, amount]))
+    return keras.Model(image, layers.Dense(10, name="logits")(x))
+
+
+def recurrent() -> Any:
+    """An LSTM over the rows of an image."""
+    image = keras.Input((16, 16, 1), name="image")
+    x = layers.LSTM(24)(layers.Reshape((16, 16))(image))
+    return keras.Model(image, layers.Dense(10, name="logits")(x))
+
+
+def normalized() -> Any:
+    """Dense layers with a normalization between them, which computes in float."""
+    image = keras.Input((16, 16, 1), name="image")
+    x = layers.Dense(64, activation="relu")(layers.Flatten()(image))
+    x = layers.Dense(32, activation="relu")(layers.LayerNormalization(name="norm")(x))
+    return keras.Model(image, layers.Dense(10, name="logits")(x))
+
+
+def softmax() -> Any:
+    """The MobileNetV2 with probabilities."""
+    model = trained("MobileNetV2")
+    return keras.Model(model.input, layers.Softmax(name="classes")(model.output))
+
+
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "recurrent": recurrent,
+    "normalized": normalized,
+    "gated": gated,
+    "gated, large number": functools.partial(gated, 1024.0),
+}
+
+
+@functools.cache
+def autoencoder() -> Any:
+    """A network that returns images, trained in float."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((16, 16, 1), name="image")
+    x = layers.Conv2D(16, 3, 2, padding="same", activation="relu")(image)
+    x = layers.Conv2D(8, 3, 2, padding="same", activation="relu")(x)
+    x = layers.UpSampling2D(4)(x)
+    model = keras.Model(image, layers.Conv2D(1, 5, padding="same", name="image_out")(x))
+    return fit(model, data().x_train, data().x_train, 12, loss="mse")
+
+
+def calibrated(model: Any, images: Any, recipe: Any = "int8", **options: Any) -> Any:
+    """The quantization-aware model with ranges from images."""
+    qat = keras_qat.quantize_model(model, recipe)
+    keras_qat.calibrate(qat, images, **options)
+    return qat
+
+
+def case(qat: Any, file_of: Any = None, **options: Any) -> Case:
+    """The model with its file, or with the file of another model."""
+    file = keras_qat.export_tflite(file_of or qat, **options)
+    return Case(qat, file, data().x_test, data().y_test)
+
+
+def healthy() -> dict[str, Callable[[], Case]]:
+    """Models that do what their float model does."""
+    x, y = data().x_train, data().y_train
+
+    def plain(name: str, recipe: Any = "int8", **options: Any) -> Case:
+        return case(calibrated(trained(name), x[:200], recipe, **options))
+
+    def fine_tuned(name: str, recipe: Any, epochs: int = 6, **options: Any) -> Case:
+        qat = calibrated(trained(name), x[:200], recipe, method="mse")
+        return case(fit(qat, x, y, epochs, 1e-3), **options)
+
+    def images() -> Case:
+        return case(calibrated(autoencoder(), x[:200]))
+
+    def probabilities() -> Case:
+        return case(calibrated(softmax(), x[:200]))
+
+    return {
+        "LeNet, calibrated": lambda: plain("LeNet"),
+        "ResNet-20, calibrated": lambda: plain("ResNet-20"),
+        "MobileNetV2, calibrated": lambda: plain("MobileNetV2"),
+        "DS-CNN, percentiles": lambda: plain("DS-CNN", method="percentile"),
+        "ResNet-20, fine-tuned": lambda: fine_tuned("ResNet-20", "int8"),
+        "LeNet, contrib, fine-tuned": lambda: fine_tuned(
+            "LeNet", "contrib", input_range=(0.0, 1.0)
+        ),
+        "LeNet, weights of 4 bits, fine-tuned": lambda: fine_tuned("LeNet", recipes.int4_weights()),
+        "LeNet, weights of 2 bits, fine-tuned": lambda: fine_tuned("LeNet", recipes.low_bits(2, 8)),
+        "ResNet-20, contrib, fine-tuned": lambda: fine_tuned(
+            "ResNet-20", "contrib", input_range=(0.0, 1.0)
+        ),
+        "ResNet-20, 4 bits, fine-tuned": lambda: fine_tuned("ResNet-20", recipes.low_bits(4, 4)),
+        "DS-CNN, int16x8": lambda: plain("DS-CNN", "int16x8"),
+        "MobileNetV2, probabilities": probabilities,
+        "autoencoder": images,
+        "LSTM": lambda: plain("recurrent"),
+        "dense, LayerNormalization in float": lambda: plain("normalized"),
+        "a number beside features": lambda: plain("gated"),
+    }
+
+
+def broken() -> dict[str, tuple[str, Callable[[], Case]]]:
+    """Models that were broken on purpose -> the verdict, and the model."""
+    x = data().x_train
+
+    def with_data(name: str, images: np.ndarray, recipe: Any = "int8") -> Case:
+        return case(calibrated(trained(name), images, recipe))
+
+    def with_outlier() -> Case:
+        images = x[:200].copy()
+        images[0, 0, 0] = 1000.0
+        return with_data("DS-CNN", images)
+
+    def with_weights(name: str, change: Callable[[Any], None]) -> Case:
+        model = keras.models.clone_model(trained(name))
+        model.set_weights(trained(name).get_weights())
+        change(model)
+        return case(calibrated(model, x[:200]))
+
+    def without_statistics(model: Any) -> None:
+        for layer in model.layers:
+            if isinstance(layer, layers.BatchNormalization):
+                layer.moving_mean.assign(tf.zeros_like(layer.moving_mean))
+                layer.moving_variance.assign(tf.ones_like(layer.moving_variance))
+
+    def dead(model: Any) -> None:
+        dense = [layer for layer in model.layers if isinstance(layer, layers.Dense)][1]
+        dense.bias.assign(tf.fill(dense.bias.shape, -100.0))
+
+    def later_weights() -> Case:
+        model = trained("LeNet")
+        qat = calibrated(model, x[:200])
+        for layer in qat.layers:
+            for inner in getattr(layer, "sublayers", []):
+                if isinstance(inner, layers.Conv2D):
+                    inner.kernel.assign(20.0 * inner.kernel)
+        return case(qat)
+
+    def missing() -> Case:
+        """Missing pixels are -999, which the model replaces by zero."""
+        inner = trained("LeNet")
+        image = keras.Input((16, 16, 1), name="image")
+        model = keras.Model(image, inner(layers.ReLU()(image)))
+        images, tests = x[:200].copy(), data().x_test.copy()
+        images[:, :2], tests[:, :2] = -999.0, -999.0
+        qat = calibrated(model, images)
+        return Case(qat, keras_qat.export_tflite(qat), tests, data().y_test)
+
+    def other(name: str, **options: Any) -> Case:
+        qat = calibrated(trained(name), x[:200])
+        return case(qat, calibrated(trained(name, **options), x[:200]))
+
+    def converted() -> Case:
+        qat = calibrated(trained("LeNet"), x[:200])
+        file = tf.lite.TFLiteConverter.from_keras_model(trained("LeNet")).convert()
+        return Case(qat, file, data().x_test, data().y_test)
+
+    return {
+        "LeNet, calibrated with 0..255": (POOR, lambda: with_data("LeNet", 255 * x[:200])),
+        "ResNet-20, calibrated with uint8": (
+            POOR,
+            lambda: with_data("ResNet-20", (255 * x[:200]).astype(np.uint8)),
+        ),
+        "MobileNetV2, calibrated with zeros": (
+            POOR,
+            lambda: with_data("MobileNetV2", 0 * x[:200]),
+        ),
+        "DS-CNN, one outlier": (POOR, with_outlier),
+        "autoencoder, calibrated with 0..255": (
+            POOR,
+            lambda: case(calibrated(autoencoder(), 255 * x[:200])),
+        ),
+        "LeNet, one pale example": (POOR, lambda: with_data("LeNet", 0.1 * x[:1])),
+        "ResNet-20, no BatchNormalization statistics": (
+            POOR,
+            lambda: with_weights("ResNet-20", without_statistics),
+        ),
+        "LeNet, dead layer": (POOR, lambda: with_weights("LeNet", dead)),
+        "MobileNetV2, 2 bits": (
+            POOR,
+            lambda: with_data("MobileNetV2", x[:200], recipes.low_bits(2, 2)),
+        ),
+        "LeNet, missing pixels are -999": (POOR, missing),
+        "LeNet, weights changed after calibration": (POOR, later_weights),
+        "a large number beside features": (
+            POOR,
+            lambda: with_data("gated, large number", x[:200]),
+        ),
+        "LeNet, file of another seed": (OTHER, lambda: other("LeNet", seed=1)),
+        "ResNet-20, file of an earlier epoch": (OTHER, lambda: other("ResNet-20", epochs=3)),
+        "LeNet, file in float": (OTHER, converted),
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name", nargs="?", default="", help="a part of the models' names")
+    wanted = parser.parse_args().name.lower()
+    warnings.simplefilter("ignore")
+    cases = {name: (GOOD, make) for name, make in healthy().items()} | broken()
+    titles = ("model", "same codes", "same argmax", "dB", "accuracy", "float", "verdict", "")
+    widths = (43, 10, 11, 5, 8, 6, 13, 5)
+    print(head(titles, widths))
+    right, causes = [], []
+    for name, (truth, make) in cases.items():
+        if wanted not in name.lower():
+            continue
+        model, file, x, y = make()
+        plain = keras_qat.verify(model, file, x)
+        is_class = plain.outputs[0].argmax_agreement is not None
+        labelled = keras_qat.verify(model, file, x, y) if is_class else plain
+        (output,) = labelled.outputs
+        verdicts = {plain.verdict.words, labelled.verdict.words}
+        right.append(verdicts == {truth})
+        figures = (
+            _percent(output.identical),
+            _percent(output.float_argmax_agreement),
+            "" if output.float_sqnr is None else f"{output.float_sqnr:.1f}",
+            _percent(output.accuracy),
+            _percent(output.float_accuracy),
+        )
+        words = ", ".join(sorted(verdicts))
+        print(row((name, *figures, words, "right" if right[-1] else "WRONG"), widths), flush=True)
+        if not plain.verdict.is_good:
+            causes.append(f"{name}\n    {plain.verdict}")
+    print(f"\n{sum(right)} of {len(right)} verdicts are right.\n", *causes, sep="\n")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The pages: words that readers know, and tables that fit their column."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+
+PRIVATE = {
+    "code for code": "the same integers",
+    "halves up": "rounded half up",
+    "halves away": "rounded half away from zero",
+    "the code beside": "off by one",
+    "is told": "knows, receives",
+    "what is told": "warning",
+    "spelled": "written, split into",
+    "spelling": "form",
+    "second factor": "right-hand side",
+    "twins": "common subexpressions",
+    "in place of": "instead of",
+}
+"""Words of the code's own dialect -> what a reader understands."""
+
+COLUMN = 940
+"""Pixels that a table has on the site. A character takes 6.5, and a cell 21 around its text."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_words(page):
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+    used = [word for word in PRIVATE if re.search(rf"\b{word}\b", prose, re.I)]
+    assert not used, {word: PRIVATE[word] for word in used}
+
+
+def width(table):
+    """The least width of a table, as each column is as wide as its longest word."""
+    rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
+    texts = [[re.sub(r"`[^`]*`", "12345678", cell) for cell in row] for row in rows[:1] + rows[2:]]
+    plain = [[re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell) for cell in row] for row in texts]
+    longest = [
+        max((len(word) for cell in column for word in cell.split()), default=0)
+        for column in zip(*(row for row in plain if len(row) == len(plain[0])), strict=True)
+    ]
+    return sum(6.5 * letters + 21 for letters in longest)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_fit_their_column(page):
+    tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M)
+    assert [table[:60] for table in tables if width(table) > COLUMN] == []
+
+
+def test_a_table_that_does_not_fit():
+    cells = ["twelveletter"] * 10
+    assert width("\n".join(f"| {' | '.join(row)} |" for row in (cells, ["---"] * 10, cells))) > 940
