@@ -8,6 +8,7 @@ as a `Plan`. `quantizers` lists each `Quantizer`, `summary` gives a `Summary`, `
 from typing import Any
 
 from keras_qat import callbacks, layers, recipes, specs, targets
+from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.drawing import Picture, plot_model, plot_quantizers
 from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
@@ -25,6 +26,7 @@ from keras_qat.integer_graph.simulate import Simulation, simulate
 from keras_qat.ops.register import register_op, register_rule
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
+from keras_qat.rewriting.from_tfmot import from_tfmot
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.rewriting.to_keras3 import to_keras_3
@@ -57,6 +59,7 @@ __all__ = [
     "bias_correction",
     "calibrate",
     "callbacks",
+    "diagnose",
     "equalize",
     "export_c",
     "export_onnx",
@@ -65,6 +68,7 @@ __all__ = [
     "freeze_batch_norm",
     "freeze_ranges",
     "from_keras_3",
+    "from_tfmot",
     "keras",
     "layers",
     "learn_rounding",

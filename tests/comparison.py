@@ -15,6 +15,9 @@ from tests.helpers import observe
 
 KERNELS = ("xnnpack", "reference")
 
+RUNNABLE = (*KERNELS, "tflm")
+"""Families of kernels whose files run on x86."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Exported:

@@ -158,7 +158,7 @@ for them."""
 ROW_MODULES = [
     ".".join(("keras_qat", *path.relative_to(PACKAGE).with_suffix("").parts))
     for path in MODULES
-    if room(path) == "ops" and path.name not in ("__init__.py", "docs_page.py")
+    if room(path) == "ops" and path.name != "__init__.py"
 ]
 
 
@@ -191,3 +191,16 @@ def test_operators_are_asked_for_the_fields_of_their_rows(module):
     if str(module.relative_to(PACKAGE)).startswith(KNOW_OPERATORS):
         return
     assert not {*asked_by_name(ast.parse(module.read_text("utf-8")))}
+
+
+def test_functions_are_traced_without_warnings():
+    """What a model traces for itself is made by `backend.traced`, and TensorFlow is silent."""
+    made = {
+        str(path.relative_to(PACKAGE))
+        for path in MODULES
+        if re.search(r"tf\.function\b(?!`)", path.read_text("utf-8"))
+    }
+    # Traced once, to be converted or saved, or of no model.
+    others = "arithmetic/control_flow", "export/saved_model", "export/float_islands"
+    others = *others, "ops/emit_by_converter", "integer_graph/cached_inference"
+    assert made == {"frontend/keras2/backend.py", *(f"{name}.py" for name in others)}

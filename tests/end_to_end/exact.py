@@ -12,11 +12,16 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
+from tests.comparison import KERNELS, assert_identical
+from tests.helpers import images, observe
 
 __all__ = [
+    "assert_agreement",
     "assert_exact_everywhere",
     "assert_is_float_without_quantization",
     "assert_trains_and_is_kept",
+    "inputs_of",
+    "model_of",
 ]
 
 
@@ -85,3 +90,42 @@ def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
     for name, y in zip(qat.output_names, expected, strict=True):
         # It rounds as training did. A code that is another one is in all steps behind it; 27 dB.
         assert np.square(served[name] - y).sum() < 0.01 * np.square(y).sum()
+
+
+def model_of(build: Any, shape: tuple[int, ...] = (6, 6, 4), dtype: str = "float32") -> Any:
+    """A model with one input; `build` is a layer, or a function of the input's tensor."""
+    keras.utils.set_random_seed(3)
+    x = keras.Input(shape, dtype=dtype)
+    return keras.Model(x, build(x))
+
+
+def inputs_of(model: Any, count: int = 32) -> np.ndarray:
+    """Normally distributed numbers, or small integers."""
+    (value,) = model.inputs
+    if value.dtype.is_floating:
+        return images(count, tuple(value.shape[1:]))
+    numbers = np.random.default_rng(0).integers(0, 9, (count, *value.shape[1:]))
+    return numbers.astype(value.dtype.as_numpy_dtype)
+
+
+def assert_agreement(model: Any, x: Any = None, recipe: Any = "int8", reloaded: Any = None) -> None:
+    """Asserts that file, model and simulation agree on all values.
+
+    Args:
+        model: a float model with one input.
+        x: its inputs; random numbers by default.
+        recipe: the recipe.
+        reloaded: a directory to save the model in and load it from before; None for neither.
+    """
+    x = inputs_of(model) if x is None else x
+    qat = observe(keras_qat.quantize_model(model, recipe), x)
+    if reloaded is not None:
+        qat.save(reloaded / "qat.keras")
+        qat = keras.models.load_model(reloaded / "qat.keras")
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, x, per_layer=True)
+    assert report.identical == 1
+    assert report.differing == ()
+    for kernels in KERNELS:
+        if "elu" not in str(keras_qat.resolve(qat)) or kernels == "xnnpack":
+            assert_identical(qat, x, kernels, contents)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.comparison import KERNELS
+from tests.comparison import KERNELS, RUNNABLE
 from tests.helpers import observe, rng, scramble
 from tests.networks.small import functional, layers
 
@@ -115,7 +114,7 @@ def pixels(fed):
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("kernels", FAMILIES)
+@pytest.mark.parametrize("kernels", RUNNABLE)
 def test_a_file_of_pixels_gives_the_codes_of_the_model(fed, pixels, kernels):
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")

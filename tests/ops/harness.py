@@ -16,10 +16,10 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import inputs_and_constants
-from keras_qat.integer_graph.constants import constant_of
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.static_batch import with_batch
+from keras_qat.integer_graph.resolve_tensors import constant_of
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.recurrent.lstm import LSTM
@@ -226,24 +226,23 @@ def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def file_of(node: Node, batch: int | None = None) -> bytes:
-    """A file with this node alone."""
+def sized(node: Node, batch: int) -> Node:
+    """The node for a batch of this size."""
+    inputs = {each.name: each for each in node.inputs if isinstance(each, Tensor)}
+    (node,) = with_batch(ResolvedGraph("", inputs, {}, (node,), {}, {}), batch).nodes
+    return node
+
+
+def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
+    """A file with this node alone. `rewrite` may change its operators."""
     if batch is not None:
-        graph = ResolvedGraph(
-            "",
-            {each.name: each for each in node.inputs if isinstance(each, Tensor)},
-            {},
-            (node,),
-            {},
-            {},
-        )
-        (node,) = with_batch(graph, batch).nodes
+        node = sized(node, batch)
     builder, indices = Builder(), {}
     tensors = {each.name: each for each in node.inputs if isinstance(each, Tensor)}
     ends = {name: tensor_index(builder, indices, each) for name, each in tensors.items()}
     write_node(builder, node, indices)
     outputs = {f"output_{place}": indices[each] for place, each in enumerate(node.outputs)}
-    return builder.finish(ends, outputs)
+    return builder.finish(ends, outputs, rewrite)
 
 
 def in_the_interpreter(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import FAMILIES, kernel_family
+from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.ops.registry import ROWS
-from tests.comparison import KERNELS
+from tests.comparison import KERNELS, RUNNABLE
 from tests.ops.examples import EXAMPLES
 from tests.ops.harness import (
     assert_exact,
@@ -45,14 +45,14 @@ CASES = [
     )
     for op in MATCHING
     for bits in BITS
-    for family in FAMILIES
+    for family in RUNNABLE
     if op.has_kernel_for(bits, kernel_family(family))
 ]
 
 
 def first_seeds(op, bits, family):
     """Which examples are tried by default: another one for other bits and kernels."""
-    start = 3 * BITS.index(bits) + list(FAMILIES).index(family)
+    start = 3 * BITS.index(bits) + RUNNABLE.index(family)
     return range(start, start + 1)
 
 

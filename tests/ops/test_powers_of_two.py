@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.ops.registry import op_named
+from tests.comparison import RUNNABLE
 from tests.ops.harness import BATCH, assert_same, node_of
 
-pytestmark = pytest.mark.parametrize("family", FAMILIES)
+pytestmark = pytest.mark.parametrize("family", RUNNABLE)
 
 
 def assert_exact_with(name, scale, family):

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import FAMILIES, kernel_family
+from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.passes.pack_int4 import packed
-from keras_qat.ops import affine, conv, dense
+from keras_qat.ops import conv, dense
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.registry import match
 from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.comparison import KERNELS
+from tests.comparison import KERNELS, RUNNABLE
 from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_same, in_integers, make_node, random_inputs
 
@@ -34,7 +34,7 @@ ROWS = [
     conv.TRANSPOSE_CONV,
     dense.DENSE,
     dense.EINSUM_DENSE,
-    affine.AFFINE,
+    conv.AFFINE,
 ]
 
 
@@ -262,7 +262,7 @@ INT4 = {
 
 @pytest.mark.sample(12)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime lacks the kernels")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("name", INT4)
 def test_weights_of_four_bits(name, family):
     """Other kernels than those of int8 compute them, each with a rounding of its own."""

@@ -39,6 +39,9 @@ PLACES = some.sampled_from(
 )
 """Targets, mostly the one whose files run here."""
 
+# Statistics of random layers are not those of random data.
+pytestmark = pytest.mark.filterwarnings("ignore:(The data for input|Input) ':UserWarning")
+
 
 def sketches(
     shapes: tuple[tuple[int | None, ...], ...], kinds: tuple[str, ...] = tuple(sorted(STEPS))

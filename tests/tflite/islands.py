@@ -18,12 +18,13 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.execute import quantized_input, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.names import as_scope, scope_of
+from keras_qat.integer_graph.resolve_tensors import scope_of
 from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.requantize import QUANTIZE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.tflite.tensor_names import as_scope
 
 layers = keras.layers
 PARAMS = QuantParams.of_range(-2.0, 2.0, 8)

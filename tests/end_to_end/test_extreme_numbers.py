@@ -1,0 +1,148 @@
+"""Numbers that are huge, tiny, equal or near a tie: files compute with them what models compute."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_identical
+from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
+from tests.helpers import images, observe
+from tests.networks.small import layers
+
+constant = keras.initializers.Constant
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("size", [1e30, 1e-15, 1e-30])
+@pytest.mark.parametrize("what", ["inputs", "variance", "weights"])
+def test_sizes_far_from_one(what, size):
+    """The interpreter ended the process."""
+    norm = layers.BatchNormalization()
+    model = model_of(lambda x: layers.Conv2D(3, 3)(norm(layers.Conv2D(4, 3)(x))))
+    x = inputs_of(model)
+    if what == "inputs":
+        x *= np.float32(size)
+    elif what == "variance":
+        norm.moving_variance.assign(np.full(4, size))
+    else:
+        model.layers[1].kernel.assign(model.layers[1].kernel * size)
+    assert_agreement(model, x)
+
+
+SAYING_NOTHING = {"zeros": 0.0, "denormal": 1e-40}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", [*SAYING_NOTHING, "constant"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4_weights", "int16x8"))],
+)
+def test_inputs_that_say_nothing(kind, recipe):
+    model = model_of(lambda x: layers.BatchNormalization()(layers.Conv2D(4, 3)(x)))
+    x = np.ones_like(inputs_of(model)) * np.float32(SAYING_NOTHING.get(kind, 3.0))
+    assert_agreement(model, x, recipe)
+
+
+small = partial(keras.initializers.RandomNormal, stddev=0.01)
+ONE_BIAS = {
+    "conv": partial(layers.Conv2D, 6, 1, kernel_initializer=small(seed=1)),
+    "dense": partial(layers.Dense, 6, kernel_initializer=small(seed=2)),
+    "separable": partial(layers.SeparableConv2D, 6, 1, pointwise_initializer=small(seed=3)),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", ONE_BIAS)
+def test_one_bias_of_all_channels(kind):
+    """As heads of detectors begin with, in more bits than float32 has."""
+    layer = ONE_BIAS[kind](bias_initializer=constant(-4.6))
+    assert_agreement(model_of(layer), images(32, (6, 6, 4)) * np.float32(0.1))
+
+
+def test_an_output_that_is_next_to_nothing():
+    """XNNPACK takes multipliers below 256."""
+
+    def build(x):
+        y = layers.GlobalAveragePooling2D(keepdims=True)(x)
+        y = layers.Conv2D(4, 1, activation="relu", bias_initializer=constant(-10.0))(y)
+        y = layers.Conv2D(4, 1, activation="sigmoid", bias_initializer=constant(1e-6))(y)
+        return layers.Multiply()([x, y])
+
+    assert_agreement(model_of(build))
+
+
+def test_a_range_that_is_next_to_nothing():
+    tiny = keras.initializers.RandomUniform(-1e-7, 1e-7)
+    assert_agreement(
+        model_of(lambda x: layers.Add()([x, layers.Conv2D(4, 1, kernel_initializer=tiny)(x)]))
+    )
+
+
+def test_hard_swish_of_numbers_far_below_zero():
+    """TFLite's kernel refuses an output that is that much finer than its input."""
+    x = np.minimum(images(32, (6, 6, 4)) * np.float32(100), np.float32(0.5))
+    assert_agreement(model_of(lambda x: x * tf.nn.relu6(x + 3) / 6), x)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_a_difference_that_is_next_to_nothing(recipe):
+    """TFLite's kernel of sums ended the process."""
+    model = model_of(lambda x: tf.subtract(x * 1.0000002, x), (4,))
+    assert_agreement(model, recipe=recipe)
+
+
+def test_softmax_of_next_to_nothing():
+    """TFLite's reference kernel ended the process."""
+    assert_agreement(model_of(layers.Softmax(), (4,)), images(32, (4,)) * np.float32(1e-7))
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_relu6_of_next_to_nothing(recipe):
+    """TFLite's kernels refuse a 6 that 32 bits do not hold."""
+    tiny = keras.initializers.RandomUniform(-1e-9, 1e-9, seed=1)
+    merged = lambda x: layers.ReLU(6.0)(layers.Dense(3, kernel_initializer=tiny)(x))  # noqa: E731
+    assert_agreement(
+        model_of(lambda x: [merged(x), layers.ReLU(6.0)(x * 1e-9)], (6,)), recipe=recipe
+    )
+
+
+def test_weights_of_zeros_in_contrib():
+    """The file held what is no number."""
+    model = model_of(layers.Dense(3, kernel_initializer="zeros"), (6,))
+    x = images(32, (6,))
+    qat = observe(keras_qat.quantize_model(model, "contrib"), x)
+    assert_identical(qat, x, "xnnpack", input_range=(-4.0, 4.0))
+
+
+def test_biases_of_weights_of_zeros_in_contrib():
+    """The file rounded them to what inputs are quantized to."""
+    layer = layers.Dense(3, kernel_initializer="zeros", bias_initializer=small(seed=1))
+    x = 1000 * images(32, (6,))
+    qat = observe(keras_qat.quantize_model(model_of(layer, (6,)), "contrib"), x)
+    contents = keras_qat.export_tflite(qat, input_range=(-4000.0, 4000.0))
+    assert keras_qat.verify(qat, contents, x).identical == 1
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("factor", [6, 14])
+def test_products_whose_ratio_graph_optimization_takes_first(factor):
+    """(x * y) * ratio is not (x * ratio) * y, least where the ratio is near 1 / 6."""
+    x, y = keras.Input((16,)), keras.Input((16,))
+    model = keras.Model([x, y], layers.Multiply()([x, y]))
+    product = 2.55 * factor  # Inputs have the scale 0.1, their product 0.01 * factor.
+    ends = [[25.5, 0.0, product / 25.5, 0.0], [0.0, 25.5, 25.5, 0.0]]
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, [np.repeat(np.float32(each)[:, None], 16, 1) for each in ends])
+    steps = np.float32(0.1) * np.arange(256, dtype=np.float32)
+    given = [each.reshape(-1, 16) for each in np.meshgrid(steps, steps)]
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, given).identical == 1
+    predicted = qat.predict(given, 64, 0)
+    np.testing.assert_array_equal(predicted, keras_qat.TFLiteModel(contents).predict(given))

@@ -1,0 +1,204 @@
+"""Models of unusual structure, bits or training: their files compute what they compute."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat import recipes
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
+from tests.comparison import assert_identical
+from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
+from tests.helpers import images, observe
+from tests.networks.small import layers
+
+READ_TOO = {
+    "float": lambda x: [layers.LayerNormalization()(x), x],
+    "transposed": lambda x: [layers.Conv2DTranspose(3, 3)(x), x],
+    "elu": lambda x: [layers.ELU()(x), x],
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", READ_TOO)
+def test_outputs_that_other_layers_read(kind):
+    assert_agreement(model_of(lambda x: READ_TOO[kind](layers.ReLU()(x))))
+
+
+CONSTANTS = {
+    "array": lambda x: x * np.float32([1, 2, 3]),
+    "sum": lambda x: x + np.float32([1, 2, 3]),
+    "tensor": lambda x: x * tf.constant([1.0, 2.0, 3.0]),
+    "list": lambda x: tf.add(x, [1.0, 2.0, 3.0]),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_constants_in_models_that_were_loaded(kind, tmp_path):
+    assert_agreement(
+        model_of(lambda x: CONSTANTS[kind](layers.Dense(3)(x)), (6,)), reloaded=tmp_path
+    )
+
+
+def test_an_input_layer_called_as_a_layer(tmp_path):
+    """Keras writes such a model, and does not read it."""
+
+    def build(x):
+        x = layers.InputLayer((6,))(layers.Dense(6)(x))
+        return [layers.Dense(3)(x), layers.InputLayer((6,))(inputs=x)]
+
+    assert_agreement(model_of(build, (6,)), reloaded=tmp_path)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.contrib(),
+        recipes.contrib().override("dense", quantize=False),
+        recipes.int8().override("*", quantize=False),
+    ],
+    ids=["contrib", "contrib_overridden", "int8_overridden"],
+)
+def test_models_with_nothing_to_quantize(recipe):
+    layer = layers.ReLU() if not recipe.overrides else layers.Dense(6, name="dense")
+    model = model_of(layer, (6,))
+    x = images(16, (6,))
+    told = pytest.warns(match="quantizes nothing") if recipe.name == "contrib" else nullcontext()
+    with told:
+        qat = keras_qat.quantize_model(model, recipe)
+    np.testing.assert_array_equal(qat.predict(x, verbose=0), model.predict(x, verbose=0))
+    qat.compile("sgd", "mse")
+    qat.fit(x, x, verbose=0)
+    qat.evaluate(x, x, verbose=0)
+
+
+def test_tensors_without_elements():
+    """TFLite's converter ended the process."""
+    model = model_of(lambda x: layers.Concatenate()([layers.Dense(0)(x), x]), (6,))
+    for verb in (keras_qat.plan, keras_qat.quantize_model):
+        with pytest.raises(ValueError, match=r"tensors without elements.*: dense"):
+            verb(model)
+
+
+def test_a_table_as_the_whole_model():
+    """The file did not name the layer."""
+    assert_agreement(model_of(layers.Activation("selu"), (6,)))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "build",
+    [lambda x: tf.clip_by_value(x, -1.0, 1.0), lambda x: x * tf.nn.relu6(x + 3) / 6],
+    ids=["clip", "hard_swish"],
+)
+def test_whole_models_of_16_bits(build):
+    """The model's clip was not the file's."""
+    assert_agreement(model_of(build, (6,)), images(512, (6,)), recipe="int16x8")
+
+
+def test_gelu_in_16_bits():
+    assert_agreement(
+        model_of(lambda x: layers.Activation("gelu")(layers.Dense(4)(x)), (6,)), recipe="int16x8"
+    )
+
+
+def test_a_table_in_16_bits():
+    model = model_of(lambda x: layers.Dense(3)(layers.Embedding(10, 4)(x)), (6,), "int32")
+    assert_agreement(model, recipe="int16x8")
+
+
+def test_equal_ranges_of_a_shared_layer_in_16_bits():
+    """Model and file made scales of their own, where ranges of different calls were equal."""
+    keras.utils.set_random_seed(3)
+    inputs, shared = [keras.Input((6,)) for _ in range(2)], layers.Dense(32)
+    model = keras.Model(inputs, [shared(each) for each in inputs])
+    x = [images(512, (6,))] * 2
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), *x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    calls = graph_lib.read(qat)
+    for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
+        if one.weights is not None:
+            np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
+
+
+ACTIVATIONS = {
+    **{name: layers.Activation(name) for name in ("sigmoid", "softmax", "tanh", "hard_sigmoid")},
+    "leaky_relu": layers.LeakyReLU(),
+    "vector": lambda x: x + np.float32([1, 2, -3, 0.5, 1]),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("bits", [2, 5])
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_of_few_bits(kind, bits):
+    model = model_of(lambda x: layers.Dense(3)(ACTIVATIONS[kind](layers.Dense(5)(x))), (6,))
+    assert_agreement(model, recipe=recipes.int8(activation_bits=bits))
+
+
+INT8 = {
+    "hard_sigmoid": (
+        "float32",
+        lambda x: layers.Concatenate()([layers.Activation("hard_sigmoid")(layers.Dense(4)(x)), x]),
+    ),
+    "relu6": ("int32", lambda x: layers.ReLU(6.0)(layers.Embedding(10, 4)(x))),
+}
+
+
+@pytest.mark.parametrize("kind", INT8)
+def test_int8_where_the_plan_says_so(kind):
+    dtype, build = INT8[kind]
+    model = model_of(build, (6,), dtype)
+    assert not keras_qat.plan(model).float_layers
+    assert_agreement(model)
+
+
+class OwnNormalization(layers.GroupNormalization):
+    """A class of a user's own, as `register_op` asks for to have it in integers."""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+@pytest.mark.parametrize("kind", [layers.GroupNormalization, OwnNormalization])
+def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
+    """TFLite made a wrong broadcast of how Keras computes it, and refused images of more axes."""
+    for shape in ((4, 5, 8), (2, 2, 3, 8)):
+        model = model_of(kind(2), shape)
+        qat = observe(keras_qat.quantize_model(model, "int16x8"), inputs_of(model))
+        contents = keras_qat.export_tflite(qat)
+        assert keras_qat.verify(qat, contents, inputs_of(model)).max_difference <= 1
+
+
+def test_batches_of_one_example():
+    model = model_of(lambda x: layers.BatchNormalization()(layers.Dense(3)(x)), (6,))
+    x = images(5, (6,))
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mse")
+    qat.fit(x, x[:, :3], batch_size=1, verbose=0)
+    keras_qat.calibrate(qat, x, batch_size=1)  # Ranges of five steps are the first one's.
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x[:1], batch_size=1).identical == 1
+    assert_identical(qat, x[:1], "xnnpack", contents)
+
+
+def test_compiled_by_xla():
+    def build(x):
+        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(x)))
+        return layers.Conv2D(3, 3)(x)
+
+    x = images(256, (6, 6, 2))
+    qat = observe(keras_qat.quantize_model(model_of(build, (6, 6, 2))), x)
+    qat.compile("sgd", "mse", jit_compile=True)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    calls = graph_lib.read(qat)
+    for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
+        if one.weights is not None:
+            np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
