@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -105,7 +106,10 @@ def exported() -> Trained:
 
 @pytest.fixture
 def fresh_process(tmp_path):
-    """Runs Python code in a new process; returns the array that it leaves in `result`."""
+    """Runs Python code in a new process; returns the array that it leaves in `result`.
+
+    Importing tfmot here sets a variable, with which TensorFlow imports `tf_keras`.
+    """
 
     def run(code: str, **arrays: np.ndarray) -> np.ndarray:
         np.savez(tmp_path / "arrays.npz", **arrays)
@@ -116,7 +120,12 @@ def fresh_process(tmp_path):
             f"np.save({str(tmp_path / 'result.npy')!r}, result)\n"
         )
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return np.load(tmp_path / "result.npy")

@@ -147,11 +147,27 @@ REDUCE_MIN = dataclasses.replace(
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Returns what sums are multiplied by, in XNNPACK with the zero points of input and output."""
+    """Returns what sums are multiplied by; in XNNPACK without the count where it is not known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return fixed_point(params.scale / output.scale)
-    return single(params.scale / output.scale), params.zero_point, output.zero_point
+    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
+    count = _known_count(a)
+    return numbers if count is None else _factor_and_offset(*numbers, count)
+
+
+def _known_count(a: Arguments) -> int | None:
+    """Returns the number of values that a mean averages; None if it is not known."""
+    shape = a.q[0].shape
+    sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
+    return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+
+
+def _factor_and_offset(ratio: Any, zero: Any, zero_point: Any, count: Any) -> tuple[Any, ...]:
+    """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
+    of_all = tf.cast(count, tf.float64)
+    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
+    return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point
 
 
 def _is_fixed_point(a: Arguments) -> bool:
@@ -169,18 +185,18 @@ def _mean(a: Arguments) -> Any:
     most = math.prod(size or 2**24 for size in sizes) * 2**params.bits
     adding = x if most < EXACT else tf.cast(x, tf.float64)
     sums = tf.cast(tf.reduce_sum(adding, axes, a.attributes["keepdims"]), tf.float64)
-    count = tf.constant(math.prod(size or 0 for size in sizes), tf.int64)
+    count: Any = tf.constant(_known_count(a) or 0, tf.int64)
     if None in sizes:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
-    of_all = tf.cast(count, tf.float64)
     if _is_fixed_point(a):
         multiplier, exponent = a.numbers
-        bits = tf.minimum(tf.minimum(exponent_of(of_all), 32), 31 + exponent)
+        bits = tf.minimum(tf.minimum(exponent_of(tf.cast(count, tf.float64)), 32), 31 + exponent)
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
-    ratio, zero, zero_point = a.numbers
-    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
-    offset = single(zero_point - single(of_zeros * factor))
+    numbers: Any = a.numbers
+    if len(numbers) == 3:
+        numbers = _factor_and_offset(*numbers, count)
+    factor, of_zeros, offset, zero_point = numbers
     scaled = tf.round(single(single((sums + of_zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 
