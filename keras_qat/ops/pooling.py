@@ -194,9 +194,10 @@ def _mean(a: Arguments) -> Any:
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     numbers: Any = a.numbers
-    if len(numbers) == 3:
-        numbers = _factor_and_offset(*numbers, count)
-    factor, of_zeros, offset, zero_point = numbers
+    is_prepared = len(numbers) == 4
+    factor, of_zeros, offset, zero_point = (
+        numbers if is_prepared else _factor_and_offset(*numbers, count)
+    )
     scaled = tf.round(single(single((sums + of_zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 
