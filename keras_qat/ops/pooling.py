@@ -153,7 +153,7 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
         return fixed_point(params.scale / output.scale)
     numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
     count = _known_count(a)
-    return numbers if count is None else _factor_and_offset(*numbers, count)
+    return numbers if count is None else _factor_and_offset(numbers, count)
 
 
 def _known_count(a: Arguments) -> int | None:
@@ -163,9 +163,9 @@ def _known_count(a: Arguments) -> int | None:
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
-def _factor_and_offset(ratio: Any, zero: Any, zero_point: Any, count: Any) -> tuple[Any, ...]:
+def _factor_and_offset(numbers: Any, count: Any) -> tuple[Any, ...]:
     """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
-    of_all = tf.cast(count, tf.float64)
+    (ratio, zero, zero_point), of_all = numbers, tf.cast(count, tf.float64)
     factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
     return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point
 
@@ -194,10 +194,9 @@ def _mean(a: Arguments) -> Any:
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     numbers: Any = a.numbers
-    is_prepared = len(numbers) == 4
-    factor, of_zeros, offset, zero_point = (
-        numbers if is_prepared else _factor_and_offset(*numbers, count)
-    )
+    if len(numbers) == 3:  # The count was not known.
+        numbers = _factor_and_offset(numbers, count)
+    factor, of_zeros, offset, zero_point = numbers
     scaled = tf.round(single(single((sums + of_zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 
