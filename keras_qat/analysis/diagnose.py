@@ -141,28 +141,30 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     falls = _falls(model, graph, simulation, inside)
     problems = _unfit_ranges(graph, arrays)
     tried = _remedies(model, fitted, list(falls))
-    found: dict[str, Quality] = {}
+    by_remedy: dict[str, Quality] = {}
     for code, treat in shown(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with contextlib.suppress(ValueError):  # The model, or its target, does not allow it.
                 treated = resolve_to_export(treat())
-                found[code] = _quality(
+                by_remedy[code] = _quality(
                     run_examples(treated, tested, graph.origin.file_family), exact
                 )
         if code == CALIBRATE:  # It looks at the data.
             problems += [str(warning.message) for warning in caught]
     now = _quality(simulation, exact)
-    return Diagnosis(model.name, len(exact[0]), now, tuple(problems), falls, _helpful(now, found))
+    return Diagnosis(
+        model.name, len(exact[0]), now, tuple(problems), falls, _helpful(now, by_remedy)
+    )
 
 
-def _helpful(now: Quality, found: dict[str, Quality]) -> dict[str, Quality]:
+def _helpful(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
     """Returns remedies that gain enough, the best first; all of them calibrate anew as well."""
-    gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in found.items()}
+    gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     of_data = gain.get(CALIBRATE, 0.0)
     least = of_data + GAIN if of_data >= GAIN else GAIN
     helpful = [code for code in gain if gain[code] >= (GAIN if code == CALIBRATE else least)]
-    return {code: found[code] for code in sorted(helpful, key=lambda code: -gain[code])}
+    return {code: by_remedy[code] for code in sorted(helpful, key=lambda code: -gain[code])}
 
 
 def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[], Any]]:

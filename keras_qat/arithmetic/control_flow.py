@@ -69,11 +69,11 @@ def with_gradient_of(
             with tf.GradientTape() as tape:
                 tape.watch(inputs)
                 outputs = other(owned_by(), *inputs)
-            found = tape.gradient(outputs, [*inputs, *variables], list(upstream))
-            first, rest = found[: len(inputs)], found[len(inputs) :]
+            gradients = tape.gradient(outputs, [*inputs, *variables], list(upstream))
+            first, rest = gradients[: len(inputs)], gradients[len(inputs) :]
             return (first, rest) if variables else first
 
-        return [tf.stop_gradient(each) for each in function(*inputs)], gradient
+        return [tf.stop_gradient(output) for output in function(*inputs)], gradient
 
     return list(replaced(*inputs))
 

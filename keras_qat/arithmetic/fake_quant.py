@@ -109,7 +109,7 @@ def fake_quantize_if(
         if ceiling is not None:  # Zero is a level already.
             return _passed_within(upstream, x, None, maximum, ceiling)
         if are_numbers(minimum, maximum):
-            found = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
+            gradient = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
                 gradients=tf.cast(upstream, tf.float32),
                 inputs=tf.cast(x, tf.float32),
                 min=minimum,
@@ -117,7 +117,7 @@ def fake_quantize_if(
                 num_bits=bits,
                 narrow_range=narrow_range,
             )
-            return tf.cast(found, x.dtype)
+            return tf.cast(gradient, x.dtype)
         # The nudged ends, in two operations.
         low, high = tf.unstack(fake_quantize([-FAR, FAR], minimum, maximum, bits, narrow_range))
         return _passed_within(upstream, x, low, high, math.inf)
@@ -213,7 +213,7 @@ def _column_limits(weights: Any) -> Any:
     """
     columns = weights.shape[-1]
     rows = weights.shape.num_elements() // columns
-    at_once = max(each for each in range(1, ROWS + 1) if rows % each == 0)
+    at_once = max(count for count in range(1, ROWS + 1) if rows % count == 0)
     blocks = tf.reshape(weights, [rows // at_once, at_once, columns])
     highest = tf.reduce_max(tf.reduce_max(blocks, 1), 0)
     return tf.maximum(highest, -tf.reduce_min(tf.reduce_min(blocks, 1), 0))
@@ -261,7 +261,7 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
 
     def rounded(given: Any) -> Any:
         x, levels = tf.cast(given, tf.float32), float(2**bits - 1)
-        low, high = (tf.cast(each, tf.float32) for each in (minimum, maximum))
+        low, high = (tf.cast(end, tf.float32) for end in (minimum, maximum))
         scale = (high - low) / levels
         scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
         zero_point = tf.clip_by_value(tf.round(-low / scale), 0.0, levels) - 2 ** (bits - 1)

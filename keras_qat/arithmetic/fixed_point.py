@@ -74,7 +74,7 @@ def high_product(a: Any, b: Any, bits: int) -> Any:
 
 def saturate(x: Any, bits: int) -> Any:
     """Whole numbers clipped to those of `bits` and a sign."""
-    low, high = (tf.constant(each, tf.int64) for each in (-(2**bits), 2**bits - 1))
+    low, high = (tf.constant(end, tf.int64) for end in (-(2**bits), 2**bits - 1))
     return tf.clip_by_value(x, low, high)
 
 

@@ -83,8 +83,8 @@ def _of_int16(
 
     def by_gates() -> Any:
         places = saturate(shift(q, numbers.left), 15) + 2**15
-        found = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), places)
-        return tf.cast(found, tf.int64)
+        entries = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), places)
+        return tf.cast(entries, tf.int64)
 
     return cond(numbers.is_power, by_gates, lambda: along_lines(q, numbers))
 
@@ -101,23 +101,23 @@ def _as_power(scale: Any, wider: int) -> tuple[Any, Any, Any]:
 
 def _sigmoid_along_lines(q: Any, numbers: Curve) -> Any:
     """Interpolates in a table of 256 values, 1/24 apart, with 512 steps between two of them."""
-    place, size = _place_in_table(q, numbers)
+    steps, size = _in_steps(q, numbers)
     ahead = _between(size, 9)
-    return shift_back(tf.where(place >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
+    return shift_back(tf.where(steps >= 0, ahead + 2**9, 2**25 - ahead + 2**9 - 1), 10)
 
 
 def _tanh_along_lines(q: Any, numbers: Curve) -> Any:
     """2 sigmoid(2x) - 1 with the same table."""
-    place, size = _place_in_table(q, numbers)
+    steps, size = _in_steps(q, numbers)
     ahead = _between(size, 8)
-    return shift_back(tf.where(place >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
+    return shift_back(tf.where(steps >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
 
 
-def _place_in_table(q: Any, numbers: Curve) -> tuple[Any, Any]:
+def _in_steps(q: Any, numbers: Curve) -> tuple[Any, Any]:
     """A number in steps of 1/12288, and its magnitude: times a multiplier of 14 to 15 bits."""
     half = shift_back(shift(tf.ones_like(numbers.bits), numbers.bits), 1)
-    place = shift_back(q * numbers.factor + half, numbers.bits)
-    return place, tf.abs(place)
+    steps = shift_back(q * numbers.factor + half, numbers.bits)
+    return steps, tf.abs(steps)
 
 
 @traced_once
@@ -134,9 +134,9 @@ def _between(size: Any, bits: int) -> Any:
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
-    low, high = (tf.gather(table, tf.clip_by_value(index + each, 0, 255)) for each in (0, 1))
-    found = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
-    return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), found)
+    low, high = (tf.gather(table, tf.clip_by_value(index + step, 0, 255)) for step in (0, 1))
+    between = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
+    return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), between)
 
 
 @functools.cache

@@ -47,14 +47,12 @@ class QuantParams:
                 traced count as numbers.
             bits: 2 to 8, or 16.
         """
-        known = [
-            None if _is_eager(each) else tf.get_static_value(each) for each in (minimum, maximum)
-        ]
-        if any(each is None for each in known):
+        known = [None if _is_eager(end) else tf.get_static_value(end) for end in (minimum, maximum)]
+        if any(end is None for end in known):
             scale, zero_point = _of_range(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
         with tf.init_scope():  # A known range, once and for all.
-            ends = (tf.constant(each, tf.float32) for each in known)
+            ends = (tf.constant(end, tf.float32) for end in known)
             scale, zero_point = _of_range(bits)(*ends)
             return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
 
@@ -76,10 +74,10 @@ class QuantParams:
     def as_tensors(self) -> QuantParams:
         """The same, scale and zero point being float64 scalar tensors."""
         scale, zero_point = (
-            tf.convert_to_tensor(each)
-            if tf.is_tensor(each)
-            else tf.constant(float(each), tf.float64)
-            for each in (self.scale, self.zero_point)
+            tf.convert_to_tensor(number)
+            if tf.is_tensor(number)
+            else tf.constant(float(number), tf.float64)
+            for number in (self.scale, self.zero_point)
         )
         return dataclasses.replace(self, scale=scale, zero_point=zero_point)
 
@@ -97,8 +95,8 @@ class QuantParams:
         return f"{self.dtype.name} x {float(self.scale):.6g}, zero point {int(self.zero_point)}"
 
 
-def _is_eager(each: Any) -> bool:
-    return isinstance(each, tf.__internal__.EagerTensor)
+def _is_eager(value: Any) -> bool:
+    return isinstance(value, tf.__internal__.EagerTensor)
 
 
 @functools.cache
@@ -106,9 +104,9 @@ def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Returns a function from the ends of a range to scale and zero point."""
 
     @partial(traced_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
-    def found(minimum: Any, maximum: Any) -> tuple[Any, Any]:
+    def scale_and_zero_point(minimum: Any, maximum: Any) -> tuple[Any, Any]:
         levels = 2.0**bits - 1
-        low, high = (tf.cast(each, tf.float64) for each in (minimum, maximum))
+        low, high = (tf.cast(end, tf.float64) for end in (minimum, maximum))
         scale = quotient(high - low, levels)
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
@@ -120,7 +118,7 @@ def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
             scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
         return single(scale), below - 128.0
 
-    return found
+    return scale_and_zero_point
 
 
 def single(number: Any) -> Any:

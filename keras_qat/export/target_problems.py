@@ -52,8 +52,8 @@ def problems(
         ValueError: as `resolve`, or on an unknown target.
 
     Example:
-        >>> for each in keras_qat.targets.problems(qat, "tflm"):
-        ...     print(each)
+        >>> for problem in keras_qat.targets.problems(qat, "tflm"):
+        ...     print(problem)
     """
     target = get(target)
     if isinstance(model, bytes):
@@ -75,15 +75,15 @@ def file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:
 def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
     for index, operation in enumerate(graph.operations):
         site = Site(graph, operation)
-        found = _refusal(target, site)
-        if found is not None:
-            reason, change = found
-            name, place = _name(site), target.elsewhere
-            yield Problem(name, operation.kernel, reason, change, place, index)
+        refusal = _refusal(target, site)
+        if refusal is not None:
+            reason, change = refusal
+            name, elsewhere = _name(site), target.elsewhere
+            yield Problem(name, operation.kernel, reason, change, elsewhere, index)
             continue
         for inner in graph.inner(operation):
-            for each in _problems(target, inner):
-                yield dataclasses.replace(each, index=index)
+            for problem in _problems(target, inner):
+                yield dataclasses.replace(problem, index=index)
 
 
 def _name(site: Site) -> str:
@@ -93,7 +93,7 @@ def _name(site: Site) -> str:
 def _is_open(site: Site) -> bool:
     """Whether an operator reads an input of the file that has an open size."""
     ends = site.graph.inputs.values()
-    return any(each in ends and -1 in each.shape for each in site.tensors)
+    return any(tensor in ends and -1 in tensor.shape for tensor in site.tensors)
 
 
 def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
@@ -102,21 +102,21 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     if target.operators is None:
         return _checked(target.checks, site)
     kernel = target.operators.get(name)
-    is_float = any(each.type.startswith("float") for each in site.tensors)
+    is_float = any(tensor.type.startswith("float") for tensor in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
     if kernel is None:
         return "no kernel", change
     first = site.inputs[0] if site.inputs else None
     others = [
-        each.type
-        for each in site.tensors
-        if each.type not in ((each is first and kernel.reads) or kernel.types)
+        tensor.type
+        for tensor in site.tensors
+        if tensor.type not in ((tensor is first and kernel.reads) or kernel.types)
     ]
     if others:
         return f"no kernel for {others[0]}", change
     if len(site.inputs) > kernel.max_inputs:
         return f"at most {kernel.max_inputs} inputs, not {len(site.inputs)}", ""
-    axes = max(len(each.shape) for each in site.tensors)
+    axes = max(len(tensor.shape) for tensor in site.tensors)
     if axes > kernel.max_axes:
         return f"at most {kernel.max_axes} axes, not {axes}", ""
     if target.batch_size is not None and _is_open(site):

@@ -50,7 +50,7 @@ class CachedInference:
         self._eager: Callable[..., list[Any]] | None = None
         """Inference that is not traced, if the last `refresh` asked for it."""
         # In a function, as reading them one by one takes ten times as long.
-        self._read = traced_in_time(lambda: [each.value() for each in model.weights])
+        self._read = traced_in_time(lambda: [weight.value() for weight in model.weights])
 
     def refresh(self, eagerly: bool = False) -> None:
         """Takes ranges and weights as they are now; `eagerly` says not to trace inference."""

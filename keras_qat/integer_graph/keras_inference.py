@@ -91,7 +91,7 @@ class Inference:
             *resolved.outputs.values(),
             *(resolved.tensors[value] for value in self.read_by_losses),
         ]
-        return [numbers.real(tensors[each], each) for each in wanted]
+        return [numbers.real(tensors[name], name) for name in wanted]
 
     def _read_by_losses(self) -> list[Value]:
         made = {
@@ -107,13 +107,13 @@ class Inference:
         for call in self.with_losses if adds_losses else []:
             args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
             with computing_in_float32(call.layer):
-                found = call.layer(*args, **kwargs)
+                outputs_of_layer = call.layer(*args, **kwargs)
             if call in self.graph.loss_only:
                 values = graph_lib.values_in(call.outputs)
-                real.update(zip(values, tf.nest.flatten(found), strict=True))
+                real.update(zip(values, tf.nest.flatten(outputs_of_layer), strict=True))
         return [
-            tf.ensure_shape(each, [None, *value.shape[1:]] if value.shape else [])
-            for each, value in zip(tensors, outputs, strict=False)
+            tf.ensure_shape(tensor, [None, *value.shape[1:]] if value.shape else [])
+            for tensor, value in zip(tensors, outputs, strict=False)
         ]
 
     def _infer_settled(self, *inputs: Any) -> list[Any]:
@@ -147,7 +147,7 @@ class Inference:
         if applies is not True:
             with unchanged(self.states):
                 y = simulated(x)
-                after = [tf.identity(each) for each in self.states]
+                after = [tf.identity(state) for state in self.states]
             return self._if(applies, flat, y, after)
         exact: Callable[..., list[Any]] = self._infer
         if tf.executing_eagerly():
@@ -173,12 +173,12 @@ class Inference:
         def as_trained() -> list[Any]:
             for state, value in zip(self.states, after, strict=True):
                 state.assign(value)
-            return [tf.identity(each) for each in given]
+            return [tf.identity(output) for output in given]
 
         exact = cond(applies, lambda: self._infer(*flat, adds_losses=False), as_trained)
         outputs = [
-            straight_through(functools.partial(_instead, one), each)
-            for one, each in zip(exact, given, strict=True)
+            straight_through(functools.partial(_instead, one), simulated)
+            for one, simulated in zip(exact, given, strict=True)
         ]
         return tf.nest.pack_sequence_as(y, outputs)
 
@@ -192,7 +192,9 @@ class Inference:
         if phase is not None and phase.training is training:
             return is_exact(phase)
         conditions = [layer.step >= layer.quantize_from for layer in self.layers]
-        conditions += [each.is_calibrated() for layer in self.layers for each in layer.quantizers]
+        conditions += [
+            quantizer.is_calibrated() for layer in self.layers for quantizer in layer.quantizers
+        ]
         if training is not False:
             conditions.append(tf.logical_not(training))
         return tf.reduce_all(tf.stack(conditions))

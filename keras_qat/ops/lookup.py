@@ -79,8 +79,8 @@ def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
     def prepare(a: Arguments) -> Entries:
         (x,), dtype = a.params, a.q[0].dtype
         tables = (table, of_neon) if of_neon and a.family.neon else (table,)
-        values = [entries(each, a.family)(x, a.output, a.attributes) for each in tables]
-        values, *of_eights = (tf.cast(each, dtype) for each in values)
+        values = [entries(one, a.family)(x, a.output, a.attributes) for one in tables]
+        values, *of_eights = (tf.cast(value, dtype) for value in values)
         return Entries(values, tf.cast(x.zero_point - x.lowest, dtype), *of_eights)
 
     return prepare

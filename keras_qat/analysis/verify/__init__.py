@@ -108,7 +108,8 @@ def verify(
     if input_range is not None:
         graph = resolve(model, input_range=input_range)
     pixels = {
-        name: to_pixels(inputs[name], *each) for name, each in rescaled_inputs(contents).items()
+        name: to_pixels(inputs[name], *rescaling)
+        for name, rescaling in rescaled_inputs(contents).items()
     }
     given = inputs | pixels
     file_graph = FileGraph(contents)
@@ -131,7 +132,7 @@ def verify(
     outputs = tuple(compare_outputs(graph, file, codes, expected, exact, examples, labels))
 
     def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
-        some, fed = ({name: x[:count] for name, x in each.items()} for each in (inputs, given))
+        some, fed = ({name: x[:count] for name, x in arrays.items()} for arrays in (inputs, given))
         size = file.batch_size or batch_size
         return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
 

@@ -52,35 +52,35 @@ def compare_layers(
     in_file = resolved
     if file.packs_int4:
         in_file = with_int4(resolved, own_rounding or XNNPACK)
-    indices = [each.tensor.index for each in pairs]
+    indices = [pair.tensor.index for pair in pairs]
     whole = open_file(file.with_outputs(indices), kernels, runtime)
     pieces: FileInterpreter | None = None
-    values = [each.value for each in pairs]
+    values = [pair.value for pair in pairs]
     in_float = evaluator(graph, values)
     origin = resolved.origin
     simulated = evaluator(graph, values, None) if origin.simulates else None
-    sums = [_Sums(each) for each in pairs]
+    sums = [_Sums(pair) for pair in pairs]
     streams = [Stream(origin.states) for _ in range(3)]
     few = origin.fixed_batch or SIMULATED
     examples = len(next(iter(inputs.values())))
     for start in shown(range(0, examples, batch_size), "Layer by layer", verbose):
-        batch = {name: each[start : start + batch_size] for name, each in inputs.items()}
+        batch = {name: array[start : start + batch_size] for name, array in inputs.items()}
         arrays = list(batch.values())
         with streams[0]:
             exact = in_float(arrays)
         with streams[1]:
             if simulated is None:
                 computed = run_batch(resolved, arrays, origin.family)
-                ours = [_as_in(each.tensor, computed[each.ours]) for each in pairs]
+                ours = [_as_in(pair.tensor, computed[pair.ours]) for pair in pairs]
             else:
-                found = zip(pairs, simulated(arrays), strict=True)
-                ours = [each.tensor.codes(np.asarray(real)) for each, real in found]
+                simulated_values = zip(pairs, simulated(arrays), strict=True)
+                ours = [pair.tensor.codes(np.asarray(real)) for pair, real in simulated_values]
         # The file's inputs by index, as the caller gives them.
         given = {
-            str(each.index): to_codes(
-                fed[name][start : start + batch_size], each.dtype, each.scale, each.zero_point
+            str(tensor.index): to_codes(
+                fed[name][start : start + batch_size], tensor.dtype, tensor.scale, tensor.zero_point
             )
-            for name, each in file.inputs.items()
+            for name, tensor in file.inputs.items()
         }
         expected = dict(zip(map(str, indices), ours, strict=True))
         run = given | whole.run_once(given)
@@ -89,17 +89,17 @@ def compare_layers(
             pieces = open_file(file.in_pieces(shapes), kernels, runtime)
         known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
         by_piece = pieces.run_once(known)
-        for each, real in zip(sums, map(np.asarray, exact), strict=True):
-            name = str(each.pair.tensor.index)
-            each.add(expected[name], by_piece.get(name), run[name], real)
+        for layer, real in zip(sums, map(np.asarray, exact), strict=True):
+            name = str(layer.pair.tensor.index)
+            layer.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and own_rounding is not None:
             with streams[2]:
-                some = run_batch(in_file, [each[:few] for each in arrays], own_rounding)
-            for each in sums:
-                name = str(each.pair.tensor.index)
-                each.compare_exactly(_as_in(each.pair.tensor, some[each.pair.ours]), run[name])
-    names = {each.tensor.index: each.name for each in pairs}
-    return tuple(each.report(file, names) for each in sums), merged
+                some = run_batch(in_file, [array[:few] for array in arrays], own_rounding)
+            for layer in sums:
+                name = str(layer.pair.tensor.index)
+                layer.compare_exactly(_as_in(layer.pair.tensor, some[layer.pair.ours]), run[name])
+    names = {pair.tensor.index: pair.name for pair in pairs}
+    return tuple(layer.report(file, names) for layer in sums), merged
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:
@@ -181,7 +181,7 @@ class _Sums:
         return TensorReport(
             name=pair.name,
             layers=pair.layers,
-            kernels=tuple(each.kernel for each in operations),
+            kernels=tuple(operation.kernel for operation in operations),
             fed=self.fed.agreement(),
             run=run,
             simulated=self.simulated,

@@ -114,10 +114,10 @@ def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nd
         return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     count = len(tf.nest.flatten(x)[0])
     batches = [
-        model(tf.nest.map_structure(lambda each: each[slice_], x), training=False)  # noqa: B023
+        model(tf.nest.map_structure(lambda array: array[slice_], x), training=False)  # noqa: B023
         for slice_ in (slice(at, at + batch_size) for at in range(0, count, batch_size))
     ]
-    flat = [tf.nest.flatten(each) for each in batches]
+    flat = [tf.nest.flatten(batch) for batch in batches]
     return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
 
 
@@ -136,8 +136,8 @@ def check_match(file: FileInterpreter, graph: ResolvedGraph) -> None:
     ends = {"inputs": (file.inputs, graph.inputs), "outputs": (file.outputs, graph.outputs)}
     for end, (details, tensors) in ends.items():
         there = {
-            name: tuple(int(size) for size in each["shape_signature"][1:])
-            for name, each in details.items()
+            name: tuple(int(size) for size in detail["shape_signature"][1:])
+            for name, detail in details.items()
         }
         here = {
             name: tuple(-1 if size is None else size for size in tensor.shape[1:])

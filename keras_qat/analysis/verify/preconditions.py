@@ -63,8 +63,8 @@ def _other_weights(graph: ResolvedGraph, contents: bytes) -> list[str]:
 
 
 def _beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list[str]:
-    """Whether many numbers lie beyond what the file's inputs can hold."""
-    found = []
+    """Says which inputs have many numbers beyond what the file can hold."""
+    failures = []
     for name, detail in file.inputs.items():
         dtype, x = np.dtype(detail["dtype"]), inputs[name]
         if not detail["quantization"][0] or x.dtype == dtype:
@@ -74,12 +74,12 @@ def _beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list
         step = (high - low) / 255
         share = np.mean((x < low - step) | (x > high + step))
         if share > FEW:
-            found.append(
+            failures.append(
                 f"{share:.0%} of the numbers given for input '{name}' lie beyond its range, "
                 f"{low:.3g} to {high:.3g}, and are cut off there. Scale them as in training, or "
                 f"calibrate on more data."
             )
-    return found
+    return failures
 
 
 def faults(

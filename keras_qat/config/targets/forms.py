@@ -75,9 +75,9 @@ def flat(builder: Builder, site: Site) -> None:
 def without_batch(builder: Builder, site: Site) -> None:
     """Leaves out the first axis, which is of size 1."""
     inputs, (end,) = _inputs(site), site.outputs
-    for place, tensor in enumerate(site.tensors[:-1]):
+    for index, tensor in enumerate(site.tensors[:-1]):
         if len(tensor.shape) == len(end.shape):
-            inputs[place] = _reshaped(builder, tensor.index, tensor.shape[1:])
+            inputs[index] = _reshaped(builder, tensor.index, tensor.shape[1:])
     if site.operation.kernel == "TRANSPOSE":
         inputs[1] = builder.constant(f"{end.name}/order", _constant(site, 1)[1:] - 1)
     _reshaped_back(builder, site, inputs, end.shape[1:])
@@ -131,8 +131,8 @@ def groups_apart(builder: Builder, site: Site) -> None:
     for number, part in enumerate(parts):
         own = slice(number * channels, (number + 1) * channels)
         constants = [
-            _part(builder, index, _constant(site, place), own)
-            for place, index in enumerate(weighted, 1)
+            _part(builder, index, _constant(site, position), own)
+            for position, index in enumerate(weighted, 1)
         ]
         made = _similar(builder, end.index, (*end.shape[:-1], channels), f"group_{number}")
         builder.operator("CONV_2D", [part, *constants], [made], **_options(site))
