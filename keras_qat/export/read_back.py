@@ -103,7 +103,9 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
         kernel = OPERATORS[code_of(file.operatorCodes[operator.opcodeIndex])]
         for index in map(int, operator.inputs):
             tensor = main.tensors[index]
-            is_there = index < 0 or file.buffers[tensor.buffer].data is not None
+            # A constant without elements, such as the shape of a single number, has no data.
+            is_constant = file.buffers[tensor.buffer].data is not None or 0 in tensor.shape
+            is_there = index < 0 or is_constant
             if not (is_there or index in ready or tensor.isVariable):
                 yield f"{kernel} reads '{tensor.name.decode()}' before it is computed"
         for index in map(int, operator.outputs):

@@ -62,13 +62,13 @@ def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
 def _split_square(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers the square of a tensor to Multiply."""
     x = call.inputs[0]
-    return replace_by(call, context, layers.Multiply, inputs=[x, x]) if x.is_float else []
+    return replace_by(call, context, layers.Multiply, inputs=[x, x])
 
 
 def _split_power(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers x ** 2 and x ** 3 to Multiply."""
     x, exponent = operands(call, "x", "y")
-    if not isinstance(x, Value) or not x.is_float or number(exponent) not in (2, 3):
+    if not isinstance(x, Value) or number(exponent) not in (2, 3):
         return []
     if number(exponent) == 2:
         return _split_square(call, context)
@@ -141,7 +141,7 @@ def _split_list(call: Call, context: LoweringContext, make: Any) -> list[Call]:
     are_several = isinstance(tensors, (list, tuple)) and len(tensors) > 1
     if not are_several or axis not in (0, [0], (0,)) or keepdims:
         return []
-    if not all(isinstance(x, Value) and x.is_float for x in tensors):
+    if not all(isinstance(x, Value) for x in tensors):
         return []
     return replace_by(call, context, make, inputs=list(tensors))
 
@@ -263,17 +263,21 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
 """Operation that copies -> names of its arguments after the tensor."""
 
-OPERATIONS: dict[str, Lowering] = {
+
+def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a call that reads real numbers; integers, complex numbers and truth values stay."""
+    is_arithmetic = all(value.is_float for value in [*call.inputs, *values_in(call.outputs)])
+    return lowering(call, context) if is_arithmetic else []
+
+
+ARITHMETIC: dict[str, Lowering] = {
     "nn.silu": _split_silu,
     "math.negative": partial(replace_by, make=layers.Rescaling, scale=-1.0),
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
-    "__operators__.add": _swap_constant,
     "nn.bias_add": _split_bias,
-    "__operators__.getitem": _split_getitem,
     "math.add_n": _split_add_n,
-    "cast": _split_cast,
     "math.square": _split_square,
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
@@ -284,15 +288,23 @@ OPERATIONS: dict[str, Lowering] = {
     "math.reduce_max": partial(_split_list, make=layers.Maximum),
     "math.reduce_min": partial(_split_list, make=layers.Minimum),
     "clip_by_value": _split_clip,
+    "math.l2_normalize": _split_normalization,
+    "einsum": split_einsum,
+    "linalg.matmul": convert_second_factor,
+}
+"""TensorFlow's name of an operation that computes -> its lowering, for real numbers alone."""
+
+OPERATIONS: dict[str, Lowering] = {
+    **{symbol: partial(_of_floats, lowering) for symbol, lowering in ARITHMETIC.items()},
+    "__operators__.add": _swap_constant,
+    "__operators__.getitem": _split_getitem,
+    "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,
     "image.resize": split_resize,
     "compat.v1.image.resize_images": split_old_resize,
     "image.extract_patches": split_patches,
-    "math.l2_normalize": _split_normalization,
     **dict.fromkeys(COPIES, _split_copies),
-    "einsum": split_einsum,
-    "linalg.matmul": convert_second_factor,
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),
 }
 """TensorFlow's name of an operation on symbolic tensors -> its lowering."""

@@ -25,6 +25,8 @@ OF_INTEGERS = {
     "sum": ("int32", lambda x: real(tf.reduce_sum(x, 1))),
     "largest": ("int32", lambda x: real(tf.reduce_max(x, 1))),
     "argmax": ("int32", lambda x: real(tf.argmax(x, 1))),
+    "negative": ("int32", lambda x: real(tf.where(x > 3, x, -x))),
+    "clipped": ("int32", lambda x: real(tf.clip_by_value(x, 1, 4))),
     "arithmetic": ("int32", lambda x: [real(2 * x + 1), x]),
     "movement": ("int64", lambda x: real(layers.Permute((2, 1, 3))(x[:, 1:3]))),
     "dense": ("int64", lambda x: layers.Dense(4)(layers.Dense(3)(x))),
@@ -49,3 +51,13 @@ def test_a_layer_that_reads_integers_says_so():
 def test_outputs_that_are_integers():
     """`verify` divided them by a share of their range."""
     assert_agreement(model_of(lambda x: [tf.argmax(x, -1), tf.argmin(x, -1)]))
+
+
+def test_complex_numbers():
+    """A spectrogram computes in float. |x| of complex numbers was taken for that of real ones."""
+
+    def build(x: Any) -> Any:
+        spectrum = tf.signal.stft(tf.reshape(x, [-1, 144]), 32, 16)
+        return layers.Dense(3)(tf.math.log(tf.abs(spectrum) + 0.1))
+
+    assert_agreement(model_of(build))
