@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import tensorflow as tf
 
-from benchmarks import accuracy, recurrent, zoo
+from benchmarks import accuracy, operations, recurrent, zoo
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
@@ -70,3 +71,30 @@ def test_codes_that_differ_are_in_the_exit_status(row, status, tmp_path, monkeyp
         zoo.main()
     assert ended.value.code == status
     assert "| models | int8 |" in capsys.readouterr().out
+
+
+def test_operations_of_a_graph_as_on_a_gpu():
+    data, variable = tf.Variable(tf.ones([2, 4])), tf.Variable(2.0)
+    step = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function(autograph=False)
+    def run():
+        step.assign_add(1)
+        x = data.read_value()
+        high = tf.reduce_max(x) * variable
+        variable.assign(high)
+        x = tf.reshape(tf.nn.relu(x), [8])
+        return tf.quantization.fake_quant_with_min_max_vars(x, tf.constant(0.0), high)
+
+    counts = operations.count(operations.optimized_graph(run))
+    computed = {"AssignAddVariableOp", "Max", "Mul", "Relu", "FakeQuantWithMinMaxVars"}
+    assert set(counts.operations) == {*computed, "AssignVariableOp", "Reshape"}
+    if tf.test.is_built_with_cuda():  # Else TensorFlow knows no kernels of GPUs.
+        assert set(counts.launches) == computed
+        assert dict(counts.host_reads) == {"FakeQuantWithMinMaxVars": 1}  # Constants are there.
+        assert counts.bytes == 8 + (32 + 4) + 3 * 4 + (32 + 32) + (32 + 32)
+
+
+def test_numbers_asked_for_around_a_step():
+    x = tf.constant(1.0)
+    assert operations.numpy_calls(lambda: (x.numpy(), x.numpy())) == 2

@@ -1,0 +1,267 @@
+"""Counts what a training step launches, moves and waits for, operation by operation.
+
+    python -m benchmarks.operations                      MobileNetV2 in all forms
+    python -m benchmarks.operations ResNet50 --forms float int8 --kinds 12
+
+The graph of a step is taken after TensorFlow's graph optimization. No GPU is needed: an operation
+counts as placed on a GPU where TensorFlow has a kernel for it there, as TensorFlow's placer does.
+The columns:
+
+operations   what the executor runs; without constants, reads of variables and copies by reference
+launches     operations on the GPU that compute something there, at least one kernel each
+MB           what these read and write
+host reads   tensors that the CPU waits for: arguments that GPU kernels take from host memory,
+             inputs of operations on the CPU, and `numpy()` around the step
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from benchmarks import markdown
+
+PASSED_ON = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"}
+"""Operations whose output is their input's memory."""
+NOTHING = {"_Arg", "_Retval", "Const", "Placeholder", "VarHandleOp", "ReadVariableOp"}
+NOTHING |= {"Identity", "IdentityN", "NoOp"}
+"""Operations that are not counted."""
+NO_LAUNCH = {*NOTHING, *PASSED_ON, "AssignVariableOp"}
+"""Operations that launch nothing on a GPU."""
+COLUMNS = (
+    ("form", 8),
+    ("operations", 10),
+    ("ratio", 6),
+    ("launches", 8),
+    ("ratio", 6),
+    ("MB", 7),
+    ("ratio", 6),
+    ("host reads", 10),
+)
+
+
+@dataclasses.dataclass
+class Counts:
+    """Figures of one training step.
+
+    Args:
+        operations: number of operations by kind.
+        launches: number of launches on the GPU by kind.
+        bytes: what launched operations read and write.
+        host_reads: number of tensors that the host waits for, by the kind that needs them.
+    """
+
+    operations: collections.Counter[str]
+    launches: collections.Counter[str]
+    bytes: int
+    host_reads: collections.Counter[str]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name", nargs="?", default="MobileNetV2", help="MobileNetV2 by default")
+    parser.add_argument("--forms", nargs="*", metavar="FORM", help="all by default")
+    parser.add_argument("--kinds", type=int, default=0, help="kinds of operations to list")
+    arguments = parser.parse_args()
+    from benchmarks.models import VARIANTS, batch, build, has_tfmot
+
+    print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
+    counts: dict[str, Counts] = {}
+    for form in arguments.forms or VARIANTS:
+        if form == "tfmot" and not has_tfmot():
+            continue
+        model = VARIANTS[form](build(arguments.name))
+        counts[form] = counts_of(model, batch(model))
+        print(line(form, counts[form], next(iter(counts.values()))), flush=True)
+    for form, figures in counts.items() if arguments.kinds else ():
+        for title in ("operations", "launches", "host_reads"):
+            kinds = getattr(figures, title).most_common(arguments.kinds)
+            print(f"\n{form}, {title}:", ", ".join(f"{kind} {number}" for kind, number in kinds))
+
+
+def line(form: str, counts: Counts, base: Counts) -> str:
+    """A row of the table, with ratios to the first form."""
+    cells = [form]
+    for name in ("operations", "launches"):
+        number, of_base = getattr(counts, name).total(), getattr(base, name).total()
+        cells += [str(number), f"{number / of_base:.2f}x" if of_base else "-"]
+    cells += [f"{counts.bytes / 1e6:.0f}"]
+    cells += [f"{counts.bytes / base.bytes:.2f}x" if base.bytes else "-"]
+    cells += [str(counts.host_reads.total())]
+    return markdown.row(cells, [width for _, width in COLUMNS])
+
+
+def counts_of(model: Any, data: tuple[Any, Any]) -> Counts:
+    """The figures of a model's training step on a batch."""
+    from benchmarks.step_time import functions
+
+    step, _ = functions(model, data, jit_compile=False)
+    graph = optimized_graph(step)
+    counts = count(graph)
+    counts.host_reads["numpy() around the step"] = numpy_calls(step)
+    return counts
+
+
+def numpy_calls(step: Callable[[], Any]) -> int:
+    """How often a step asks for the numbers of a tensor outside of its graph."""
+    from unittest import mock
+
+    from tensorflow.python.framework import ops
+
+    tensor_class: Any = ops._EagerTensorBase
+    with mock.patch.object(tensor_class, "numpy", autospec=True, side_effect=tensor_class.numpy):
+        step()
+        return tensor_class.numpy.call_count
+
+
+def optimized_graph(step: Callable[[], Any]) -> Any:
+    """The graph that a step runs, after optimization: the largest of its first call."""
+    from tensorflow.python.eager import context
+
+    context.context().enable_graph_collection()
+    step()
+    graphs = context.context().export_run_metadata().function_graphs
+    context.context().disable_graph_collection()
+    return max((run.post_optimization_graph for run in graphs), key=lambda graph: len(graph.node))
+
+
+def count(graph: Any) -> Counts:
+    """Counts the operations of a graph as if there were a GPU."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as imported:
+        tf.graph_util.import_graph_def(_with_known_shapes(graph), name="")
+    counts = Counts(collections.Counter(), collections.Counter(), 0, collections.Counter())
+    fetched: set[str] = set()
+    for op in imported.get_operations():
+        if op.type not in NOTHING:
+            counts.operations[op.type] += 1
+        kernel = gpu_kernel(op)
+        inputs = [_behind_references(tensor) for tensor in op.inputs]
+        needed = _on_host(inputs, op.op_def.input_arg, op, kernel)
+        for tensor in needed if op.type not in NOTHING else ():
+            if _is_on_gpu(tensor) and tensor.name not in fetched:
+                fetched.add(tensor.name)
+                counts.host_reads[op.type] += 1
+        computed = [tensor for tensor in op.outputs if _is_on_gpu(tensor)]
+        is_update = not op.outputs and kernel is not None
+        if op.type not in NO_LAUNCH and (computed or is_update):
+            counts.launches[op.type] += 1
+            there = {tensor.name: tensor for tensor in inputs if tensor not in needed}
+            counts.bytes += sum(map(_size, [*there.values(), *computed]))
+    return counts
+
+
+def _with_known_shapes(graph: Any) -> Any:
+    """The graph with placeholders for its arguments, and for what is read of variables."""
+    import tensorflow as tf
+
+    handles = {node.name: node.attr for node in graph.node if node.op == "_Arg"}
+    known = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
+    for node in graph.node:
+        if node.op == "_Retval":
+            continue
+        copy = known.node.add()
+        copy.CopyFrom(node)
+        copy.device = ""
+        copy.op = copy.op.replace("_MklNative", "").replace("_Mkl", "")
+        source = handles.get(node.input[0]) if node.input else None
+        is_read = node.op == "ReadVariableOp" and source and source["_handle_shapes"].list.shape
+        if node.op == "_Arg" or is_read:
+            shape = source["_handle_shapes"].list.shape[0] if source and is_read else None
+            dtype = node.attr["T" if node.op == "_Arg" else "dtype"].type
+            copy.Clear()
+            copy.name, copy.op, copy.attr["dtype"].type = node.name, "Placeholder", dtype
+            if shape is not None:
+                copy.attr["shape"].shape.CopyFrom(shape)
+    return known
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A GPU kernel, with the names of the arguments that it has in host memory."""
+
+    host_memory: frozenset[str]
+
+
+def gpu_kernel(op: Any) -> Kernel | None:
+    """The kernel that an operation has on GPUs, or None: then it runs on the CPU."""
+    for kernel in _registered(op.type):
+        accepts = (
+            op.get_attr(limit.name).as_datatype_enum in limit.allowed_values.list.type
+            for limit in kernel.constraint
+            if limit.allowed_values.list.type
+        )
+        if all(accepts):
+            return Kernel(frozenset(kernel.host_memory_arg))
+    return None
+
+
+@functools.cache
+def _registered(kind: str) -> list[Any]:
+    from tensorflow.python.framework import kernels
+
+    if kind == "Placeholder":
+        return []
+    registered = kernels.get_registered_kernels_for_op(kind).kernel
+    return sorted(
+        (kernel for kernel in registered if kernel.device_type in ("GPU", "DEFAULT")),
+        key=lambda kernel: (-kernel.priority, kernel.device_type != "GPU"),
+    )
+
+
+def _behind_references(tensor: Any) -> Any:
+    """The tensor that operations passed on by reference."""
+    while tensor.op.type in PASSED_ON:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_on_gpu(tensor: Any) -> bool:
+    """Whether a tensor is in the memory of the GPU; small integers and shapes often are not."""
+    op, kernel = tensor.op, gpu_kernel(tensor.op)
+    if op.type == "Placeholder":  # What was read of a variable; batches come from the host.
+        return tensor.dtype.is_floating or tensor.dtype.name == "int64"
+    if kernel is None or op.type == "Const":  # Constants are where they are needed.
+        return False
+    return tensor not in _on_host(op.outputs, op.op_def.output_arg, op, kernel)
+
+
+def _on_host(
+    tensors: Sequence[Any], definitions: Iterable[Any], op: Any, kernel: Kernel | None
+) -> list[Any]:
+    """Those of an operation's inputs or outputs that are in host memory, handles left out."""
+    names = _names(definitions, op)
+    return [
+        tensor
+        for tensor, name in zip(tensors, names, strict=False)
+        if tensor.dtype.name not in ("resource", "variant")
+        and (kernel is None or name in kernel.host_memory)
+    ]
+
+
+def _names(definitions: Iterable[Any], op: Any) -> Iterator[str]:
+    """The argument's name of each input or output: some arguments are lists of tensors."""
+    for argument in definitions:
+        number = 1
+        if argument.number_attr:
+            number = op.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            number = len(op.get_attr(argument.type_list_attr))
+        yield from [argument.name] * number
+
+
+def _size(tensor: Any) -> int:
+    """Bytes of a tensor; handles and unknown shapes have none."""
+    elements = tensor.shape.num_elements()
+    is_known = elements is not None and tensor.dtype.name not in ("resource", "variant")
+    return elements * tensor.dtype.size if is_known else 0
+
+
+if __name__ == "__main__":
+    main()
