@@ -244,6 +244,7 @@ def config_of(model: Any) -> dict[str, Any]:
     """Returns a model's configuration as a functional one, for `keras.Model.from_config`."""
     inputs, outputs = nested_inputs(model), nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
+    functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # Set for .h5 files.
     for node in nodes_of(model):
         if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])

@@ -9,6 +9,8 @@ from keras_qat.config.other_libraries import reject_arguments
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
+from keras_qat.frontend.keras2.backend import deserialization_scope
+from keras_qat.frontend.keras2.own_training import attributes_computed_with, trains_itself
 from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras2.serialization import warn_of_closed
@@ -42,8 +44,10 @@ def quantize_model(
 
     Args:
         model: a built Sequential or functional Keras 2 model, or a subclassed one whose `call`
-            takes symbolic tensors. It is not changed. A model that is already quantized with the
-            same recipe is copied. A Keras 3 model is converted by `from_keras_3`, with a warning.
+            takes symbolic tensors. It is not changed. If its class defines how it trains, with a
+            `train_step` say, the copy is an instance of that class too. A model that is already
+            quantized with the same recipe is copied. A Keras 3 model is converted by
+            `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
             `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
@@ -67,10 +71,10 @@ def quantize_model(
 
     Raises:
         TypeError: on an unknown argument.
-        ValueError: if the model cannot be read, has its own `train_step`, is quantized with
-            another recipe, or has empty or float64 tensors; if an entry of the scope matches no
-            layer; if `strict` and a layer stays in float; or if kernels or target are unknown, or
-            contradict each other or the recipe.
+        ValueError: if the model cannot be read, is quantized with another recipe, or has empty or
+            float64 tensors; if an entry of the scope matches no layer; if `strict` and a layer
+            stays in float; or if kernels or target are unknown, or contradict each other or the
+            recipe.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -81,7 +85,8 @@ def quantize_model(
     recipe, family, known_target = settings(recipe, kernels, target)
     if is_quantized(model):
         return _copy_quantized(model, recipe)
-    model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
+    original = as_keras_2(model)
+    model, graph = read_float(original, inputs, recipe.activations.bits < 16)
     plan = place(graph, recipe, scope, family)
     if strict and plan.float_layers:
         lines = [f"  {name}: {reason}" for name, reason in plan.float_layers.items()]
@@ -92,6 +97,8 @@ def quantize_model(
         )
     with float32_policy(), strategy_scope(model):
         qat = rewrite(plan, model)
+    if trains_itself(original):
+        qat.keep_training(original, attributes_computed_with(original, plan.graph))
     qat.kernels = family.name
     qat.target = known_target
     warn_of_closed(plan.graph, plan.float_layers)
@@ -121,7 +128,7 @@ def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
             f"'{model.name}' is already quantized, with recipe '{name}' and other settings. "
             f"Quantize the float model it was made from instead."
         )
-    with strategy_scope(model):
+    with strategy_scope(model), deserialization_scope(model.customs):
         copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
     copy.safe_mode = model.safe_mode

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +27,11 @@ from keras_qat.frontend.keras2.backend import (
     missing_config,
     register,
     resolve_training,
+)
+from keras_qat.frontend.keras2.own_training import (
+    class_config,
+    from_class_config,
+    take_training,
 )
 from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
 from keras_qat.integer_graph.keras_inference import Inference, is_exact
@@ -60,6 +68,11 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model, known until the model is saved and loaded."""
+
+    trained_as: dict[str, Any] | None = None
+    """Configuration of the float model's class, if that defines how it trains."""
+    left_out: Mapping[str, str] = MappingProxyType({})
+    """Attribute of that class's models that this model does not have -> the class."""
 
     safe_mode: bool = False
     """Whether code in its configuration may not run, as it was loaded without safe_mode=False."""
@@ -140,6 +153,29 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
 
+    def keep_training(self, model: Any, left_out: Iterable[str]) -> None:
+        """Trains from now on as a float model does whose class has its own way, `train_step` say.
+
+        Args:
+            model: the float model.
+            left_out: its attributes that only it can use, such as its layers.
+        """
+        take_training(self, model, left_out)
+        object.__setattr__(self, "trained_as", class_config(model))
+        classes = {**self.customs.classes, type(model).__name__: type(model)}
+        object.__setattr__(self, "customs", self.customs._replace(classes=classes))
+
+    def __getattr__(self, name: str) -> Any:
+        message = f"'{type(self).__name__}' object has no attribute '{name}'"
+        if name in self.left_out:
+            message = (
+                f"'{name}' of {self.left_out[name]} is a part of the float model. '{self.name}' "
+                f"has layers of its own, and trains if it is called as a whole: self(x). To train "
+                f"parts one by one, quantize the models of the parts, and make a "
+                f"{self.left_out[name]} of these."
+            )
+        raise AttributeError(message)
+
     def _float_config_to_save(self) -> dict[str, Any] | None:
         """Returns `float_config`, or None if Keras cannot save its contents."""
         try:
@@ -149,9 +185,32 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             return None
         return self.float_config
 
+    def _class_config_to_save(self) -> dict[str, Any]:
+        return {**(self.trained_as or {}), "left_out": list(self.left_out)}
+
+    def _train_as_saved(self, config: dict[str, Any], custom_objects: Any) -> None:
+        """Trains as the class of a configuration says, if that is known here."""
+        left_out, made_of = config.pop("left_out"), config
+        if config["config"] is None:
+            made_of = {**config, "config": self.float_config}
+        try:
+            original = from_class_config(made_of, custom_objects)
+        except ValueError as error:
+            name = config["class_name"]
+            warnings.warn(
+                f"'{self.name}' is loaded without the train_step and the like of {name}, which "
+                f"cannot be made: {error} Register the class, pass it in custom_objects, and give "
+                f"it a get_config that its constructor takes; or load the weights alone into a "
+                f"model that quantize_model makes of a {name}.",
+                stacklevel=2,
+            )
+            return
+        self.keep_training(original, left_out)
+
     def get_config(self) -> dict[str, Any]:
         reasons = {layer.name: why_left_in_float(layer) for layer in self.layers}
-        config = super().get_config()
+        # A user's class may describe itself otherwise.
+        config = {**config_of(self), "trainable": self.trainable}
         for entry in config["layers"]:
             entry["config"].update(missing_config(self.get_layer(entry["name"])))
         return {
@@ -163,21 +222,24 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [layer.name for layer in self.layers if asked_for_integers(layer)],
             "kernels": self.kernels,
+            **({} if self.trained_as is None else {"trained_as": self._class_config_to_save()}),
             **({} if self.target is None else {"target": self.target.name}),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        trained_as = config.pop("trained_as", None)
         if in_safe_mode() is not False:
             check_modules(config)
-        config = dict(config)
         config.pop("load_with", None)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
-            model = super().from_config(config, custom_objects)
+            made = super(QuantizedModel, QuantizedModel).from_config
+            model = made(config, custom_objects)
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
@@ -191,4 +253,6 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         model.kernels = kernels
         if target is not None:
             model.target = remembered(target, model.name)
+        if trained_as is not None:
+            model._train_as_saved(dict(trained_as), custom_objects)
         return model

@@ -181,16 +181,6 @@ def test_subclassed_models_that_cannot_be_opened_say_which_line():
         keras_qat.quantize_model(ByValue(), inputs=keras.Input(SHAPE))
 
 
-@pytest.mark.legacy
-@pytest.mark.parametrize("verb", [keras_qat.quantize_model, keras_qat.plan])
-@pytest.mark.parametrize("method", ["train_step", "compile"])
-def test_models_that_train_in_their_own_way_are_refused(method, verb):
-    trainer = type("Distiller", (keras.Model,), {method: lambda self, *args, **kwargs: {}})
-    x = keras.Input((4,))
-    with pytest.raises(ValueError, match=f"(?s)Distiller.*its own {method}.*keras.Model"):
-        verb(trainer(x, layers.Dense(2)(x)))
-
-
 @pytest.mark.parametrize("activation", [Steep(2.0), partial(tf.nn.leaky_relu, alpha=0.1)])
 def test_activations_that_keras_cannot_save(activation, tmp_path):
     """They are opened, so the model is saved; the float model could not be."""

@@ -10,6 +10,8 @@ import tensorflow as tf
 from keras_qat.analysis.verify.report import OutputReport
 from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
 from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.keras2.own_training import PREDICTION
+from keras_qat.frontend.keras2.readability import defines
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 
@@ -107,8 +109,13 @@ def _accuracy(values: np.ndarray, labels: np.ndarray | None) -> float | None:
 
 
 def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
-    """Returns what `predict` gives, which on one of several workers would wait for the others."""
-    if not isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    """Returns the model's outputs.
+
+    `predict` gives them, unless a user's class decodes them there. On one of several workers it
+    would wait for the others.
+    """
+    is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
         return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Graph, clone, read
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
-from keras_qat.frontend.keras2.readability import as_functional, check_readable, check_training
+from keras_qat.frontend.keras2.readability import as_functional, check_readable
 
 
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
@@ -23,12 +23,11 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
         half: whether the model may compute in half precision; else a float32 copy is used.
 
     Raises:
-        ValueError: if the model cannot be read, trains in its own way, holds float64, or reads
-            weights outside of their layers.
+        ValueError: if the model cannot be read, holds float64, or reads weights outside of their
+            layers.
     """
     model = as_functional(model, inputs)
     check_readable(model)
-    check_training(model)
     model = _with_known_input(model if half else in_float32(model))
     with float32_policy():
         graph = read(model)

@@ -58,6 +58,12 @@ def check_readable(model: Any) -> None:
             f"The Sequential model '{model.name}' has no input shape yet. Put keras.Input(shape) "
             f"first in it, or call model.build((None, ...)) with its input shape."
         )
+    if not defines(type(model), "call"):
+        raise ValueError(
+            f"{type(model).__name__} '{model.name}' computes nothing itself, as it has no call. "
+            f"Quantize the models that it trains, and make a {type(model).__name__} of what "
+            f"quantize_model returns."
+        )
     raise ValueError(
         f"{type(model).__name__} '{model.name}' is a subclassed model, and its inputs are not "
         f"known: call it on data once, or quantize_model(model, inputs=keras.Input(shape))."
@@ -65,8 +71,9 @@ def check_readable(model: Any) -> None:
 
 
 def is_graph_model(layer: Any) -> bool:
-    """Returns whether a layer is a model that can be read."""
-    return isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
+    """Returns whether a layer is a model that can be read: its layers say what it computes."""
+    is_graph = isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
+    return is_graph and not defines(type(layer), "call")
 
 
 def is_subclassed(model: Any) -> bool:
@@ -106,28 +113,10 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
         ) from error
 
 
-_OF_TRAINING = ("train_step", "test_step", "compile", "compute_loss", "make_train_function")
-"""Methods that customize training."""
+def defines(model_class: type, *names: str) -> bool:
+    """Returns whether a class of a user is the first one to define one of some names."""
+    owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
+    return any(owner.__module__.split(".")[0] not in _LIBRARIES for owner in owners)
 
 
-def check_training(model: Any) -> None:
-    """Raises a `ValueError` if a model customizes training, which a copy would not do."""
-    own = [
-        name for name in _OF_TRAINING if getattr(type(model), name) is not _inherited(model, name)
-    ]
-    if own:
-        raise ValueError(
-            f"{type(model).__name__} '{model.name}' has its own {', '.join(own)}, which the "
-            f"quantization-aware model would not have. Quantize the model inside it, here "
-            f"keras.Model(model.inputs, model.outputs), and build the {type(model).__name__} from "
-            f"the quantized model."
-        )
-
-
-def _inherited(model: Any, name: str) -> Any:
-    """Returns an attribute of the Keras class that a model derives from."""
-    kinds = [base for base in type(model).__mro__ if base.__module__.split(".")[0] in _KERAS]
-    return getattr(kinds[0], name)
-
-
-_KERAS = ("keras", "tf_keras", "keras_qat")
+_LIBRARIES = ("keras", "tf_keras", "keras_qat", "builtins")

@@ -11,6 +11,7 @@ import numpy as np
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.own_training import trains_itself
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras3 import as_keras_2
 from keras_qat.lowering import lower
@@ -61,7 +62,7 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
         A float model with equalized weights.
 
     Raises:
-        ValueError: if the model cannot be read, or is quantized.
+        ValueError: if the model cannot be read, is quantized, or defines how it trains.
 
     Warns:
         UserWarning: if nothing can be equalized.
@@ -74,6 +75,12 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
     if is_quantized(model):
         raise ValueError(
             f"'{model.name}' is quantized already. Equalize the float model, and quantize that."
+        )
+    if trains_itself(model):
+        raise ValueError(
+            f"{type(model).__name__} '{model.name}' defines how it trains, which the equalized "
+            f"copy would not. Equalize its layers and give it their weights: model.set_weights("
+            f"keras_qat.equalize(keras.Model(model.inputs, model.outputs)).get_weights())."
         )
     model, _ = read_float(as_keras_2(model))
     copy = keras.models.clone_model(model, clone_function=graph_lib.clone)
