@@ -37,7 +37,7 @@ def _row(op: Op) -> str:
     attributes += [f"[`{name}`]" for name in op.defaults]
     what = ": ".join(text for text in (op.doc, ", ".join(named)) if text)
     cells = (f"`{op.name}`", what, bits, _range(op), ", ".join(attributes))
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _bits(op: Op, bits: int) -> str:

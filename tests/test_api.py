@@ -79,5 +79,41 @@ def test_stable_names_take_what_they_took(name):
     assert all(each.endswith("=") or each.startswith("*") for each in new), new
 
 
+def documented(item: Any, name: str) -> bool:
+    """Whether an argument has an entry under `Args:` that says more than where to look."""
+    entry = re.search(rf"^    +(?:\w+, )*{name}(?:, \w+)*: (.*)$", inspect.getdoc(item) or "", re.M)
+    return bool(entry) and not re.match(r"as (in|of|for) ", entry[1])
+
+
+def test_arguments_are_described_where_they_are_taken():
+    """Each entry stands by itself: an IDE shows no other docstring. Nobody makes the layers."""
+    modules = (getattr(keras_qat, name) for name in MODULES if name != "layers")
+    items = {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in (keras_qat, *modules)
+        for name in module.__all__
+        if name != "QuantizedModel"
+    }
+    items["Recipe.override"] = keras_qat.Recipe.override
+    bare = [
+        f"{name}: {argument}"
+        for name, item in items.items()
+        if inspect.isroutine(item) or inspect.isclass(item)
+        for argument in (listed.rstrip("=") for listed in arguments(item))
+        if argument.isidentifier() and argument != "self" and not documented(item, argument)
+    ]
+    assert not bare
+
+
+def test_reference_groups_names_by_what_is_promised():
+    page = PAGE.with_name("reference") / "index.md"
+    groups = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page.read_text(), re.M | re.S))
+    names = {group: re.findall(r"^\| .*?\[`(\w+)", text, re.M) for group, text in groups.items()}
+    assert list(names) == ["Everyday", "Advanced", "Experimental"]
+    assert set(names["Experimental"]) == experimental()
+    listed = [name for group in names.values() for name in group]
+    assert sorted(listed) == sorted(set(keras_qat.__all__) - {"__version__"})
+
+
 if __name__ == "__main__":
     RELEASED.write_text("".join(f"{name}({', '.join(took)})\n" for name, took in public()))

@@ -31,7 +31,21 @@ def plan(
 
     With a `target` it also names each operator that would not run there, why, and what helps.
 
-    Args and errors: as for `quantize_model`.
+    Args:
+        model: a float model, as `quantize_model` takes it. It is not changed.
+        recipe: a recipe or its name. The default is the target's, or "int8" without a target.
+        scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
+            `-`, a pattern with `*`, a class name, a list of these, or a function of a layer.
+        target: where the file is to run: a name such as "tflm", or a `keras_qat.targets.Target`.
+        inputs: for a subclassed model that was not called yet: its inputs, such as
+            `keras.Input(shape)`, or a structure of them.
+
+    Returns:
+        The plan; print it, or read its `rows`, `float_layers` and `problems`.
+
+    Raises:
+        ValueError: if the model cannot be read or quantized, an entry of the scope matches no
+            layer, or recipe or target are unknown.
 
     Example:
         >>> print(keras_qat.plan(model, target="ethos_u55"))

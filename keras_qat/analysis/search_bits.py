@@ -82,7 +82,10 @@ def search_bits(
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
-        data, steps, batch_size: as in `sensitivity`.
+        data: 50 to 500 inputs without labels, all held in memory: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+        steps: how many batches to read; all by default. An endless dataset needs it.
+        batch_size: examples per batch of arrays, 32 by default.
         budget: bytes that all weights may take; up to 1, a share of their size in 8 bits.
         bits: the numbers of bits to choose from, 2 to 8.
         recipe: the recipe whose weight bits are overridden.

@@ -118,7 +118,10 @@ def sensitivity(
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
-        data, steps, batch_size: as in `calibrate`: some 50 to 500 examples, without labels.
+        data: 50 to 500 inputs without labels, all held in memory: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+        steps: how many batches to read; all by default. An endless dataset needs it.
+        batch_size: examples per batch of arrays, 32 by default.
         bits: the numbers of bits to try, 2 to 8.
         recipe: the recipe, which decides which layers are quantized.
         measure: function from the float outputs and the outputs with one layer quantized, lists of

@@ -147,7 +147,8 @@ def summary(model: Any, *, input_range: tuple[float, float] | None = None) -> Su
     Args:
         model: what `quantize_model` returned; without training or calibration its ranges are not
             set. For a float model use `keras_qat.plan`.
-        input_range: as in `export_tflite`.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`. Without it such inputs and the layers that read them are float.
 
     Returns:
         The summary; print it, or read its `layers`.

@@ -113,7 +113,18 @@ class Recipe:
 
         The recipe itself stays as it is: assign the result, or pass it to `quantize_model`.
 
-        Args and errors: as for `Override`.
+        Args:
+            layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
+            weight_bits: 2 to 8, or None for the recipe's bits.
+            activation_bits: 2 to 8, or None for the recipe's bits.
+            quantize: False to leave the layers in float; True to undo an earlier False, and to
+                quantize layers that stay in float by default: LayerNormalization and
+                GroupNormalization.
+            open: False to compute custom layers in float as a whole; True to open layers that
+                normalize, too; None for the default.
+
+        Raises:
+            ValueError: on bits outside 2 to 8, or without any setting.
 
         Example:
             >>> recipe = keras_qat.recipes.int8().override("Dense", weight_bits=4)
@@ -225,7 +236,9 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
 
     Args:
         weight_bits: 2 to 8.
-        ema_decay, per_channel: as in `int8`.
+        ema_decay: decay per step of the moving averages of activations' extremes.
+        per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
+            some NPUs need.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -254,7 +267,12 @@ def int4_weights(
     can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
 
     Args:
-        activation_bits, ema_decay, per_channel, ranges: as in `int8`.
+        activation_bits: 2 to 8.
+        ema_decay: decay per step of the moving averages of activations' extremes.
+        per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
+            some NPUs need.
+        ranges: how ranges are found: "moving_average" of the extremes that training sees, "learned"
+            (LSQ) or "learned_clipping" (PACT), which train them; `int8` describes them.
         end_bits: bits of the first and last layers, often 8, as in `low_bits`; 4 by default.
 
     Raises:
@@ -283,7 +301,8 @@ def low_bits(
     Args:
         weights: bits of weights, 2 to 8.
         activations: bits of activations, 2 to 8.
-        ranges: as in `int8`.
+        ranges: how ranges are found: "learned" (LSQ), "learned_clipping" (PACT) or
+            "moving_average" of the extremes that training sees; `int8` describes them.
         end_bits: bits of the first and last layers and of activations that no weighted layer
             multiplies; None for the same as the others.
 
@@ -371,6 +390,9 @@ NAMED: dict[str, Callable[..., Recipe]] = {
 
 def get(recipe: str | Recipe) -> Recipe:
     """Returns a recipe by name, or the recipe itself.
+
+    Args:
+        recipe: "int8", "int16x8", "int4_weights", "low_bits", "contrib", or a recipe.
 
     Raises:
         ValueError: on an unknown name.

@@ -63,8 +63,14 @@ def export_c(
             are replaced.
         examples: inputs, as `model.predict` takes them: a few, that go into the source with the
             outputs that TFLite Micro gives for them, as a test for the device. Default: none.
-        input_dtype, output_dtype, input_range, rescaling: as of `export_tflite`.
-            Examples need integers.
+        input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32" (with
+            16-bit activations "int16" or "float32"). By default that of its activations. Examples
+            need integers.
+        output_dtype: type of its outputs, likewise.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`. Without it such inputs and the layers that read them are float.
+        rescaling: for uint8 inputs that take pixels, 0 to 255: the scale and offset that made the
+            training data of them, as `(1 / 255, 0)`; `export_tflite` describes all forms.
 
     Returns:
         The TFLite file's contents, which the array holds.

@@ -39,7 +39,8 @@ def export_onnx(
     Args:
         model: the model.
         path: where to write the file, or None. An existing file is replaced at the end only.
-        input_range: as in `export_tflite`.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`. Without it such inputs and the layers that read them are float.
         opset: version of ONNX's operations, 13 or later.
 
     Returns:

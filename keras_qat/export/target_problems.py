@@ -43,7 +43,8 @@ def problems(
     Args:
         model: what `quantize_model` returned, with or without ranges, or a file's contents.
         target: where it is to run: a name, such as "ethos_u55", or a `keras_qat.targets.Target`.
-        input_range: as of `export_tflite`.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`. Without it such inputs and the layers that read them are float.
 
     Returns:
         One entry for each operator, in the order of computation; none if all is well.

@@ -104,7 +104,8 @@ def simulate(
         kernels: the kernel family whose rounding is used: "xnnpack" (on x86), "xnnpack_arm64"
             (phones: 64-bit ARM), "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's
             portable kernels). The default is that of the model's target, or "xnnpack" without one.
-        input_range: as in `export_tflite`.
+        input_range: minimum and maximum of inputs that have no quantizer, as those of
+            `recipes.contrib`. Without it such inputs and the layers that read them are float.
         pack_int4: whether the file holds weights in 4 bits, as in `export_tflite`.
         batch_size: the number of examples that are computed at a time.
         verbose: 1 shows progress.

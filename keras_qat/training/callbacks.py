@@ -25,6 +25,10 @@ from keras_qat.training.schedule import check_quantized, schedule
 
 __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "LogQuantization", "QuantDelay"]
 
+NOISE, BEYOND = "1 signal to noise, dB", "2 share beyond the range"
+MINIMUM, MAXIMUM = "3 range, minimum", "4 range, maximum"
+"""Charts of `LogQuantization`. TensorBoard sorts them by name."""
+
 
 class _Threshold(keras.callbacks.Callback):
     """A callback that sets one threshold of all layers when training begins."""
@@ -94,10 +98,12 @@ class FreezeBatchNorm(_Threshold):
 
     Args:
         steps: the first training step (batch) with frozen statistics, counted from 1.
-        model: as for `QuantDelay`.
+        model: the quantization-aware model, if `fit` trains another model that calls it, such as
+            one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: as for `QuantDelay`.
+        ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
+            trains others and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])
@@ -117,9 +123,12 @@ class FreezeRanges(_Threshold):
     Args:
         steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
             model needs ranges before training, as from `calibrate`.
+        model: the quantization-aware model, if `fit` trains another model that calls it, such as
+            one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not whole, or at `fit` if the model is not quantized.
+        ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
+            trains others and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeRanges(5_000)])
@@ -140,7 +149,8 @@ class FreezeOscillations(keras.callbacks.Callback):
         threshold: the share of steps with a turn from which on a weight is frozen, for the first
             and the last epoch, with a cosine between them.
         momentum: of the moving average, which spans about 1 / momentum steps.
-        model: as for `QuantDelay`.
+        model: the quantization-aware model, if `fit` trains another model that calls it, such as
+            one with its own `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if thresholds or momentum are not between 0 and 1; at `fit` as `QuantDelay`.
@@ -198,20 +208,21 @@ class FreezeOscillations(keras.callbacks.Callback):
 class LogQuantization(keras.callbacks.Callback):
     """Logs the range, saturation and quantization noise of each quantizer to TensorBoard.
 
-    The scalars are `range_min/` and `range_max/`, followed by the name of the tensor. With data
-    there are also `saturation/`, the share of values beyond the range, and `sqnr/`, the signal to
-    quantization noise ratio of that tensor alone, in dB. The step of an entry is the epoch, as for
-    the metrics of `keras.callbacks.TensorBoard`.
+    There is a chart for each of four figures, and a run for each tensor in it: the run selector of
+    TensorBoard filters by name. With data they are "1 signal to noise, dB", of that tensor alone,
+    and "2 share beyond the range"; "3 range, minimum" and "4 range, maximum" need none. The step of
+    an entry is the epoch, as for the metrics of `keras.callbacks.TensorBoard`.
 
     The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
     the same codes as the file.
 
     Args:
         log_dir: directory of the log, which may be that of `keras.callbacks.TensorBoard`: the
-            entries are a run "quantization" in it.
+            runs are directories of `quantization` in it.
         data: a few dozen inputs as for `calibrate`; None logs the ranges alone.
         every: the number of epochs between entries.
-        model: as for `QuantDelay`.
+        model: the quantization-aware model, if `fit` trains another model that calls it, such as
+            one with its own `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if `every` is not a whole number from 1 on; at `fit` if the model is not
@@ -234,11 +245,15 @@ class LogQuantization(keras.callbacks.Callback):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every={every!r}: give a whole number of epochs, 1 or more.")
         self.log_dir, self.data, self.every, self.within = os.fspath(log_dir), data, every, model
-        self._writer: Any = None
+        self._writers: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        _model_of(self, self.log_dir)  # Raises errors before the first epoch.
-        self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization"))
+        listed = quantizers(_model_of(self, self.log_dir))  # Raises before the first epoch.
+        runs = (_run(quantizer) for quantizer in listed)
+        self._writers = {
+            run: tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization", run))
+            for run in runs
+        }
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if (epoch + 1) % self.every:
@@ -246,26 +261,30 @@ class LogQuantization(keras.callbacks.Callback):
         # As tf.summary.scalar writes them, which needs TensorBoard to be installed.
         metadata = tf.compat.v1.SummaryMetadata(data_class=1)
         metadata.plugin_data.plugin_name = "scalars"
-        with self._writer.as_default():
-            for name, value in self._scalars(_model_of(self, self.log_dir)):
-                tf.summary.write(name, tf.constant(value, tf.float32), epoch, metadata)
-        self._writer.flush()
+        for run, chart, value in self._scalars(_model_of(self, self.log_dir)):
+            with self._writers[run].as_default():
+                tf.summary.write(chart, tf.constant(value, tf.float32), epoch, metadata)
+        for writer in self._writers.values():
+            writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._writer.close()
+        for writer in self._writers.values():
+            writer.close()
 
-    def _scalars(self, model: Any) -> Iterator[tuple[str, float]]:
+    def _scalars(self, model: Any) -> Iterator[tuple[str, str, float]]:
+        """Yields the run, the chart and the value of each entry."""
         entries = [] if self.data is None else statistics(model, self.data)
         listed = [entry.quantizer for entry in entries] if entries else quantizers(model)
         for quantizer in listed:
             if quantizer.calibrated:
-                yield f"range_min/{_label(quantizer)}", float(np.min(quantizer.minimum))
-                yield f"range_max/{_label(quantizer)}", float(np.max(quantizer.maximum))
+                yield _run(quantizer), MINIMUM, float(np.min(quantizer.minimum))
+                yield _run(quantizer), MAXIMUM, float(np.max(quantizer.maximum))
         for entry in entries:
-            yield f"saturation/{_label(entry.quantizer)}", entry.saturation
+            yield _run(entry.quantizer), BEYOND, entry.saturation
             if entry.sqnr is not None:
-                yield f"sqnr/{_label(entry.quantizer)}", entry.sqnr
+                yield _run(entry.quantizer), NOISE, entry.sqnr
 
 
-def _label(quantizer: Quantizer) -> str:
+def _run(quantizer: Quantizer) -> str:
+    """Returns the name of a quantizer's run: the tensors that it quantizes."""
     return "+".join(quantizer.quantizes)

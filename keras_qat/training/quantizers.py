@@ -46,6 +46,12 @@ class Quantizer:
 def quantizers(model: Any) -> list[Quantizer]:
     """Lists every quantizer of a quantization-aware model, in the order of the layers.
 
+    Args:
+        model: a quantization-aware model.
+
+    Returns:
+        One entry for each quantizer: its tensor, specification, and the ends of its range.
+
     Raises:
         ValueError: if the model is not quantization-aware.
 

@@ -17,16 +17,17 @@ X = images(24, (6, 6, 2))
 
 
 def logged(folder):
-    """Epoch -> tag -> value."""
-    found: dict[int, dict[str, float]] = {}
-    for path in (folder / "quantization").iterdir():
+    """Epoch -> (run, chart) -> value."""
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    for path in (folder / "quantization").rglob("events*"):
+        run = str(path.parent.relative_to(folder / "quantization"))
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
             for each in event.summary.value:
                 assert each.metadata.plugin_data.plugin_name == "scalars"
                 number = float(tf.make_ndarray(each.tensor))
-                found.setdefault(event.step, {})[each.tag] = number
-    return found
+                found.setdefault(event.step, {})[run, each.tag] = number
+    return dict(sorted(found.items()))
 
 
 def test_ranges_saturation_and_noise(tmp_path):
@@ -37,12 +38,14 @@ def test_ranges_saturation_and_noise(tmp_path):
     last = found[3]
     for each in statistics(qat, X[:8]):
         name = "+".join(each.quantizer.quantizes)
-        assert last[f"range_min/{name}"] == pytest.approx(np.min(each.quantizer.minimum))
-        assert last[f"range_max/{name}"] == pytest.approx(np.max(each.quantizer.maximum))
-        assert last[f"saturation/{name}"] == pytest.approx(each.saturation)
-        assert last[f"sqnr/{name}"] == pytest.approx(each.sqnr)
-    assert {"range_max/image", "sqnr/conv/kernel", "saturation/relu"} <= set(last)
-    assert found[1]["range_max/logits"] != last["range_max/logits"]
+        assert last[name, "1 signal to noise, dB"] == pytest.approx(each.sqnr)
+        assert last[name, "2 share beyond the range"] == pytest.approx(each.saturation)
+        assert last[name, "3 range, minimum"] == pytest.approx(np.min(each.quantizer.minimum))
+        assert last[name, "4 range, maximum"] == pytest.approx(np.max(each.quantizer.maximum))
+    assert {"image", "conv/kernel", "relu", "logits"} <= {run for run, _ in last}
+    assert len({chart for _, chart in last}) == 4  # However many layers there are.
+    maximum = "logits", "4 range, maximum"
+    assert found[1][maximum] != last[maximum]
 
 
 def test_training_is_not_changed(tmp_path):
@@ -58,7 +61,7 @@ def test_ranges_alone(tmp_path):
     qat = keras_qat.quantize_model(tiny_net())
     train(qat, X, callbacks=[LogQuantization(tmp_path)])
     (found,) = logged(tmp_path).values()
-    assert {tag.split("/")[0] for tag in found} == {"range_min", "range_max"}
+    assert {chart for _, chart in found} == {"3 range, minimum", "4 range, maximum"}
 
 
 def test_mistakes(tmp_path):

@@ -6,9 +6,13 @@ import dataclasses
 import html
 import io
 import os
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from keras_qat.io.atomic_files import check_writable, written
+
+PAGE = Template(Path(__file__).with_name("picture.html").read_text(encoding="utf-8"))
 
 INK, GREY = "#1f2933", "#52606d"
 """Colours of text."""
@@ -27,7 +31,10 @@ class Picture:
     title: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an `.svg` file, or an `.html` page that needs nothing else.
+        """Writes an `.svg` file, or an `.html` page with a search field and zoom.
+
+        Args:
+            path: where to write it; the ending decides. An existing file is replaced.
 
         Raises:
             ValueError: for another ending.
@@ -35,12 +42,10 @@ class Picture:
         target = check_writable(path)
         if target.suffix not in (".svg", ".html"):
             raise ValueError(f"{target}: pictures are written as .svg or .html.")
-        page = (
-            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8">'
-            f"<title>{html.escape(self.title)}</title>"
-            f'<meta name="viewport" content="width=device-width"><body>{self.svg}</body></html>'
-        )
-        written(page if target.suffix == ".html" else self.svg, target)
+        text = self.svg
+        if target.suffix == ".html":
+            text = PAGE.substitute(title=html.escape(self.title), svg=self.svg)
+        written(text, target)
 
     def _repr_svg_(self) -> str:
         return self.svg

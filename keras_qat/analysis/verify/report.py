@@ -317,7 +317,11 @@ class Report:
         return [*self.notes, *about_layers]
 
     def table(self, width: int = 80) -> str:
-        """Writes the report as text of at least 80 columns. More columns show longer names."""
+        """Writes the report as text. More columns show longer names.
+
+        Args:
+            width: the columns of the text, 80 at least.
+        """
         arena = "" if self.arena_size is None else f", arena {self.arena_size} bytes"
         lines = [
             f"TFLite ({self.kernels} kernels{arena}) against the model on {self.examples} examples",

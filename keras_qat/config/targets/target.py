@@ -98,6 +98,9 @@ def register(target: Target) -> Callable[[], None]:
 
     A model remembers its target by this name: register it before the model is loaded.
 
+    Args:
+        target: the target; its `name` is what `quantize_model(target=...)` takes.
+
     Returns:
         A function that takes the registration back.
 
@@ -123,6 +126,9 @@ def known() -> tuple[str, ...]:
 
 def get(target: str | Target) -> Target:
     """Returns a target by name, or the target itself.
+
+    Args:
+        target: a name of `known()`, or a target.
 
     Raises:
         ValueError: on an unknown name.

@@ -34,7 +34,10 @@ def bias_correction(
 
     Args:
         model: a calibrated quantization-aware model; its weights change.
-        data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
+        data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+        steps: how many batches to read; all by default. An endless dataset needs it.
+        batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.
 
     Raises:

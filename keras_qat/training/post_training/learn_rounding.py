@@ -46,7 +46,10 @@ def learn_rounding(
     Args:
         model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
             preserves stay.
-        data, steps, batch_size: as in `calibrate`: a few hundred examples, all held in memory.
+        data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+        steps: how many batches to read; all by default. An endless dataset needs it.
+        batch_size: examples per batch of arrays, 32 by default.
         iterations: training steps for each layer or block, each with 32 examples, or fewer if
             tensors are large.
         learning_rate: the learning rate of Adam.

@@ -40,7 +40,11 @@ def reestimate_batch_norm(
 
     Args:
         model: a calibrated or trained quantization-aware model.
-        data, steps, batch_size: as in `calibrate`. Batches should be as large as those of training.
+        data: inputs without labels: an array, a list or dict of arrays, a `tf.data.Dataset`,
+            a `keras.utils.Sequence`, or a generator of batches.
+        steps: how many batches to read; all by default. An endless dataset needs it.
+        batch_size: examples per batch of arrays, 32 by default. Batches should be as large as
+            those of training.
         verbose: 1 shows progress.
 
     Raises:

@@ -15,6 +15,7 @@ from keras_qat.analysis.drawing.model_graph import ISLAND, OWN, SHARED, UNSET, _
 from keras_qat.analysis.drawing.picture import shortened
 from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
 from keras_qat.training.quantizer_statistics import statistics
+from tests.browser import data_after, in_browser
 from tests.helpers import images
 from tests.networks.small import functional, layers
 
@@ -121,6 +122,23 @@ def test_pictures_say_what_they_need(qat, verb, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"pip install 'keras-qat\[plot\]'"):
         getattr(keras_qat, verb)(qat, *([X] if verb == "plot_quantizers" else []))
+
+
+@pytest.mark.slow
+@in_browser
+def test_pages_have_search_and_zoom(qat, tmp_path):
+    script = """
+        const [field, zoom] = document.querySelectorAll('input');
+        const svg = document.querySelector('svg'), width = svg.getBoundingClientRect().width;
+        field.value = 'LOGITS'; field.dispatchEvent(new Event('input'));
+        document.querySelector('form').dispatchEvent(new Event('submit', {cancelable: true}));
+        document.body.dataset.found = document.querySelector('output').value;
+        zoom.value = 2; zoom.dispatchEvent(new Event('input'));
+        document.body.dataset.zoom = (svg.getBoundingClientRect().width / width).toFixed(1);
+    """
+    keras_qat.plot_model(qat, tmp_path / "model.html")
+    data = data_after((tmp_path / "model.html").read_text(), script, tmp_path)
+    assert data == {"found": "2 of 3", "zoom": "2.0"}
 
 
 def test_pages_and_other_endings(qat, tmp_path):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -13,10 +10,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis.verify import Agreement, TensorReport, Verdict
 from keras_qat.analysis.verify.html import nines
-
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
+from tests.browser import data_after, in_browser
 
 
 class Reader(HTMLParser):
@@ -29,7 +23,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag != "meta":
+        if tag not in ("meta", "input"):
             self.open.append(tag)
         if tag == "tr":
             self.rows.append([])
@@ -117,23 +111,20 @@ def test_where_it_cannot_be_written(report, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not BROWSER, reason="no browser is installed: chromium or google-chrome")
-def test_is_sorted_in_a_browser(doubtful, tmp_path):
+@in_browser
+def test_is_sorted_and_filtered_in_a_browser(doubtful, tmp_path):
     """By a click on the order of layers, then on identical codes: what differs comes first."""
-    click = (
-        "<script>const heads = [...document.querySelectorAll('th button')].slice(-13);"
-        "heads[1].click(); heads[1].click(); document.body.dataset.down = first();"
-        "heads[3].click(); heads[3].click(); heads[3].click(); document.body.dataset.up = first(2);"
-        "function first(place = 1) { return [...document.querySelectorAll('table')].at(-1)"
-        ".rows[place].cells[0].textContent; }</script></body>"
-    )
-    path = tmp_path / "report.html"
-    path.write_text(doubtful.to_html().replace("</body>", click), encoding="utf-8")
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    last, smallest = (
-        re.search(rf'data-{name}="([^"]*)"', shown).group(1) for name in ("down", "up")
-    )
-    assert last == doubtful.tensors[-1].name
-    assert smallest == "&lt;b&gt;&amp;odd"  # Behind the input, which has no such number.
+    script = """
+        const rows = () => [...[...document.querySelectorAll('table')].at(-1).tBodies[0].rows];
+        const heads = [...document.querySelectorAll('th button')].slice(-13);
+        const click = (index, times) => { for (; times; times--) heads[index].click(); };
+        click(1, 2); document.body.dataset.down = rows()[0].cells[0].textContent;
+        click(3, 3); document.body.dataset.up = rows()[1].cells[0].textContent;
+        const field = document.querySelector('input');
+        field.value = '&ODD'; field.dispatchEvent(new Event('input', {target: field}));
+        document.body.dataset.left = rows().filter(row => !row.hidden).length;
+    """
+    data = data_after(doubtful.to_html(), script, tmp_path)
+    assert data["down"] == doubtful.tensors[-1].name
+    assert data["up"] == "&lt;b&gt;&amp;odd"  # Behind the input, which has no such number.
+    assert data["left"] == "1"
