@@ -166,7 +166,7 @@ quantizing = _together(
     Quantizing,
     click.option(
         "--recipe",
-        type=click.Choice(["int8", "int16x8", "int4_weights", "low_bits", "contrib"]),
+        type=click.Choice(["int8", "symmetric", "int16x8", "int4_weights", "low_bits", "contrib"]),
         show_default="the target's, without one int8",
         help="How a float model is quantized.",
     ),

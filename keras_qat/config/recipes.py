@@ -13,7 +13,17 @@ from typing import Any, Literal, get_args
 from keras_qat.config import specs
 from keras_qat.config.specs import QuantSpec
 
-__all__ = ["Override", "Recipe", "contrib", "get", "int4_weights", "int8", "int16x8", "low_bits"]
+__all__ = [
+    "Override",
+    "Recipe",
+    "contrib",
+    "get",
+    "int4_weights",
+    "int8",
+    "int16x8",
+    "low_bits",
+    "symmetric",
+]
 
 
 Ranges = Literal["moving_average", "learned", "learned_clipping"]
@@ -226,6 +236,27 @@ def int8(
     )
 
 
+def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
+    """Returns a recipe with symmetric int8 activations: all zero points are 0.
+
+    TensorRT takes no other files, and OpenVINO computes them faster. Tensors behind a ReLU use half
+    of the 256 levels, so that other runtimes get more accuracy from `int8`. `export_onnx` writes
+    such a model with int8 activations.
+
+    Args:
+        ema_decay, ranges: as in `int8`.
+
+    Raises:
+        ValueError: on unknown `ranges`.
+
+    Example:
+        >>> qat = keras_qat.quantize_model(model, keras_qat.recipes.symmetric())
+    """
+    base = int8(ema_decay=ema_decay, ranges=ranges)
+    activations = dataclasses.replace(base.activations, symmetric=True)
+    return dataclasses.replace(base, name="symmetric", activations=activations)
+
+
 def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True) -> Recipe:
     """Returns a recipe with int16 activations and int8 weights, which fits TFLite's 16x8 kernels.
 
@@ -384,6 +415,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
     "int16x8": int16x8,
     "int4_weights": int4_weights,
     "low_bits": low_bits,
+    "symmetric": symmetric,
     "contrib": contrib,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from keras_qat.ops.weights import Weights
 from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__
 
+Activations = Literal["uint8", "int8"]
+
 CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
 """Operation whose weights are stored in int8 -> axis of the output channels."""
 
@@ -29,12 +31,13 @@ def export_onnx(
     *,
     input_range: tuple[float, float] | None = None,
     opset: int = 17,
+    activations: Activations | None = None,
 ) -> bytes:
     """Exports a trained quantization-aware model to ONNX in QDQ form.
 
     Runtimes that know the form compute it with their integer kernels; others in float, with the
-    same levels. Activations are uint8, weights int8 with a step per output channel, biases int32.
-    Inputs and outputs are in float, in the layout and with the names that the Keras model has.
+    same levels. Weights are int8 with a scale per output channel. Inputs and outputs are in float,
+    in the layout and with the names that the Keras model has.
 
     Args:
         model: the model.
@@ -42,14 +45,18 @@ def export_onnx(
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.
         opset: version of ONNX's operations, 13 or later.
+        activations: type of the activations. "uint8" comes with int32 biases. "int8" comes with
+            float biases that lie on the int32 grid, as TensorRT takes no others; it also wants zero
+            points of 0, which `recipes.symmetric()` gives. None is "int8" for recipes with
+            symmetric activations, and otherwise "uint8".
 
     Returns:
         The file's contents.
 
     Raises:
         ImportError: without the extra: `pip install 'keras-qat[onnx]'`.
-        ValueError: if the model is not quantized, a quantizer has no usable range, or activations
-            have 16 bits.
+        ValueError: if the model is not quantized, a quantizer has no usable range, activations
+            have 16 bits, or `activations` is another type.
         OSError: if `path` cannot be written.
 
     Example:
@@ -62,12 +69,17 @@ def export_onnx(
         raise ImportError(
             "Exporting to ONNX needs the packages onnx and tf2onnx: pip install 'keras-qat[onnx]'"
         ) from error
+    if activations is not None and activations not in get_args(Activations):
+        raise ValueError(f"activations={activations!r}: use 'uint8' or 'int8'.")
     check_before_export(model, path)
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()
     if graph.origin.is_16_bit:
         raise ValueError("16-bit activations cannot be exported to ONNX: tf2onnx knows 8 bits.")
-    module = inference_module(graph)
+    recipe = graph.origin.recipe
+    if activations is None:
+        activations = "int8" if recipe is not None and recipe.activations.symmetric else "uint8"
+    module = inference_module(graph, rounds_all=True)
     layers = {inner for node in graph.nodes for inner in layers_in(node.call.layer)}
     with contextlib.ExitStack() as scopes:
         for layer in layers:
@@ -79,10 +91,11 @@ def export_onnx(
             module.serve, input_signature=module.serve.input_signature, opset=opset
         )
     weights = [node.weights for node in graph.nodes if node.weights is not None]
-    _store_weights(proto.graph, weights)
+    _store_weights(proto.graph, weights, integer_biases=activations == "uint8")
+    if activations == "int8":
+        _make_signed(proto.graph)
     by_name = {output.name: output for output in proto.graph.output}
     _replace(proto.graph.output, [by_name[name] for name in graph.outputs])
-    recipe = graph.origin.recipe
     config = json.dumps(None if recipe is None else recipe.to_config(), sort_keys=True)
     onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": config})
     onnx.checker.check_model(proto)
@@ -90,11 +103,16 @@ def export_onnx(
     return written(contents, path)
 
 
-def _store_weights(graph: Any, layers: list[Weights]) -> None:
+def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> None:
     """Replaces float weights and biases by integers with DequantizeLinear behind them.
 
     tf2onnx reorders the axes of weights and renames them, so that layers are recognised by the
     values of their weights.
+
+    Args:
+        graph: the graph, which is changed.
+        layers: the weights of all layers.
+        integer_biases: whether biases become integers too.
     """
     from onnx import numpy_helper
 
@@ -114,7 +132,12 @@ def _store_weights(graph: Any, layers: list[Weights]) -> None:
             bias = floats.get(node.input[2]) if len(node.input) > 2 else None
             while source is not None and source.op_type in ("Reshape", "Transpose"):
                 source = makers.get(source.input[0])
-            if bias is not None and source is not None and source.op_type == "DequantizeLinear":
+            if (
+                integer_biases
+                and bias is not None
+                and source is not None
+                and source.op_type == "DequantizeLinear"
+            ):
                 scale = steps * numpy_helper.to_array(floats[source.input[1]])
                 codes = np.round(numpy_helper.to_array(bias) / scale).astype(np.int32)
                 nodes += _dequantize(graph, node, 2, codes, scale, 0)
@@ -122,6 +145,17 @@ def _store_weights(graph: Any, layers: list[Weights]) -> None:
     _replace(graph.node, nodes)
     used = {name for node in graph.node for name in node.input}
     _replace(graph.initializer, [array for array in graph.initializer if array.name in used])
+
+
+def _make_signed(graph: Any) -> None:
+    """Replaces uint8 activations by int8, for which zero points are 128 less."""
+    from onnx import TensorProto, numpy_helper
+
+    zero_points = {node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"}
+    for array in graph.initializer:
+        if array.name in zero_points and array.data_type == TensorProto.UINT8:
+            signed = numpy_helper.to_array(array).astype(np.int16) - 128
+            array.CopyFrom(numpy_helper.from_array(signed.astype(np.int8), array.name))
 
 
 def _replace(field: Any, entries: list[Any]) -> None:

@@ -58,8 +58,14 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
 
 
-def inference_module(graph: ResolvedGraph) -> tf.Module:
+def inference_module(graph: ResolvedGraph, rounds_all: bool = False) -> tf.Module:
     """Makes a module whose `serve` computes the folded, fake-quantized model.
+
+    Args:
+        graph: the graph.
+        rounds_all: whether tensors that keep the quantized values of their input are
+            fake-quantized too. That changes no value: runtimes that look for integer operators
+            want it around each operator.
 
     Returns:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
@@ -76,7 +82,7 @@ def inference_module(graph: ResolvedGraph) -> tf.Module:
     ]
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        return _outputs(graph, list(inputs))
+        return _outputs(graph, list(inputs), rounds_all)
 
     module = tf.Module()
     # Weights that are not folded are saved too, but not their layers, which Keras would trace.
@@ -91,7 +97,7 @@ def inference_module(graph: ResolvedGraph) -> tf.Module:
     return module
 
 
-def _outputs(graph: ResolvedGraph, inputs: list[Any]) -> dict[str, Any]:
+def _outputs(graph: ResolvedGraph, inputs: list[Any], rounds_all: bool) -> dict[str, Any]:
     real: dict[Tensor, Any] = {
         tensor: x if tensor.params is None else _rounded(x, tensor.params)
         for tensor, x in zip(graph.inputs.values(), inputs, strict=True)
@@ -99,22 +105,29 @@ def _outputs(graph: ResolvedGraph, inputs: list[Any]) -> dict[str, Any]:
     for node in graph.nodes:
         numbers = [real[x] for x in node.inputs if not isinstance(x, Constant)]
         with tf.name_scope(node.name.replace(":", "_")):
-            results = tf.nest.flatten(_computed(node, numbers))
+            results = tf.nest.flatten(_computed(node, numbers, rounds_all))
         real.update(zip(node.outputs, results, strict=True))
     return {name: real[tensor] for name, tensor in graph.outputs.items()}
 
 
-def _computed(node: Node, numbers: list[Any]) -> Any:
+def _computed(node: Node, numbers: list[Any], rounds_all: bool) -> Any:
     if node.op is None:
         return compute_in_float(node, numbers)
     results = numbers if node.op.only_rounds else _called(node, numbers)
-    if node.maximum is not None:
+    params = node.output.params
+    if node.maximum is not None and not (params and _clips_as(params, node.maximum)):
         clip = tf.nn.relu6 if node.maximum == 6 else tf.nn.relu
         results = tf.nest.map_structure(clip, results)
-    params = node.output.params
-    if params is None or node.op.output == SharedRange():
+    if params is None or (node.op.output == SharedRange() and not rounds_all):
         return results
     return tf.nest.map_structure(lambda x: _rounded(x, params), results)
+
+
+def _clips_as(params: QuantParams, maximum: float) -> bool:
+    """Whether the ends of a range clip all that a ReLU with this maximum does."""
+    levels = params.highest - params.lowest
+    reaches = maximum != 6 or round(maximum / float(params.scale)) >= levels
+    return params.zero_point == params.lowest and reaches
 
 
 def _called(node: Node, numbers: list[Any]) -> Any:

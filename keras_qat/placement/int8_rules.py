@@ -156,6 +156,8 @@ class Int8Placement:
         output = op.output
         if isinstance(output, FixedRange):
             limits = output.wide if self.is_int16 else (output.minimum, output.maximum)
+            if self.settings.recipe.activations.symmetric and not self.is_int16:
+                limits = _around_zero(*limits)
             return FixedSpec(*limits, own.bits), f"{op.name} has a fixed range"
         if isinstance(output, SharedRange):
             sources = [source for source in call.inputs if source in self.specs]
@@ -241,6 +243,12 @@ class Int8Placement:
                     shared.spec, ema_decay=0.0, observer="moving_average"
                 )
         return ranges
+
+
+def _around_zero(minimum: float, maximum: float) -> tuple[float, float]:
+    """Returns a range of 256 levels with the zero point 0 that holds a range of 256 levels."""
+    limit = max(-minimum, maximum * 256 / 255)
+    return -limit, limit * 127 / 128
 
 
 def _symmetric(graph: Graph) -> set[Value]:

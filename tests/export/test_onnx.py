@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, observe, scramble, train
 from tests.networks.convolutional import FAMILIES
 from tests.networks.small import functional, layers, out_of_order, residual_net
@@ -23,13 +24,15 @@ def onnx():
     return pytest.importorskip("onnx", reason=EXTRA)
 
 
-def run(contents, inputs, integers=True):
+def run(contents, inputs, integers=True, optimized=None):
     """Outputs by name, computed with integer kernels or each operation in float."""
     runtime = pytest.importorskip("onnxruntime", reason=EXTRA)
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     # CPUs with AVX2 and without VNNI otherwise add products up in 16 bits, which saturate.
     options.add_session_config_entry("session.x64quantprecision", "1")
+    if optimized:
+        options.optimized_model_filepath = str(optimized)
     if not integers:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = runtime.InferenceSession(contents, options)
@@ -83,10 +86,68 @@ def test_trained_model(onnx, tmp_path):
         if len(node.input) > 2:
             assert types[makers[node.input[2]].input[0]] == onnx.TensorProto.INT32
     counts = collections.Counter(node.op_type for node in model.graph.node)
-    assert counts["QuantizeLinear"] == 6
+    assert counts["QuantizeLinear"] == 8  # The input, and each operator's output.
     notes = {each.key: each.value for each in model.metadata_props}
     assert notes["keras_qat"] == keras_qat.__version__
     assert keras_qat.recipes.Recipe.from_config(json.loads(notes["recipe"])) == qat.recipe
+
+
+def residual_block() -> keras.Model:
+    image = x = keras.Input((12, 12, 3), name="image")
+    x = shortcut = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(x)))
+    x = layers.ReLU(6.0)(layers.DepthwiseConv2D(3, padding="same")(x))
+    x = layers.Add()([layers.Conv2D(8, 1)(x), shortcut])
+    x = layers.MaxPooling2D()(layers.ReLU()(x))
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(x))
+    return scramble(keras.Model(image, layers.Dense(5, name="logits")(x)))
+
+
+def test_onnxruntime_computes_all_layers_in_integers(onnx, tmp_path):
+    qat = observe(keras_qat.quantize_model(residual_block()), images(32, (12, 12, 3)))
+    contents = keras_qat.export_onnx(qat)
+    run(contents, {"image": images(1, (12, 12, 3))}, optimized=tmp_path / "optimized.onnx")
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    counts = collections.Counter(node.op_type for node in nodes)
+    assert counts["QLinearConv"] == 4
+    assert counts["QLinearAdd"] == counts["QLinearGlobalAveragePool"] == counts["QGemm"] == 1
+    in_float = {"Conv", "FusedConv", "Add", "Relu", "Clip", "MatMul", "Gemm", "GlobalAveragePool"}
+    assert not in_float & counts.keys()
+
+
+def test_symmetric(onnx):
+    model = residual_block()
+    outputs = [model.output, layers.Softmax(name="classes")(model.output)]
+    model = keras.Model(model.input, outputs)
+    x = images(64, (12, 12, 3))
+    qat = observe(keras_qat.quantize_model(model, "symmetric"), x)
+    graph = keras_qat.resolve(qat)
+    assert {tensor.params.zero_point for tensor in graph.tensors.values()} == {0}
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1.0
+    contents = keras_qat.export_onnx(qat)
+    proto = onnx.load_from_string(contents).graph
+    types = {array.name: array.data_type for array in proto.initializer}
+    quantizing = [n for n in proto.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    # TensorRT takes int8 alone, and zero points of 0: biases are in float.
+    assert {types[node.input[2]] for node in quantizing} == {onnx.TensorProto.INT8}
+    arrays = {array.name: onnx.numpy_helper.to_array(array) for array in proto.initializer}
+    assert not any(arrays[node.input[2]].any() for node in quantizing)
+    steps = differences(qat, contents, x)["logits"]
+    assert np.mean(steps < 0.3) >= 0.99
+    assert steps.max() < 2.1
+
+
+def test_type_of_activations(onnx, exported):
+    for activations, least in (("uint8", 0), ("int8", -128)):
+        proto = onnx.load_from_string(
+            keras_qat.export_onnx(exported.model, activations=activations)
+        )
+        arrays = {array.name: array for array in proto.graph.initializer}
+        points = {node.input[2] for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+        dtypes = {onnx.numpy_helper.to_array(arrays[name]).dtype.name for name in points}
+        assert dtypes == {activations}
+        assert min(onnx.numpy_helper.to_array(arrays[name]) for name in points) == least
+    with pytest.raises(ValueError, match="use 'uint8' or 'int8'"):
+        keras_qat.export_onnx(exported.model, activations="int16")
 
 
 def test_order_and_names(onnx):
