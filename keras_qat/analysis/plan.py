@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from keras_qat.config.recipes import Recipe
@@ -26,6 +27,7 @@ def plan(
     scope: Scope | None = None,
     target: str | Target | None = None,
     inputs: Any = None,
+    outputs: Iterable[str] | None = None,
 ) -> Plan:
     """Says what `quantize_model` would do to each tensor and why, before anything is trained.
 
@@ -57,7 +59,7 @@ def plan(
         )
     recipe, family, device = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    planned = place(graph, recipe, scope, family)
+    planned = place(graph, recipe, scope, family, outputs)
     if device is None:
         return planned
     with float32_policy():

@@ -10,7 +10,6 @@ No other module touches Keras' nodes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -210,9 +209,7 @@ def read(model: Any) -> Graph:
             if training is not None and kwargs.get("training") is None and takes_training(layer):
                 kwargs["training"] = training
             counts[layer] += 1
-            label = f"{name}#{counts[layer]}" if counts[layer] > 1 else name
-            several = len(tf.nest.flatten(node.outputs)) > 1
-            labels = (f"{label}:{i}" if several else label for i in itertools.count())
+            labels = iter(_output_names(name, counts[layer], node.outputs))
             outputs = tf.nest.map_structure(
                 lambda tensor, labels=labels: new_value(tensor, next(labels)), node.outputs
             )
@@ -228,6 +225,24 @@ def read(model: Any) -> Graph:
             f"{', '.join(dict.fromkeys(empty))}. Take these layers out."
         )
     return Graph(model.name, inputs, outputs, list(model.output_names), needed, loss_only=loss_only)
+
+
+def _output_names(name: str, call_number: int, outputs: Any) -> list[str]:
+    """Returns the names of a call's outputs: that of the layer, marked by call and by output."""
+    label = f"{name}#{call_number}" if call_number > 1 else name
+    count = len(tf.nest.flatten(outputs))
+    return [label] if count == 1 else [f"{label}:{index}" for index in range(count)]
+
+
+def symbols(model: Any) -> dict[str, Any]:
+    """Returns the symbolic tensors of a model without nested ones, by the names `read` gives."""
+    tensors: dict[str, Any] = {}
+    counts: Counter[Any] = Counter()
+    for node in nodes_of(model):
+        counts[node.layer] += 1
+        names = _output_names(node.layer.name, counts[node.layer], node.outputs)
+        tensors.update(zip(names, tf.nest.flatten(node.outputs), strict=True))
+    return tensors
 
 
 def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:

@@ -13,7 +13,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.origin import origin_of
 from keras_qat.integer_graph.resolve_calls import resolve_calls
 from keras_qat.training.readiness import check_exportable
-from keras_qat.training.schedule import check_process
+from keras_qat.training.schedule import check_process, file_model_of
 
 
 def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
@@ -35,6 +35,7 @@ def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> Re
         >>> print(keras_qat.resolve(qat))
     """
     check_process(model)
+    model = file_model_of(model)
     calls = graph_lib.read(model)
     resolved = resolve_calls(calls, input_range=range_of(input_range))
     origin = origin_of(model, calls)

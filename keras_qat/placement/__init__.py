@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipes import Recipe
-from keras_qat.frontend.graph import Call, Graph, values_in
+from keras_qat.frontend.graph import Call, Graph, split_loss_only, values_in
 from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.lowering import lower
 from keras_qat.placement.contrib_rules import ContribPlacement
+from keras_qat.placement.file_outputs import checked_names, ending_at
 from keras_qat.placement.int8_rules import Int8Placement
 from keras_qat.placement.layer_selection import Scope, check_scope
 from keras_qat.placement.layer_settings import Settings, may_open
@@ -38,24 +39,45 @@ def lowered(
 
 
 def place(
-    read: Graph, recipe: Recipe, scope: Scope | None = None, family: KernelFamily = XNNPACK
+    read: Graph,
+    recipe: Recipe,
+    scope: Scope | None = None,
+    family: KernelFamily = XNNPACK,
+    file_outputs: Iterable[str] | None = None,
 ) -> Plan:
     """Plans the quantization of every tensor of a graph, as it was read.
 
-    `family` are the kernels that compute the file; a few operators exist in one family only.
+    Args:
+        read: the graph.
+        recipe, scope: what to quantize, and how.
+        family: the kernels that compute the file; a few operators exist in one family only.
+        file_outputs: names of the tensors at which files end; None for the graph's outputs.
 
     Raises:
-        ValueError: if the scope or an override of the recipe matches no layer.
+        ValueError: if the scope, an override of the recipe or an output matches no layer.
     """
+    names = [] if file_outputs is None else checked_names(file_outputs)
     with float32_policy():
-        graph = lowered(read, recipe)
+        graph = lowered(ending_at(read, names, recipe) if names else read, recipe)
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
-    return placed(graph, recipe, scope, family)
+    return placed(graph, recipe, scope, family, names)
 
 
 def placed(
-    graph: Graph, recipe: Recipe, scope: Scope | None = None, family: KernelFamily = XNNPACK
+    graph: Graph,
+    recipe: Recipe,
+    scope: Scope | None = None,
+    family: KernelFamily = XNNPACK,
+    file_outputs: list[str] | None = None,
 ) -> Plan:
-    """Plans the quantization of every tensor of a lowered graph."""
-    return RULES[recipe.placement](graph, Settings(recipe, scope, graph.calls, family)).plan()
+    """Plans the quantization of every tensor of a lowered graph.
+
+    With `file_outputs` the graph's outputs are those of the model and, as a list, those of files.
+    """
+    ends = graph.outputs[1] if file_outputs else graph.outputs
+    behind = split_loss_only(graph.calls, ends)[1] if file_outputs else ()
+    settings = Settings(recipe, scope, graph.calls, family, behind)
+    planned: Plan = RULES[recipe.placement](graph, settings).plan()
+    planned.file_outputs = tuple(file_outputs or ())
+    return planned

@@ -10,6 +10,7 @@ from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of, row_listing, weights_only
 from keras_qat.placement import fusion_groups
+from keras_qat.placement.file_outputs import joined_outputs
 from keras_qat.placement.float_notice import label
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.layer_settings import Settings
@@ -31,7 +32,8 @@ class Int8Placement:
         self.bits = settings.recipe.activations.bits
         self.is_int16 = self.bits == 16
         self.consumers, self.only_readers = graph.consumers(), graph.only_readers()
-        self.outputs = set(values_in(graph.outputs))
+        ends = values_in(graph.outputs)
+        self.outputs = {value for value in ends if value.producer not in settings.behind}
         self.groups = [
             group
             for group in fusion_groups.groups(graph)
@@ -62,6 +64,7 @@ class Int8Placement:
             left_in_float=self.float_layers,
             weights_only=self.weights_only,
             inner={group: self.inside(group) for group in self.groups},
+            joined_outputs=joined_outputs(v for v in self.outputs if v in self.specs),
         )
 
     def weights_of(self, group: Group) -> QuantSpec | None:
@@ -193,9 +196,13 @@ class Int8Placement:
 
     def is_read_by_int8(self, value: Value) -> bool:
         """Returns whether a tensor from outside int8 operators has to be quantized."""
-        at_the_ends = value in self.outputs or value.producer is None
+        readers = self.consumers[value]
+        is_input = value.producer is None and not (
+            readers and self.settings.behind.issuperset(readers)
+        )
+        at_the_ends = value in self.outputs or is_input
         is_whole_model = self.settings.in_scope is None
-        return any(map(self.op, self.consumers[value])) or (at_the_ends and is_whole_model)
+        return any(map(self.op, readers)) or (at_the_ends and is_whole_model)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Returns whether the next activation is fused into the operator of this tensor."""

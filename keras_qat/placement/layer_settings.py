@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
@@ -16,7 +16,8 @@ from keras_qat.placement.layer_selection import Scope, matcher
 
 OUT_OF_SCOPE = "outside the scope"
 BY_RECIPE = "left in float by the recipe"
-ASKED_FOR = (OUT_OF_SCOPE, BY_RECIPE)
+BEHIND_THE_FILE = "behind the outputs that files have"
+ASKED_FOR = (OUT_OF_SCOPE, BY_RECIPE, BEHIND_THE_FILE)
 """Reasons with which layers compute in float because the user says so."""
 
 
@@ -88,9 +89,14 @@ class Settings:
     """
 
     def __init__(
-        self, recipe: Recipe, scope: Scope | None, calls: list[Call], family: KernelFamily = XNNPACK
+        self,
+        recipe: Recipe,
+        scope: Scope | None,
+        calls: list[Call],
+        family: KernelFamily = XNNPACK,
+        behind: Collection[Call] = (),
     ) -> None:
-        self.recipe, self.family = recipe, family
+        self.recipe, self.family, self.behind = recipe, family, frozenset(behind)
         self.in_scope = None if scope is None else matcher(scope, calls)
         self.overrides = [(item, matcher(item.layers, calls)) for item in recipe.overrides]
         self.ends = set() if recipe.end_bits is None else first_and_last(calls)
@@ -98,6 +104,8 @@ class Settings:
 
     def why_not(self, call: Call) -> str | None:
         """Returns the reason why a call is not quantized; None if it is."""
+        if call in self.behind:
+            return BEHIND_THE_FILE
         if self.in_scope is not None and not self.in_scope(call):
             return OUT_OF_SCOPE
         quantize = self._override(call, "quantize")

@@ -12,6 +12,7 @@ from keras_qat.config.targets.target import Target
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.messages import counted
 from keras_qat.ops.registry import row_listing
+from keras_qat.placement.file_outputs import JoinedOutput
 from keras_qat.placement.fusion_groups import Group
 
 INSIDE = "inside, one range for all steps"
@@ -79,6 +80,9 @@ class Plan:
         inner: ranges of tensors inside a group's operator, by name.
         target: the target to run on, if one was named.
         problems: what does not run on the target.
+        file_outputs: names of the tensors at which files end; none for the model's outputs. With
+            them the graph's outputs are the model's and, as a list, these.
+        joined_outputs: outputs of unlike parts in one range.
     """
 
     recipe: Recipe
@@ -97,6 +101,8 @@ class Plan:
     inner: dict[Group, dict[str, QuantSpec]] = dataclasses.field(default_factory=dict)
     target: Target | None = None
     problems: tuple[Problem, ...] = ()
+    file_outputs: tuple[str, ...] = ()
+    joined_outputs: tuple[JoinedOutput, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -147,6 +153,7 @@ class Plan:
                 {**dataclasses.asdict(row), "spec": row.spec and str(row.spec)} for row in self.rows
             ],
             "float_layers": self.float_layers,
+            "joined_outputs": {joined.output: joined.parts for joined in self.joined_outputs},
         }
         if self.target is not None:
             data["target"] = self.target.name
@@ -167,6 +174,7 @@ class Plan:
             verb = "stays" if count == 1 else "stay"
             counts += f"; {counted(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
         lines.append(f"recipe {self.recipe.name}: {counts}")
+        lines += map(str, self.joined_outputs)
         if self.target is not None:
             lines += described(self.target, self.problems)
         return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from keras_qat.config.other_libraries import reject_arguments
@@ -18,6 +19,7 @@ from keras_qat.frontend.keras3 import as_keras_2
 from keras_qat.placement import place
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
+from keras_qat.placement.layer_settings import BEHIND_THE_FILE
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
@@ -34,6 +36,7 @@ def quantize_model(
     kernels: str | None = None,
     target: str | Target | None = None,
     inputs: Any = None,
+    outputs: Iterable[str] | None = None,
     **unknown: NoReturn,
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
@@ -64,6 +67,10 @@ def quantize_model(
             sets recipe and kernels, and `export_tflite` writes for it; `plan` tells what it lacks.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
+        outputs: names of the tensors at which exported files end, by default the model's outputs.
+            What follows them, such as the decoding of boxes, or a concatenation of boxes and scores
+            in one range, is trained in float with the rest and is no part of files. The names are
+            those that `plan` lists.
         unknown: nothing else is taken; the error for `bits` and the like names the recipe.
 
     Returns:
@@ -72,9 +79,9 @@ def quantize_model(
     Raises:
         TypeError: on an unknown argument.
         ValueError: if the model cannot be read, is quantized with another recipe, or has empty or
-            float64 tensors; if an entry of the scope matches no layer; if `strict` and a layer
-            stays in float; or if kernels or target are unknown, or contradict each other or the
-            recipe.
+            float64 tensors; if an entry of the scope or of `outputs` matches no layer; if `strict`
+            and a layer stays in float; or if kernels or target are unknown, or contradict each
+            other or the recipe.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -87,9 +94,10 @@ def quantize_model(
         return _copy_quantized(model, recipe)
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
-    plan = place(graph, recipe, scope, family)
-    if strict and plan.float_layers:
-        lines = [f"  {name}: {reason}" for name, reason in plan.float_layers.items()]
+    plan = place(graph, recipe, scope, family, outputs)
+    in_file = {name: why for name, why in plan.float_layers.items() if why != BEHIND_THE_FILE}
+    if strict and in_file:
+        lines = [f"  {name}: {reason}" for name, reason in in_file.items()]
         raise ValueError(
             f"{len(lines)} layer{'s' * (len(lines) > 1)} of '{model.name}' would stay in float:\n"
             + "\n".join(lines)

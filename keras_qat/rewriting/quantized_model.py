@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets.target import Target, remembered
-from keras_qat.frontend.graph import config_of, layers_in, name_outputs
+from keras_qat.frontend.graph import config_of, layers_in, name_outputs, nested_inputs, symbols
 from keras_qat.frontend.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
     CustomObjects,
@@ -76,6 +76,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
 
     safe_mode: bool = False
     """Whether code in its configuration may not run, as it was loaded without safe_mode=False."""
+
+    file_outputs: Mapping[str, str] = MappingProxyType({})
+    """Name of each output of exported files -> the tensor; none if they are the model's own."""
+    _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
     target: Target | None = None
@@ -153,6 +157,31 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
 
+    def keep_file_outputs(self, outputs: Mapping[str, str]) -> None:
+        """Sets `file_outputs`, past Keras, which would track them."""
+        object.__setattr__(self, "file_outputs", dict(outputs))
+
+    @property
+    def file_model(self) -> QuantizedModel:
+        """The part of the model that exported files hold, with the same layers and weights.
+
+        It is the model itself unless `quantize_model` was given `outputs`.
+        """
+        if not self.file_outputs:
+            return self
+        if self._file_model is None:
+            tensors = symbols(self)
+            ends = [tensors[tensor] for tensor in self.file_outputs.values()]
+            part = QuantizedModel(inputs=nested_inputs(self), outputs=ends, name=self.name)
+            part.recipe, part.target = self.recipe, self.target
+            part.told_of_float = self.told_of_float
+            name_outputs(part, list(self.file_outputs))
+            object.__setattr__(self, "_file_model", part)
+        assert self._file_model is not None
+        if self._file_model.kernels != self.kernels:
+            self._file_model.kernels = self.kernels
+        return self._file_model
+
     def keep_training(self, model: Any, left_out: Iterable[str]) -> None:
         """Trains from now on as a float model does whose class has its own way, `train_step` say.
 
@@ -222,6 +251,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [layer.name for layer in self.layers if asked_for_integers(layer)],
             "kernels": self.kernels,
+            **({"file_outputs": dict(self.file_outputs)} if self.file_outputs else {}),
             **({} if self.trained_as is None else {"trained_as": self._class_config_to_save()}),
             **({} if self.target is None else {"target": self.target.name}),
         }
@@ -236,6 +266,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
+        file_outputs = config.pop("file_outputs", {})
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             made = super(QuantizedModel, QuantizedModel).from_config
@@ -244,6 +275,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
         name_outputs(model, output_names)
+        model.keep_file_outputs(file_outputs)
         if not isinstance(float_layers, dict):  # Earlier files have no reasons.
             float_layers = dict.fromkeys(float_layers, "left in float")
         for name, reason in float_layers.items():

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend.graph import Call, Graph, Value, clone, name_outputs, rebuild, values_in
+from keras_qat.frontend.graph import (
+    Call,
+    Graph,
+    Value,
+    clone,
+    name_outputs,
+    rebuild,
+    symbols,
+    values_in,
+)
 from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
 from keras_qat.frontend.keras2.backend import keras, missing_config
 from keras_qat.frontend.keras2.precision import is_half, policy_of
@@ -50,7 +60,7 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     with observed_alike():
         graph = visitor.visit()
     with shapes_only(), observed_alike():
-        model = rebuild(graph, QuantizedModel)
+        model = rebuild(graph, functools.partial(_model, plan.file_outputs))
     model.keep_recipe(plan.recipe)
     model.keep_float_model(float_model)
     name_outputs(model, graph.output_names)
@@ -63,6 +73,19 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
         frozen_from = NEVER if recipe.freeze_bn_delay is None else recipe.freeze_bn_delay
         schedule(model, quantize_from=recipe.quant_delay, freeze_from=frozen_from)
+    return model
+
+
+def _model(file_outputs: tuple[str, ...], inputs: Any, outputs: Any, name: str) -> QuantizedModel:
+    """Makes the model; with outputs of its files, which are the second ones then."""
+    if not file_outputs:
+        return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
+    outputs, ends = outputs
+    model = QuantizedModel(inputs=inputs, outputs=outputs, name=name)
+    named = {id(tensor): name for name, tensor in symbols(model).items()}
+    model.keep_file_outputs(
+        {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}
+    )
     return model
 
 

@@ -45,6 +45,11 @@ def check_quantized(model: Any) -> None:
         )
 
 
+def file_model_of(model: Any) -> Any:
+    """Returns the part of a model that files hold: all of it, but for `outputs` inside of it."""
+    return getattr(model, "file_model", model)
+
+
 def check_process(model: Any) -> None:
     """Raises a `RuntimeError` in a fork of the process that made a model.
 

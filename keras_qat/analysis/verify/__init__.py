@@ -30,7 +30,7 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream
-from keras_qat.training.schedule import check_quantized
+from keras_qat.training.schedule import check_quantized, file_model_of
 
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "verify"]
 
@@ -94,6 +94,7 @@ def verify(
     """
     check_counts(batch_size=batch_size)
     check_quantized(model)
+    model = file_model_of(model)
     graph = resolve(model)
     contents = contents_of(tflite)
     computing = kernels or graph.origin.file_family.name

@@ -1,0 +1,101 @@
+"""Outputs of files that lie inside the model, and outputs that should be cut before a join."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+
+from keras_qat.config.recipes import Recipe
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.ops.op import SharedRange
+from keras_qat.ops.registry import match
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedOutput:
+    """An output whose parts, side by side along the last axis, have one range for all of them.
+
+    Args:
+        output: name of the output.
+        parts: names of the tensors that are joined.
+    """
+
+    output: str
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"output {self.output}: {', '.join(self.parts)} are joined in one range, so that parts "
+            f"of small numbers have few quantized values. To give each its own, end files before: "
+            f"quantize_model(model, outputs={list(self.parts)})"
+        )
+
+
+def joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
+    """Finds outputs that are joined of unlike parts, such as boxes and scores, in one range."""
+    joins = {value.name: joined for value in outputs if (joined := _joined_in(value))}
+    return tuple(JoinedOutput(name, tuple(parts)) for name, parts in joins.items())
+
+
+def _joined_in(value: Value) -> list[str]:
+    """Returns the parts that are joined along the last axis, behind which only ranges are kept."""
+    call = value.producer
+    if call is None:
+        return []
+    op, attributes, _ = match(call)
+    if op is None or not isinstance(op.output, SharedRange):
+        return []
+    parts = list(dict.fromkeys(part for part in call.inputs if part.is_float))
+    axis, rank = attributes.get("axis"), len(value.shape)
+    if len(parts) > 1 and axis is not None and axis % rank == rank - 1:
+        return [_before_lowering(part, call).name for part in parts]
+    return [name for part in parts for name in _joined_in(part)]
+
+
+def _before_lowering(value: Value, call: Call) -> Value:
+    """Returns the tensor that a call reads in the user's model."""
+    producer = value.producer
+    return producer.inputs[0] if producer and producer.source is call.source else value
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """Returns the names of outputs as a list.
+
+    Raises:
+        ValueError: if they are no names, none, or one of them is there twice.
+    """
+    listed = [names] if isinstance(names, str) else list(names)
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise ValueError(
+            f"outputs={names!r}: give the names of the layers whose outputs files shall have, such "
+            f"as ['boxes', 'scores']. keras_qat.plan(model) lists them."
+        )
+    if twice := [name for name in listed if listed.count(name) > 1]:
+        raise ValueError(f"outputs names {twice[0]!r} twice.")
+    return listed
+
+
+def ending_at(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
+    """Returns a graph whose outputs are its own and, as a list, the named tensors.
+
+    Raises:
+        ValueError: if there is no such tensor, it holds no real numbers, or the recipe is one of
+            the original's, which has no outputs of its own.
+    """
+    if recipe.placement != "int8":
+        raise ValueError(f"outputs= needs another recipe than {recipe.name}, such as 'int8'.")
+    values = {value.name: value for value in graph.values()}
+    for name in names:
+        if name not in values or not values[name].is_float:
+            near = difflib.get_close_matches(name, values, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            last = ", ".join(list(values)[-8:])
+            raise ValueError(
+                f"outputs names {name!r}, which is no tensor of real numbers of "
+                f"'{graph.name}'.{meant} The last ones are: {last}"
+            )
+    ends = [values[name] for name in names]
+    if loose := [value.name for value in ends if value in values_in(graph.inputs)]:
+        raise ValueError(f"outputs names {loose[0]!r}, an input of the model.")
+    return dataclasses.replace(graph, outputs=(graph.outputs, ends))

@@ -1,0 +1,159 @@
+"""Files that end inside the model: outputs= of quantize_model, and where plan asks for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras, layers
+from tests.helpers import images
+
+X = images(48, (8, 8, 3))
+PRIORS = np.random.default_rng(3).uniform(4, 28, (16, 2)).astype(np.float32)
+PARTS = ["boxes", "scores"]
+
+
+def detector(model_class=keras.Model):
+    """Boxes in pixels and scores in 0 to 1, joined as many detectors do."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input(X.shape[1:], name="image")
+    features = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(image)
+    boxes = layers.Reshape((16, 4), name="boxes")(layers.Conv2D(4, 1, name="offsets")(features))
+    scores = layers.Conv2D(3, 1, activation="sigmoid", name="classes")(features)
+    scores = layers.Reshape((16, 3), name="scores")(scores)
+    centers, sizes = boxes[..., :2] * 8 + PRIORS, tf.exp(boxes[..., 2:]) * 16
+    return model_class(image, layers.Concatenate(name="detections")([centers, sizes, scores]))
+
+
+@pytest.fixture(scope="module")
+def qat():
+    qat = keras_qat.quantize_model(detector(), outputs=PARTS)
+    qat.compile("sgd", "mse")
+    qat.fit(X, detector().predict(X, verbose=0), batch_size=16, verbose=0)
+    return qat
+
+
+def test_the_file_ends_at_the_named_tensors(qat):
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, X, per_layer=True)
+    assert [output.name for output in report.outputs] == PARTS
+    assert report.identical == 1
+    assert not report.float_operations
+    assert [*keras_qat.resolve(qat).outputs] == PARTS
+    steps = {name: tensor.params.scale for name, tensor in keras_qat.resolve(qat).outputs.items()}
+    assert steps["scores"] == pytest.approx(1 / 256)
+    assert steps["boxes"] < 0.1
+
+
+def test_the_model_decodes_what_the_file_gives(qat):
+    """What follows the outputs of the file is computed in float, on the same quantized values."""
+    contents = keras_qat.export_tflite(qat, output_dtype="float32")
+    boxes, scores = keras_qat.TFLiteModel(contents).predict(X)
+    centers, sizes = boxes[..., :2] * 8 + PRIORS, np.exp(boxes[..., 2:]) * 16
+    decoded = np.concatenate([centers, sizes, scores], -1)
+    np.testing.assert_allclose(qat.predict(X, verbose=0), decoded, rtol=1e-5)
+
+
+def test_scores_keep_their_steps_behind_large_boxes(qat):
+    """In one range with boxes of 32 pixels, a score has some ten quantized values."""
+    whole = keras_qat.quantize_model(detector())
+    keras_qat.calibrate(whole, X)
+    joined = whole.predict(X, verbose=0)[..., 4:]
+    assert len(np.unique(joined)) < 20
+    assert len(np.unique(qat.predict(X, verbose=0)[..., 4:])) > 60
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize("format_", [".keras", ".h5"])
+def test_outputs_are_saved_with_the_model(qat, format_, tmp_path):
+    qat.save(tmp_path / f"qat{format_}")
+    loaded = keras.models.load_model(tmp_path / f"qat{format_}")
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), qat.predict(X, verbose=0))
+    copy = keras_qat.quantize_model(qat)
+    assert keras_qat.export_tflite(copy) == keras_qat.export_tflite(qat)
+
+
+def test_the_kernels_of_the_model_are_those_of_its_file(qat):
+    copy = keras_qat.quantize_model(qat)
+    copy.kernels = "reference"
+    contents = keras_qat.export_tflite(copy)
+    assert keras_qat.verify(copy, contents, X, kernels="reference").identical == 1
+
+
+class Weighted(keras.Model):
+    """A loss of its own, on the joined outputs."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(abs(self(x, training=True) - y))
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"distance": loss}
+
+
+def test_a_train_step_of_its_own_sees_the_whole_model():
+    qat = keras_qat.quantize_model(detector(Weighted), outputs=PARTS)
+    qat.compile("sgd")
+    truth = np.zeros((len(X), 16, 7), np.float32)
+    assert list(qat.fit(X, truth, verbose=0).history) == ["distance"]
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
+def test_strict_does_not_count_what_is_cut_off():
+    model = detector()
+    keras_qat.quantize_model(model, outputs=PARTS, strict=True)
+    planned = keras_qat.plan(model, outputs=PARTS)
+    assert set(planned.float_layers.values()) == {"behind the outputs that files have"}
+    assert planned.file_outputs == tuple(PARTS)
+
+
+def test_a_file_may_end_at_a_tensor_that_other_layers_read():
+    model = detector()
+    qat = keras_qat.quantize_model(model, outputs=["offsets", "boxes"])
+    keras_qat.calibrate(qat, X)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, X).identical == 1
+    assert [*keras_qat.resolve(qat).outputs] == ["offsets", "boxes"]
+    assert "sigmoid" not in {node.op.name for node in keras_qat.resolve(qat).nodes if node.op}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        (["box"], "'box', which is no tensor.*Did you mean 'boxes'"),
+        (["boxes", "boxes"], "'boxes' twice"),
+        (["image"], "an input of the model"),
+        ([], "give the names of the layers"),
+    ],
+)
+def test_outputs_that_there_are_none_of_are_refused(outputs, reason):
+    with pytest.raises(ValueError, match=f"(?s){reason}"):
+        keras_qat.plan(detector(), outputs=outputs)
+
+
+def test_contrib_has_no_outputs_of_files():
+    with pytest.raises(ValueError, match="needs another recipe"):
+        keras_qat.plan(detector(), keras_qat.recipes.contrib(), outputs=PARTS)
+
+
+def test_plan_names_what_is_joined_in_one_range():
+    model = detector()
+    planned = keras_qat.plan(model)
+    (joined,) = planned.joined_outputs
+    assert joined.output == "detections"
+    assert joined.parts[-1] == "scores"
+    assert "outputs=[" in str(planned).splitlines()[-1]
+    cut = keras_qat.quantize_model(model, outputs=joined.parts)
+    assert list(cut.file_outputs) == list(joined.parts)
+    assert not keras_qat.plan(model, outputs=joined.parts).joined_outputs
+
+
+def test_like_parts_may_be_joined():
+    """Boxes of two sizes of feature maps, along the axis of boxes, are alike."""
+    image = keras.Input((8, 8, 3))
+    levels = [layers.Conv2D(4, 1, strides=size)(image) for size in (1, 2)]
+    boxes = layers.Concatenate(axis=1)([layers.Reshape((-1, 4))(level) for level in levels])
+    assert not keras_qat.plan(keras.Model(image, boxes)).joined_outputs
