@@ -41,6 +41,7 @@ def plan(
         target: where the file is to run: a name such as "tflm", or a `keras_qat.targets.Target`.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
+        outputs: names of the tensors at which exported files end, by default the model's outputs.
 
     Returns:
         The plan; print it, or read its `rows`, `float_layers` and `problems`.
