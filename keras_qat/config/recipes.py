@@ -244,7 +244,9 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
     such a model with int8 activations.
 
     Args:
-        ema_decay, ranges: as in `int8`.
+        ema_decay: decay per step of the moving averages of activations' extremes.
+        ranges: how ranges of activations are found, "moving_average", "learned" and so on, as
+            `int8` explains.
 
     Raises:
         ValueError: on unknown `ranges`.
