@@ -110,7 +110,7 @@ def train_step(model: Any, x: Any, eagerly: bool = False) -> bool:
     """One step of gradient descent on random labels, or zeros; whether the loss is finite."""
     from keras_qat.frontend.keras2.backend import keras
 
-    if isinstance(model.output, list) or model.output.shape[1:] != (CLASSES,):
+    if isinstance(model.output, (list, tuple)) or model.output.shape[1:] != (CLASSES,):
         outputs = [np.asarray(each) for each in tf.nest.flatten(model(x))]
         targets = [np.zeros_like(each) for each in outputs]
         model.compile(keras.optimizers.SGD(1e-4), "mse", run_eagerly=eagerly)

@@ -7,19 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from benchmarks.wild.blocks import conv
+from benchmarks.wild.detectors import DETECTORS
+from benchmarks.wild.graphs_and_tables import GRAPHS_AND_TABLES
+from benchmarks.wild.pictures import PICTURES
+from benchmarks.wild.signals import SIGNALS
 from benchmarks.wild.tables_and_texts import TABLES_AND_TEXTS
+from benchmarks.wild.transformers import TRANSFORMERS
 from keras_qat.frontend.keras2.backend import keras
 
 __all__ = ["BY_HAND"]
 
 layers: Any = keras.layers
-
-
-def conv(x: Any, filters: int, size: int = 3, strides: int = 1, activation: Any = "relu") -> Any:
-    """Convolution, BatchNormalization, activation."""
-    x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
-    x = layers.BatchNormalization()(x)
-    return layers.Activation(activation)(x)
 
 
 def mish(x: Any) -> Any:
@@ -142,7 +141,7 @@ def super_resolution() -> Any:
 def keyword_spotting() -> Any:
     """DS-CNN of MLPerf Tiny."""
     inputs = keras.Input((49, 10, 1))
-    x = conv(inputs, 16, (10, 4), (2, 2))  # type: ignore[arg-type]
+    x = conv(inputs, 16, (10, 4), (2, 2))
     for _ in range(3):
         x = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(x)
         x = conv(layers.ReLU()(layers.BatchNormalization()(x)), 16, 1)
@@ -267,6 +266,6 @@ BY_HAND: dict[str, Callable[[], Any]] = {
     for build in (
         *(yolo_v4, crnn, pix2pix, cycle_gan, discriminator, super_resolution, keyword_spotting),
         *(raw_audio, temporal, shuffle_net, attention_gates, siamese, pose, center_net, sensors),
-        *TABLES_AND_TEXTS,
+        *(*TABLES_AND_TEXTS, *DETECTORS, *TRANSFORMERS, *SIGNALS, *GRAPHS_AND_TABLES, *PICTURES),
     )
 }

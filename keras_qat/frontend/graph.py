@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.loadable_config import loadable
 from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
 
 _Model = keras.Model
@@ -263,7 +264,7 @@ def config_of(model: Any) -> dict[str, Any]:
     for node in nodes_of(model):
         if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])
-    return functional.get_config()
+    return loadable(functional, functional.get_config())
 
 
 _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {

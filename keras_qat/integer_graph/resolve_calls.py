@@ -205,6 +205,10 @@ class _Resolver:
                 Node(name, op, attributes, inner, operands, outputs, None, maximum, "", call.layer)
             )
 
+        def new(value: Value, params: QuantParams | None) -> Tensor:
+            own = params if value.is_float else None  # An index has none.
+            return self.tensors.new(value, own, absorbed=absorbed)
+
         outputs: tuple[Tensor, ...] = ()
         absorbed: list[Call] = []
         if not values[0].is_float:
@@ -219,10 +223,11 @@ class _Resolver:
             operands = self._with_params(operands, shared, call)
             if not self.ranges.same(shared, params):
                 output = self.tensors.new(values[0], shared, "/kept")
-                add(operands, (output,))
-                outputs = (self._add_conversion(output, params, REQUANTIZE, call),)
+                others = tuple(new(value, shared) for value in values[1:])
+                add(operands, (output, *others))
+                outputs = self._add_conversion(output, params, REQUANTIZE, call), *others
         if not outputs:
-            outputs = tuple(self.tensors.new(value, params, absorbed=absorbed) for value in values)
+            outputs = tuple(new(value, params) for value in values)
             add(operands, outputs)
         self.tensors.of_value.update(zip(values, outputs, strict=False))
         for absorbed_call in absorbed:

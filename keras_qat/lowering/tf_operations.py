@@ -16,6 +16,12 @@ from keras_qat.frontend.tf_operations import array, is_operation, number, operan
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
+from keras_qat.lowering.constant_products import (
+    split_constant_einsum,
+    split_cumulative_sum,
+    split_linear_resize,
+    split_product,
+)
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
 
@@ -222,6 +228,39 @@ def _split_normalization(call: Call, context: LoweringContext) -> list[Call]:
     return parts.end(parts.new("", operation, tf.transpose), normalized, order)
 
 
+def _split_sort(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers tf.sort along the last axis to tf.math.top_k of all values."""
+    x, axis, direction = operands(call, "values", "axis", "direction")
+    rank, size = len(x.shape), x.shape[-1]
+    if axis not in (None, -1, rank - 1) or size is None or rank < 2 or not x.is_float:
+        return []
+    parts, operation = PartsBuilder(call, context), type(call.layer)
+    largest = parts.new("largest", operation, tf.math.top_k)
+    output = call.output if direction == "DESCENDING" else parts.between(largest, x.shape)
+    where = Value(f"{output.name}_indices", output.shape, "int32")
+    parts.add(largest, x, size, output=type(tf.math.top_k([0.0]))(output, where))
+    if output is not call.output:
+        parts.add(parts.new("", operation, tf.reverse), output, [rank - 1], output=call.output)
+    return parts.calls
+
+
+def _either(*lowerings: Lowering) -> Lowering:
+    """Returns a lowering that tries several in order."""
+
+    def lower(call: Call, context: LoweringContext) -> list[Call]:
+        return next((parts for lowering in lowerings if (parts := lowering(call, context))), [])
+
+    return lower
+
+
+def _split_constant(call: Call, context: LoweringContext, number: float) -> list[Call]:
+    """Lowers tf.zeros_like and tf.ones_like to a Rescaling."""
+    x = call.inputs[0]
+    if not x.is_float or not call.output.is_float or len(x.shape) < 2:
+        return []
+    return replace_by(call, context, layers.Rescaling, 0.0, number)
+
+
 def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers copies of a tensor for each example, such as a class token, to zeros and a sum.
 
@@ -289,8 +328,9 @@ ARITHMETIC: dict[str, Lowering] = {
     "math.reduce_min": partial(_split_list, make=layers.Minimum),
     "clip_by_value": _split_clip,
     "math.l2_normalize": _split_normalization,
-    "einsum": split_einsum,
-    "linalg.matmul": convert_second_factor,
+    "einsum": _either(split_einsum, split_constant_einsum),
+    "linalg.matmul": _either(split_product, convert_second_factor),
+    "math.cumsum": split_cumulative_sum,
 }
 """TensorFlow's name of an operation that computes -> its lowering, for real numbers alone."""
 
@@ -301,8 +341,18 @@ OPERATIONS: dict[str, Lowering] = {
     "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,
-    "image.resize": split_resize,
-    "compat.v1.image.resize_images": split_old_resize,
+    "image.resize": _either(split_resize, split_linear_resize),
+    "compat.v1.image.resize_images": _either(split_old_resize, split_linear_resize),
+    **dict.fromkeys(
+        (f"compat.v1.image.resize_{kind}" for kind in ("bilinear", "nearest_neighbor", "bicubic")),
+        split_linear_resize,
+    ),
+    "compat.v1.image.resize": _either(split_old_resize, split_linear_resize),
+    "sort": _split_sort,
+    "zeros_like": partial(_split_constant, number=0.0),
+    "ones_like": partial(_split_constant, number=1.0),
+    "compat.v1.zeros_like": partial(_split_constant, number=0.0),
+    "compat.v1.ones_like": partial(_split_constant, number=1.0),
     "image.extract_patches": split_patches,
     **dict.fromkeys(COPIES, _split_copies),
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keras_qat.ops import (
+    division,
     elementwise,
     matmul,
     movement,
@@ -11,7 +12,9 @@ from keras_qat.ops import (
     relu,
     reshaping,
     resize,
+    selection,
     slicing,
+    sorting,
     tiling,
 )
 from keras_qat.ops.activations import ACTIVATIONS
@@ -19,6 +22,7 @@ from keras_qat.ops.attention_mask import MASK_SCORES
 from keras_qat.ops.conv import AFFINE, CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
 from keras_qat.ops.lookup import LOOKUPS
+from keras_qat.ops.math_functions import MATH_FUNCTIONS
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.recurrent.lstm import LSTM
@@ -34,6 +38,8 @@ ROWS: list[Op] = [
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
     *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),
+    *(*MATH_FUNCTIONS, division.DIVIDE),
+    *(*selection.COMPARISONS, selection.SELECT, selection.FROM_INTEGERS, sorting.TOP_K),
     *(LAYER_NORM, GROUP_NORM, MASK_SCORES),
     *(matmul.MATMUL, matmul.CONTRACT, pooling.MAX_POOLING, pooling.AVERAGE_POOLING),
     *(pooling.REDUCE_MAX, pooling.REDUCE_MIN, reshaping.MEAN_OF_ONE, pooling.MEAN),

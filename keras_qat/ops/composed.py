@@ -94,7 +94,10 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
-        """Takes the entry of a table, whose zero point is 0, for each 16-bit number from 0 on."""
+        """Takes the entry of a table, whose zero point is 0, for each number.
+
+        The entries are those of 16-bit numbers from 0 on, or of all 8-bit numbers.
+        """
 
 
 class Preparing(Machine):
@@ -136,7 +139,11 @@ class Preparing(Machine):
         return tf.TensorSpec(x[0].shape, held_in(params)), params
 
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
-        self.numbers.append(table)
+        first = None
+        if x[1].bits != 16:
+            known = x[1].as_tensors()
+            first = tf.cast(known.zero_point - known.lowest, held_in(x[1]))
+        self.numbers.append((table, first))
         return tf.TensorSpec(x[0].shape, table.dtype), params
 
 
@@ -168,7 +175,9 @@ class Computing(Machine):
         return tf.cast(x[0], held_in(params)), params
 
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
-        return tf.gather(next(self.numbers), tf.cast(x[0], tf.int32)), params
+        table, first = next(self.numbers)
+        q = x[0] if first is None else x[0] + first
+        return tf.gather(table, tf.cast(q, tf.int32)), params
 
 
 class Writing(Machine):
@@ -224,6 +233,10 @@ class Writing(Machine):
         indices = e.temporary(f"{number}/indices", e.shape(x[0]), "int32")
         target = e.temporary(str(number), e.shape(x[0]), params)
         e.cast(x[0], indices)
+        if x[1].bits != 16:  # Positions count from 0.
+            codes, half = indices, e.constant("half", -x[1].lowest)
+            indices = e.temporary(f"{number}/positions", e.shape(x[0]), "int32")
+            e.add("ADD", [codes, half], [indices])
         values = e.constant("table", np.asarray(table).astype(params.dtype), params)
         e.add("GATHER", [values, indices], [target], axis=0)
         return target, params

@@ -184,8 +184,8 @@ def _multiply(a: Arguments) -> Any:
     return numbers.times(lambda: tf.cast(x, tf.int64) * tf.cast(y, tf.int64), x.dtype, in_float)
 
 
-def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
-    """Two inputs, which are broadcast if they have at most `rank` axes."""
+def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes], str | None]:
+    """Two inputs, which are broadcast if they have at most `rank` axes; `reals`: as the output."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         leaves = tf.nest.flatten((call.args, call.kwargs))
@@ -196,7 +196,7 @@ def _accepts_up_to(rank: int) -> Callable[[Call, Attributes], str | None]:
             return "not two inputs"
         if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
             return f"broadcast with more than {rank} axes"
-        return of_reals(call)
+        return of_reals(call) if reals else None
 
     return accepts
 
@@ -224,7 +224,7 @@ ADD = Op(
     symbols=("__operators__.add", "math.add"),
     attributes=lambda call: {"sign": 1},
     defaults={"sign": 1},
-    accepts=_accepts_up_to(6),
+    accepts=accepts_up_to(6),
     takes_clip=True,
     elementwise=True,
     takes_constants=True,
@@ -267,7 +267,7 @@ def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: t
         symbols=(f"math.{name}",),
         attributes=lambda call: {},
         defaults={},
-        accepts=_accepts_up_to(5),
+        accepts=accepts_up_to(5),
         output=SharedRange(),
         takes_clip=False,
     )

@@ -62,6 +62,11 @@ class Emission:
         return params
 
     @property
+    def all_params(self) -> list[QuantParams]:
+        """The quantization parameters of the inputs that are quantized, in order."""
+        return [x.params for x in self.node.inputs if x.params is not None]
+
+    @property
     def source(self) -> int:
         """The tensor whose values an operator moves. Other inputs are integers, such as indices."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)

@@ -221,9 +221,8 @@ def lookup_row(
         emit,
         prepare=by_table(table, of_neon),
         doc=doc,
-        accepts=of_reals,
         elementwise=True,
-        **fields,
+        **{"accepts": of_reals, **fields},
     )
 
 

@@ -80,6 +80,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
+    own = {id(weight) for weight in plain.weights}
     for call in graph.calls + graph.loss_only:
         trained: Any = layer_of.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
@@ -88,13 +89,12 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
         elif isinstance(trained, QuantizeWeights):
             pairs = [(call, trained.layer)]
         for part, source in pairs:
-            if source is None or not source.weights or part.layer in done:
-                continue
+            weights = graph.weights.get(part.layer, part.layer.weights) if source else []
+            if source is None or part.layer in done or own.isdisjoint(map(id, weights)):
+                continue  # Nothing that trains, or a constant of an operation.
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
-            for new, old in zip(
-                graph.weights.get(part.layer, part.layer.weights), source.weights, strict=True
-            ):
+            for new, old in zip(weights, source.weights, strict=True):
                 new.assign(tf.cast(old, new.dtype))
     for layer in graph_lib.layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:

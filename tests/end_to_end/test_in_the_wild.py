@@ -45,6 +45,7 @@ def old_resize(x):
 
 
 BLOCK = [1, 2, 2, 1]
+MATRIX = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
 SHAPE = (8, 8, 4)
 FORMS = {
     "a sum of stacked tensors": (lambda x: tf.reduce_sum([x, x * 2.0], axis=0), SHAPE),
@@ -75,8 +76,22 @@ FORMS = {
     ),
     "an old resize of a pixel": (old_resize, (1, 1, 4)),
     "an old resize": (old_resize, (2, 2, 4)),
+    "another resize": (lambda x: tf.image.resize(conv(x), (5, 3), method="bicubic"), SHAPE),
+    "a matrix on the right": (lambda x: tf.matmul(x, MATRIX), SHAPE),
+    "a matrix on the left": (lambda x: tf.matmul(conv(x), MATRIX.T, transpose_b=True), SHAPE),
+    "a matrix from the left": (lambda x: tf.matmul(np.tile(MATRIX, 2).T, x), (8, 4, 4)),
+    "an equation with a matrix": (lambda x: tf.einsum("vw,bhwc->bchv", np.eye(8, 8), x), SHAPE),
+    "sums so far": (lambda x: tf.cumsum(conv(x), axis=1), SHAPE),
+    "sums to come": (lambda x: tf.cumsum(x, -1, exclusive=True, reverse=True), SHAPE),
+    "sorted": (lambda x: tf.sort(conv(x)), SHAPE),
+    "sorted down": (lambda x: tf.sort(conv(x), direction="DESCENDING"), SHAPE),
+    "the largest two": (lambda x: tf.math.top_k(conv(x), 2).values, SHAPE),
+    "what is missing, as 0": (lambda x: tf.where(x < 0.5, tf.zeros_like(x), x), SHAPE),
+    "ones and what they add": (lambda x: tf.ones_like(x) - tf.nn.sigmoid(conv(x)), SHAPE),
+    "divided by a sum": (lambda x: x / (tf.reduce_sum(tf.abs(x), -1, keepdims=True) + 1.0), SHAPE),
+    "a number over a tensor": (lambda x: 2.0 / (1.0 + tf.abs(conv(x))), SHAPE),
 }
-IN_FLOAT = {"a mean of all of them", "outputs that others read", "an old resize"}
+IN_FLOAT = {"a mean of all of them"}
 
 
 @pytest.mark.sample(5)

@@ -205,7 +205,7 @@ def _against_rescaling(graph: Graph, name: str, sample: Sample) -> str:
         if isinstance(layers[0], keras.layers.Rescaling):
             name_of_layer = layers[0].name.removeprefix(PREFIX)
             scale = float(np.max(np.abs(layers[0].scale)))
-            if scale * (sample.high - sample.low) < _RESCALED_TWICE:
+            if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
                 return (
                     f"The data for {sample.described(name)} seem to be rescaled already, which "
                     f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them as they were before, "

@@ -15,13 +15,23 @@ from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, wit
 _layers = keras.layers
 
 
-def _of_two(layer, function):
+def _power(x, exponent):
+    return tf.pow(x, exponent)
+
+
+def _quotient(x, numerator):
+    return numerator / x
+
+
+def _of_two(layer, function, axes=4):
     """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
 
     def example(numbers):
-        shape = sizes(numbers, 1, 7, numbers.integers(1, 5))
+        shape = sizes(numbers, 1, 7, numbers.integers(1, axes + 1))
         other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
         kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
+        if layer is None and kind == "layer":
+            kind = "broadcast"
         if kind == "layer":
             return Example(lambda x, y: layer()([x, y]), (shape, shape))
         if kind == "broadcast":
@@ -119,6 +129,26 @@ def _unit_norm(numbers):
     return Example(build, (shape,))
 
 
+def _choice(numbers):
+    shape = sizes(numbers, 1, 7, numbers.integers(1, 4))
+    mask = chosen(numbers, shape, tuple(1 if numbers.random() < 0.5 else n for n in shape))
+    number = float(numbers.normal() * 10.0 ** numbers.uniform(-2, 1))
+    constant = np.float32(numbers.normal(size=shape[-1:]))
+    return chosen(
+        numbers,
+        Example(tf.where, (mask, shape, shape), ("bool", "float32", "float32")),
+        Example(lambda m, x: tf.where(m, x, number), (mask, shape), ("bool", "float32")),
+        Example(lambda m, x: tf.where(m, constant, x), (mask, shape), ("bool", "float32")),
+    )
+
+
+def _from_integers(numbers):
+    shape, dtype = sizes(numbers, 1, 7, numbers.integers(1, 5)), chosen(numbers, *_INTEGERS)
+    return Example(lambda x: tf.cast(x, tf.float32), (shape,), (dtype,))
+
+
+_INTEGERS = ("bool", "int32", "int64", "uint8", "int8", "int16")
+
 EXAMPLES = {
     "add": _of_two(_layers.Add, tf.add),
     "subtract": _of_two(_layers.Subtract, tf.subtract),
@@ -160,6 +190,36 @@ EXAMPLES = {
     "log": of_any_shape(tf.math.log),
     "sqrt": of_any_shape(tf.sqrt),
     "rsqrt": of_any_shape(tf.math.rsqrt),
+    **{
+        name: of_any_shape(getattr(tf.math, name))
+        for name in (
+            "sin",
+            "cos",
+            "atan",
+            "erf",
+            "expm1",
+            "log1p",
+            "sign",
+            "floor",
+            "ceil",
+            "round",
+        )
+    },
+    "power": with_options(
+        lambda numbers: functools.partial(_power, exponent=float(numbers.uniform(-2, 3))),
+        lambda numbers: functools.partial(_power, exponent=int(numbers.integers(4, 6))),
+    ),
+    "reciprocal": with_options(
+        lambda numbers: tf.math.reciprocal,
+        lambda numbers: functools.partial(_quotient, numerator=float(numbers.normal())),
+    ),
+    "divide": _of_two(None, tf.divide),
+    **{
+        name: _of_two(None, getattr(tf.math, name), axes=3)
+        for name in ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
+    },
+    "select": _choice,
+    "from_integers": _from_integers,
     "softmax": _softmax,
     "mask_scores": _mask_scores,
     "group_norm": _group_norm,

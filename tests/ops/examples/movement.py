@@ -285,6 +285,7 @@ EXAMPLES = {
     "shape": one_of(tf.shape, lambda x: tf.shape(x, out_type=tf.int64)),
     "argmax": _index(tf.argmax),
     "argmin": _index(tf.argmin),
+    "top_k": one_of(*(lambda x, k=k: tf.math.top_k(x, k) for k in (1, 3, 6))),
     "identity": one_of(
         _layers.Dropout(0.3),
         _layers.SpatialDropout2D(0.3),

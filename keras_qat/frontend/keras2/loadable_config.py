@@ -1,0 +1,64 @@
+"""Configurations of functional models, with operations in a form that Keras can load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_qat.frontend.helper_layers import Contract
+from keras_qat.frontend.keras2.backend import keras
+
+
+def loadable(model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Replaces what Keras writes so that it cannot be read, in place.
+
+    A constant on the left of `+` becomes an argument of `tf.math.add`. A `tf.einsum` of two
+    tensors, which Keras writes without them, becomes a `Contract`.
+
+    Args:
+        model: a functional model.
+        config: its configuration.
+
+    Returns:
+        The configuration.
+    """
+    for entry in config["layers"]:
+        layer = model.get_layer(entry["name"])
+        if "layers" in entry["config"] and hasattr(layer, "_network_nodes"):
+            loadable(layer, entry["config"])
+        function, nodes = entry["config"].get("function"), entry.get("inbound_nodes")
+        if entry["class_name"] != "TFOpLambda" or not nodes or nodes[0][0] != _CONSTANT:
+            continue
+        if function == "__operators__.add":
+            entry["config"]["function"] = "math.add"
+        elif function == "einsum":
+            _contract(model, layer, entry)
+    return config
+
+
+_CONSTANT = "_CONSTANT_VALUE"
+"""Keras' word for a first argument that is no tensor."""
+
+
+def _contract(model: Any, layer: Any, entry: dict[str, Any]) -> None:
+    """Turns the entry of a tf.einsum of two tensors into that of a Contract."""
+    (node,) = [node for node in layer._inbound_nodes if _key(layer, node) in model._network_nodes]
+    equation, *tensors = node.call_args
+    if len(tensors) != 2 or not all(map(keras.backend.is_keras_tensor, tensors)):
+        return
+    made = keras.layers.serialize(Contract(equation, name=entry["name"]))
+    entry.update({key: made[key] for key in ("module", "class_name", "registered_name", "config")})
+    entry["inbound_nodes"] = [[[*_position(model, tensor), {}] for tensor in tensors]]
+
+
+def _key(layer: Any, node: Any) -> str:
+    return f"{layer.name}_ib-{layer._inbound_nodes.index(node)}"
+
+
+def _position(model: Any, tensor: Any) -> tuple[str, int, int]:
+    """Returns the name of the layer that made a tensor, the number of its call, and of the output.
+
+    Calls count as far as they are in the model.
+    """
+    layer, call, output = tensor._keras_history
+    earlier = (f"{layer.name}_ib-{index}" in model._network_nodes for index in range(call))
+    return layer.name, sum(earlier), output

@@ -1,0 +1,105 @@
+"""Quotients of two tensors: a table of 1 / y in 16 bits, and a product with it.
+
+TFLite has no int8 kernel that divides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.as_written import quotient
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
+from keras_qat.ops.elementwise import MULTIPLY, accepts_up_to
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.op import Arguments, Op
+from keras_qat.ops.requantize import REQUANTIZE
+
+MOST = 2.0**15 - 1
+"""The largest quantized value of 16 bits."""
+
+Shape = tuple[int | None, ...]
+
+
+class _Parts(NamedTuple):
+    """The quantization parameters of the 16-bit parts, and the table.
+
+    Args:
+        numerator: of x in 16 bits: 1/128 of its step.
+        inverse: of 1 / y: what the smallest y but 0 gives is the largest value.
+        quotient: as far as it does not leave the output's range.
+        table: 1 / y for all quantized values of y, from the lowest on; the largest at 0.
+    """
+
+    numerator: QuantParams
+    inverse: QuantParams
+    quotient: QuantParams
+    table: Any = None
+
+
+def _wide(scale: Any) -> QuantParams:
+    return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
+
+
+def _parts(x: QuantParams, y: QuantParams, output: QuantParams) -> _Parts:
+    x, y, output = (params.as_tensors() for params in (x, y, output))
+    numerator = _wide(x.scale * 2.0**-7)
+    inverse = _wide(quotient(quotient(1.0, y.scale), MOST))
+    ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
+    reach = quotient(tf.maximum(*ends) * output.scale, MOST)
+    q = tf.range(2.0**8, dtype=tf.float64) + y.lowest - y.zero_point
+    return _Parts(
+        numerator=numerator,
+        inverse=inverse,
+        # Products of 16 bits overflow where they are multiplied by more than a half.
+        quotient=_wide(tf.maximum(reach, 2.0 * numerator.scale * inverse.scale)),
+        table=round_half_away(quotient(MOST, tf.where(q == 0, tf.ones_like(q), q))),
+    )
+
+
+_WIDE = QuantParams(None, None, 16)
+
+
+def _divided(m: Machine, x: Number, y: Number, shape: Shape, parts: _Parts) -> Number:
+    """Runs the rows that divide, up to the quotient in 16 bits."""
+    numerator = m.run(REQUANTIZE, [x], parts.numerator)
+    inverse = m.looked_up(parts.table, parts.inverse, y)
+    return m.run(MULTIPLY, [numerator, inverse], parts.quotient, shape=shape)
+
+
+def _prepare(a: Arguments) -> list[Any]:
+    numbers: list[Any] = []
+    x, y = zip(a.q, a.params, strict=True)
+    shape = tuple(tf.broadcast_static_shape(*(q.shape for q in a.q)))
+    m, parts = Preparing(a, numbers), _parts(x[1], y[1], a.output)
+    m.run(REQUANTIZE, [_divided(m, x, y, shape, parts)], a.output)
+    return numbers
+
+
+def _compute(a: Arguments) -> Any:
+    x, y = zip(a.q, a.params, strict=True)
+    m, parts = Computing(a, a.numbers), _Parts(_WIDE, _WIDE, _WIDE)
+    return m.run(REQUANTIZE, [_divided(m, x, y, (), parts)], a.output)[0]
+
+
+def _emit(e: Emission) -> None:
+    x, y = zip(e.inputs, e.all_params, strict=True)
+    parts = _parts(x[1], y[1], e.params)
+    result, _ = _divided(Writing(e), x, y, e.shape(e.outputs[0]), parts)
+    e.add("QUANTIZE", [result])
+
+
+DIVIDE = Op(
+    "divide",
+    _compute,
+    _emit,
+    prepare=_prepare,
+    doc="quotients of two tensors, in parts of 16 bits; the largest quotient where one is by 0",
+    symbols=("math.truediv", "math.divide", "__operators__.truediv"),
+    accepts=accepts_up_to(5),
+    max_axes=5,
+    bits=(8,),
+    takes_constants=True,
+)

@@ -1,0 +1,76 @@
+"""Functions of one number that TFLite has no integer kernels of: tables of 256 entries."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.tf_operations import number, operands
+from keras_qat.ops.lookup import lookup_row, of_reals
+from keras_qat.ops.op import Attributes, Op
+
+
+def _power(x: tf.Tensor, exponent: float) -> tf.Tensor:
+    """Computes x ** exponent; 0 of what is negative where the power is no real number."""
+    return tf.pow(x if exponent == int(exponent) else tf.maximum(x, 0.0), exponent)
+
+
+def _accepts_power(call: Call, attributes: Attributes) -> str | None:
+    x, exponent = operands(call, "x", "y")
+    if not isinstance(x, Value) or number(exponent) is None:
+        return "with an exponent that is no number"
+    return of_reals(call)
+
+
+def _accepts_quotient(call: Call, attributes: Attributes) -> str | None:
+    if math.isnan(attributes["numerator"]):
+        return ""
+    return of_reals(call)
+
+
+def _numerator(call: Call) -> float:
+    """Returns the number that a call divides by a tensor; NaN for other divisions."""
+    if call.layer.symbol == "math.reciprocal":
+        return 1.0
+    x, y = operands(call, "x", "y")
+    known = number(x) if isinstance(y, Value) else None
+    return math.nan if known is None else known
+
+
+MATH_FUNCTIONS: tuple[Op, ...] = (
+    *(
+        lookup_row(name, function, doc, symbols=(f"math.{name}",))
+        for name, function, doc in (
+            ("sin", tf.sin, "sine"),
+            ("cos", tf.cos, "cosine"),
+            ("atan", tf.atan, "arc tangent"),
+            ("erf", tf.math.erf, "error function"),
+            ("expm1", tf.math.expm1, "exp(x) - 1"),
+            ("log1p", lambda x: tf.math.log1p(tf.maximum(x, -1.0)), "log(1 + x)"),
+            ("sign", tf.sign, "-1, 0 or 1"),
+            ("floor", tf.floor, "the next whole number below"),
+            ("ceil", tf.math.ceil, "the next whole number above"),
+            ("round", tf.round, "the nearest whole number, halves to even"),
+        )
+    ),
+    lookup_row(
+        "power",
+        _power,
+        "powers with any number as the exponent; 0 of what is negative if it is not whole",
+        symbols=("math.pow",),
+        attributes=lambda call: {"exponent": number(operands(call, "x", "y")[1])},
+        needs=("exponent",),
+        accepts=_accepts_power,
+    ),
+    lookup_row(
+        "reciprocal",
+        lambda x, numerator: numerator / x,
+        "a number divided by a tensor; the end of the range where that is 0",
+        symbols=("math.reciprocal", "math.truediv", "math.divide", "__operators__.truediv"),
+        attributes=lambda call: {"numerator": _numerator(call)},
+        defaults={"numerator": 1.0},
+        accepts=_accepts_quotient,
+    ),
+)

@@ -1,0 +1,183 @@
+"""Comparisons, choices between two tensors, and numbers made of integers and truth values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.fixed_point import multiply
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
+from keras_qat.ops.elementwise import accepts_up_to
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.op import Arguments, Attributes, Op, held_in
+from keras_qat.ops.requantize import REQUANTIZE
+from keras_qat.tflite.tensor_names import SCOPE
+
+_WIDE = QuantParams(None, None, 16)
+
+
+def _common(params: Sequence[QuantParams]) -> QuantParams:
+    """Returns 16-bit parameters that hold two tensors: 128 values for a step of the wider one."""
+    first, second = (x.as_tensors().scale for x in params)
+    finer = 1.0 if params[0].bits == 16 else 2.0**-7
+    return QuantParams(single(tf.maximum(first, second) * finer), tf.zeros([], tf.float64), 16)
+
+
+def _both(m: Machine, inputs: Sequence[Number], common: QuantParams) -> list[Any]:
+    """Brings two tensors to a common scale, so that their quantized values can be compared."""
+    return [m.run(REQUANTIZE, [x], common)[0] for x in inputs]
+
+
+def _prepare_comparison(a: Arguments) -> list[Any]:
+    numbers: list[Any] = []
+    _both(Preparing(a, numbers), list(zip(a.q, a.params, strict=True)), _common(a.params))
+    return numbers
+
+
+def _comparison(name: str, code: str, words: str) -> Op:
+    def compute(a: Arguments) -> Any:
+        x, y = _both(Computing(a, a.numbers), list(zip(a.q, a.params, strict=True)), _WIDE)
+        return getattr(tf.math, name)(x, y)
+
+    def emit(e: Emission) -> None:
+        common, targets = _common(e.all_params), []
+        sources = _both(Writing(e), list(zip(e.inputs, e.all_params, strict=True)), common)
+        for index, source in enumerate(sources):  # Kernels compare int8 after rounding it anew.
+            targets.append(e.temporary(f"whole_{index}", e.shape(source), "int32"))
+            e.cast(source, targets[-1])
+        e.add(code, targets)
+
+    return Op(
+        name,
+        compute,
+        emit,
+        prepare=_prepare_comparison,
+        doc=f"whether values are {words} those of another tensor, or a constant",
+        symbols=(f"math.{name}", *_OPERATORS.get(name, ())),
+        accepts=_accepts_comparison,
+        integers=(),
+        takes_constants=True,
+    )
+
+
+_OPERATORS = {"not_equal": ("__operators__.ne",), "equal": ("__operators__.eq",)}
+
+
+def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
+    if not all(value.is_float for value in call.inputs):
+        return ""
+    return accepts_up_to(4, reals=False)(call, attributes)
+
+
+COMPARISONS: tuple[Op, ...] = tuple(
+    _comparison(*row)
+    for row in (
+        ("greater", "GREATER", "greater than"),
+        ("greater_equal", "GREATER_EQUAL", "at least"),
+        ("less", "LESS", "less than"),
+        ("less_equal", "LESS_EQUAL", "at most"),
+        ("equal", "EQUAL", "equal to"),
+        ("not_equal", "NOT_EQUAL", "not equal to"),
+    )
+)
+
+
+def _accepts_select(call: Call, attributes: Attributes) -> str | None:
+    first = call.args[0] if call.args else call.kwargs.get("condition")
+    if not isinstance(first, Value) or first.is_float or len(call.args) + len(call.kwargs) < 3:
+        return "not of a tensor of truth values and two others"
+    if max(len(value.shape) for value in [*call.inputs, call.output]) > 4:
+        return "broadcast with more than 4 axes"
+    return of_reals(call)
+
+
+def _chosen(m: Machine, inputs: Sequence[Number], output: QuantParams) -> list[Any]:
+    return [m.run(REQUANTIZE, [x], output)[0] for x in inputs]
+
+
+def _prepare_select(a: Arguments) -> list[Any]:
+    numbers: list[Any] = []
+    _chosen(Preparing(a, numbers), list(zip(a.q, a.params, strict=True))[1:], a.output)
+    return numbers
+
+
+def _select(a: Arguments) -> Any:
+    inputs = list(zip(a.q, a.params, strict=True))[1:]
+    return tf.where(a.q[0], *_chosen(Computing(a, a.numbers), inputs, a.output))
+
+
+def _emit_select(e: Emission) -> None:
+    inputs = list(zip(e.inputs[1:], e.all_params, strict=True))
+    e.add("SELECT_V2", [e.inputs[0], *_chosen(Writing(e), inputs, e.params)])
+
+
+SELECT = Op(
+    "select",
+    _select,
+    _emit_select,
+    prepare=_prepare_select,
+    doc="values of one tensor or of another, as truth values say",
+    symbols=("where", "compat.v1.where"),
+    accepts=_accepts_select,
+    takes_constants=True,
+)
+
+
+_WHOLE = QuantParams(np.float32(1), 0, 16)
+"""Stands for the parameters of integers in 32 bits, which kernels treat as those in 16."""
+
+
+def _limit(output: QuantParams) -> Any:
+    """Returns a whole number beyond the output's range: larger ones would overflow in kernels."""
+    return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
+
+
+def _prepare_cast(a: Arguments) -> tuple[Any, Any]:
+    whole = dataclasses.replace(a, params=[_WHOLE])
+    limit = tf.minimum(_limit(a.output), 2.0**31 - 128)
+    return REQUANTIZE.prepared(whole).numbers, tf.cast(limit, tf.int64)
+
+
+def _from_integers(a: Arguments) -> Any:
+    numbers, limit = a.numbers
+    x = tf.minimum(tf.maximum(tf.cast(a.q[0], tf.int64), -limit), limit)
+    return tf.cast(multiply(x, numbers.fixed), held_in(a.output))
+
+
+def _emit_cast(e: Emission) -> None:
+    """Writes integers of 32 bits with the scale 1, cut off beyond the range, and QUANTIZE."""
+    (source,), shape = e.inputs, e.shape(e.inputs[0])
+
+    def integers(name: str) -> int:
+        return e.builder.tensor(f"{SCOPE}/{e.node.name}/{name}", shape, "int32", _WHOLE)
+
+    is_bool = e.dtype(source) == "bool"
+    if e.dtype(source) != "int32":
+        whole = integers("int32")
+        e.cast(source, whole)
+        source = whole
+    if not is_bool:
+        limit = int(min(_limit(e.params), 2.0**31 - 128))
+        for code, end in (("MINIMUM", limit), ("MAXIMUM", -limit)):
+            clipped = integers(code.lower())
+            e.add(code, [source, e.constant(f"{code.lower()}/end", end)], [clipped])
+            source = clipped
+    e.add("QUANTIZE", [source])
+
+
+FROM_INTEGERS = Op(
+    "from_integers",
+    _from_integers,
+    _emit_cast,
+    prepare=_prepare_cast,
+    doc="integers and truth values as real numbers",
+    symbols=("cast",),
+    accepts=lambda call, attributes: "" if call.inputs[0].is_float else of_reals(call),
+)

@@ -1,0 +1,40 @@
+"""The largest values along the last axis, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.tf_operations import operands
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.movement import integers, move
+from keras_qat.ops.op import Arguments, Attributes
+
+
+def _attributes(call: Call) -> Attributes:
+    _, count = operands(call, "input", "k")
+    known = integers(1 if count is None else count)
+    return {"count": known[0] if known else None}
+
+
+def _largest(a: Arguments) -> tuple[Any, Any]:
+    """Of equal values, the one with the lower index comes first."""
+    return tuple(tf.math.top_k(a.q[0], a.attributes["count"]))
+
+
+def _emit(e: Emission) -> None:
+    e.add("TOPK_V2", [e.source, e.constant("count", e.attributes["count"])])
+
+
+TOP_K = move(
+    "top_k",
+    "the largest values along the last axis, in order, and where they are",
+    _emit,
+    compute=_largest,
+    symbols=("math.top_k", "nn.top_k"),
+    attributes=_attributes,
+    needs=("count",),
+    integers=(),
+)
