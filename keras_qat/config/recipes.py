@@ -85,6 +85,9 @@ class Recipe:
         end_bits: bits of the first and last layers; None for the same as the others. They hold for
             weights, inputs and outputs of these layers, and for activations that no weighted layer
             multiplies, such as terms of sums. Activations never get fewer bits than `activations`.
+        without_float: whether LayerNormalization, GroupNormalization and layers of users that
+            normalize are computed in integers too, which is slower where there is float. Targets
+            without float and `strict=True` set it for models that have no float layer then.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Recipe:
     freeze_bn_delay: int | None = None
     overrides: tuple[Override, ...] = ()
     end_bits: int | None = None
+    without_float: bool = False
 
     def __post_init__(self) -> None:
         if self.end_bits is not None:

@@ -26,6 +26,8 @@ from keras_qat.frontend.keras2.trace_layer import (
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.known_sizes import with_known_sizes
+from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
@@ -140,14 +142,6 @@ class _Namer:
         return self.prefix + name
 
 
-NORMALIZING = {
-    *("math.rsqrt", "math.sqrt", "math.reduce_variance", "math.reduce_std", "nn.moments"),
-    *("math.l2_normalize", "linalg.l2_normalize", "linalg.normalize", "norm", "linalg.norm"),
-    *("nn.batch_normalization", "compat.v1.nn.fused_batch_norm", "nn.local_response_normalization"),
-}
-"""Operations by which layers divide by the size of their inputs."""
-
-
 def _calls_of(
     opened: OpenedLayer,
     call: Call,
@@ -157,13 +151,15 @@ def _calls_of(
     forced: bool,
 ) -> list[Call]:
     """Returns the calls inside an opened layer, on the call's inputs and outputs."""
-    parts, graph = PartsBuilder(call, context), opened.graph
+    parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
     inputs = values_in(graph.inputs)
     read = inputs[: len(inputs) - len(opened.weights)]
     current: dict[Value, Value] = dict(zip(read, dict.fromkeys(call.inputs), strict=True))
     count = context.opened[call.layer] = context.opened.get(call.layer, 0) + 1
     mark = f"#{count}" if count > 1 else ""
     of_weights = _computed_from_weights(graph, opened.weights)
+    if not forced and (symbol := normalizing(graph, of_weights)):
+        raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
     outputs_of = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
     if len(outputs_of) != len(values_in(call.outputs)):
         raise CannotOpen("it returns one tensor twice")
@@ -181,8 +177,6 @@ def _calls_of(
         if set(values_in(inner.outputs)) <= of_weights:
             continue
         symbol = str(getattr(inner.layer, "symbol", ""))
-        if symbol in NORMALIZING and not forced:
-            raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
         name = namer.name(
             inner, gives_output=not outputs_of.keys().isdisjoint(values_in(inner.outputs))
         )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import Roll
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import array, is_operation, number, operands
+from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
@@ -23,6 +23,7 @@ from keras_qat.lowering.constant_products import (
     split_product,
 )
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
+from keras_qat.lowering.known_sizes import BATCH, size_of
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
 
 
@@ -180,35 +181,13 @@ def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
     x, shape = operands(call, "tensor", "shape")
     if not isinstance(shape, (list, tuple)) or not any(isinstance(size, Value) for size in shape):
         return []
-    batch, *sizes = [_size_of(size) if isinstance(size, Value) else size for size in shape]
+    batch, *sizes = [size_of(size) if isinstance(size, Value) else size for size in shape]
     rest = math.prod(size for size in sizes if isinstance(size, int))
     if batch != BATCH or None in x.shape[1:] or not all(isinstance(size, int) for size in sizes):
         return []
     sizes = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
     call.output.shape = (x.shape[0], *sizes)
     return PartsBuilder(call, context).end(call.layer, x, [-1, *sizes])
-
-
-BATCH = "batch"
-"""Stands for the size of the first axis, which may vary."""
-
-
-def _size_of(value: Value) -> Any:
-    """Returns the size that an integer of a graph holds, e.g. `tf.shape(x)[1]`; None if unknown."""
-    call = value.producer
-    source = call.inputs[0].producer if call is not None and call.inputs else None
-    if call is None or source is None or not is_operation(call.layer):
-        return None
-    if getattr(source.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
-        return None
-    if call.layer.symbol == "unstack":
-        axis = values_in(call.outputs).index(value)
-    else:
-        (axis,) = [a for a in tf.nest.flatten(call.args[1:]) if isinstance(a, int)] or [-1]
-    shape = source.inputs[0].shape
-    if not 0 <= axis < len(shape):
-        return None
-    return BATCH if axis == 0 else shape[axis]
 
 
 def _split_normalization(call: Call, context: LoweringContext) -> list[Call]:
@@ -270,7 +249,7 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     x, counts, *axis = operands(call, "input", *COPIES[symbol])
     rank = len(x.shape) if isinstance(x, Value) else 0
     count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
-    is_batch = isinstance(count, Value) and _size_of(count) == BATCH
+    is_batch = isinstance(count, Value) and size_of(count) == BATCH
     if not rank or not x.is_float or x.shape[0] != 1 or not is_batch or axis not in ([], [0]):
         return []
     unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)

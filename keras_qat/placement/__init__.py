@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from keras_qat.placement.contrib_rules import ContribPlacement
 from keras_qat.placement.file_outputs import checked_names, ending_at
 from keras_qat.placement.int8_rules import Int8Placement
 from keras_qat.placement.layer_selection import Scope, check_scope
-from keras_qat.placement.layer_settings import Settings, may_open
+from keras_qat.placement.layer_settings import ASKED_FOR, Settings, may_open
 from keras_qat.placement.plan import Plan
 
 RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
@@ -62,6 +63,27 @@ def place(
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     return placed(graph, recipe, scope, family, names)
+
+
+def place_without_float(
+    read: Graph,
+    recipe: Recipe,
+    scope: Scope | None = None,
+    family: KernelFamily = XNNPACK,
+    file_outputs: Iterable[str] | None = None,
+) -> Plan:
+    """Plans as `place` does, with layers that normalize in integers if no float layer is left."""
+    plan = place(read, recipe, scope, family, file_outputs)
+    if not _unasked(plan):
+        return plan
+    in_integers = dataclasses.replace(recipe, without_float=True)
+    other = place(read, in_integers, scope, family, file_outputs)
+    return plan if _unasked(other) else other
+
+
+def _unasked(plan: Plan) -> bool:
+    """Returns whether a plan leaves layers in float though the user does not say so."""
+    return not set(plan.float_layers.values()) <= set(ASKED_FOR)
 
 
 def placed(

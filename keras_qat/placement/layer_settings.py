@@ -28,10 +28,11 @@ def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]
         ValueError: if an override of `open` matches no layer.
     """
     overrides = [override for override in recipe.overrides if override.open is not None]
+    default = True if recipe.without_float else None
     matchers = [(override.open, matcher(override.layers, calls)) for override in overrides]
 
     def opens(call: Call) -> bool | None:
-        return [None, *(opens for opens, matches in matchers if matches(call))][-1]
+        return [default, *(opens for opens, matches in matchers if matches(call))][-1]
 
     return opens
 
@@ -111,7 +112,7 @@ class Settings:
         quantize = self._override(call, "quantize")
         if quantize is not None:
             return None if quantize else BY_RECIPE
-        if on_request(call.layer):
+        if on_request(call.layer) and not self.recipe.without_float:
             kind = type(call.layer).__name__
             return f"in float, unless override({kind!r}, quantize=True) asks for integers"
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras2.serialization import warn_of_closed
 from keras_qat.frontend.keras3 import as_keras_2
-from keras_qat.placement import place
+from keras_qat.placement import place, place_without_float
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
@@ -55,7 +56,8 @@ def quantize_model(
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
             `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
             layers by default.
-        strict: whether a layer that would stay in float is an error.
+        strict: whether a layer that would stay in float is an error. Layers that normalize are
+            computed in integers then, if that leaves no layer in float.
         kernels: the kernel family whose rounding `predict` and `evaluate` have: "xnnpack" (on x86),
             "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves), "tflm"
             (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The model's
@@ -94,7 +96,8 @@ def quantize_model(
         return _copy_quantized(model, recipe)
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
-    plan = place(graph, recipe, scope, family, outputs)
+    has_float = not strict and (known_target is None or known_target.has_float)
+    plan = (place if has_float else place_without_float)(graph, recipe, scope, family, outputs)
     in_file = {name: why for name, why in plan.float_layers.items() if why != BEHIND_THE_FILE}
     if strict and in_file:
         lines = [f"  {name}: {reason}" for name, reason in in_file.items()]
@@ -130,8 +133,9 @@ def _show_in_float(plan: Plan, name: str) -> None:
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
-    if getattr(model, "recipe", None) != recipe:
-        name = getattr(getattr(model, "recipe", None), "name", "unknown")
+    used = getattr(model, "recipe", None)
+    if used is None or dataclasses.replace(used, without_float=recipe.without_float) != recipe:
+        name = getattr(used, "name", "unknown")
         raise ValueError(
             f"'{model.name}' is already quantized, with recipe '{name}' and other settings. "
             f"Quantize the float model it was made from instead."

@@ -196,6 +196,6 @@ CMSIS_NN = dataclasses.replace(
     TFLM,
     name="cmsis_nn",
     title="TFLite Micro with CMSIS-NN",
-    faults=FAULTS,
+    faults=(*TFLM.faults, *FAULTS),
     source="run: emulated Cortex-M4 and Cortex-M55",
 )

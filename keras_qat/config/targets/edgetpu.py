@@ -26,6 +26,7 @@ EDGETPU = Target(
     kernels="reference",
     batch_size=1,
     bits=(8,),
+    has_float=False,
     elsewhere="the CPU, with all that comes behind them",
     checks=(_at_most_three_axes,),
     operators=operators(

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from keras_qat.config.targets.target import Check, Kernel, Target, operators
+from keras_qat.config.targets.tflm import TFLM
 from keras_qat.tflite.site import Site
 
 MAPS = ("int8", "uint8", "int16")
@@ -228,7 +229,9 @@ ETHOS_U55 = Target(
     title="Ethos-U55",
     kernels="tflm",
     batch_size=1,
+    has_float=False,
     elsewhere="the CPU",
+    faults=TFLM.faults,
     checks=(_has_axes,),
     operators=BOTH
     | operators(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.int4 import from_halves
 from keras_qat.tflite.reader import Tensor
@@ -280,3 +281,20 @@ def cropped_transpose_conv(builder: Builder, site: Site) -> None:
     options = _options(site, padding=schema.Padding.VALID)
     builder.operator("TRANSPOSE_CONV", [shape, weights, x, *bias], [made], **options)
     builder.operator("SLICE", [made, begin, size], [end.index])
+
+
+def bytewise(builder: Builder, site: Site) -> None:
+    """Looks up the high and the low bytes of 16-bit entries in two tables, and adds them."""
+    (end,) = site.outputs
+    positions = _inputs(site)[1]
+    table = _constant(site, 0).astype(np.int32)
+    high = (table + 128) >> 8
+    parts = []
+    for name, values, weight in (("high", high, 256), ("low", table - 256 * high, 1)):
+        params = QuantParams(np.float32(weight * end.scale), 0)
+        stored = builder.constant(f"{end.name}/{name}", values.astype(np.int8), params)
+        codes = builder.tensor(f"{end.name}/{name}_codes", end.shape, "int8", params)
+        builder.operator("GATHER", [stored, positions], [codes], **_options(site))
+        parts.append(_similar(builder, end.index, end.shape, name))
+        builder.operator("QUANTIZE", [codes], [parts[-1]])
+    builder.operator("ADD", parts, [end.index], potScaleInt16=False)

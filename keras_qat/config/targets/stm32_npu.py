@@ -13,6 +13,7 @@ STM32_NPU = Target(
     batch_size=1,
     bits=(8,),
     per_channel=False,
+    has_float=False,
     elsewhere="the CPU",
     operators=operators(
         ("CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV ADD SUB MUL", _KERNEL),

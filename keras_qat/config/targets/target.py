@@ -61,6 +61,8 @@ class Target:
         checks: requirements on every operator.
         source: where this knowledge is from.
         faults: cases that its kernels refuse or compute wrongly, the first that applies.
+        has_float: whether it computes in float. Without it, layers that normalize are computed in
+            integers in models that have no float layer then.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Target:
     checks: tuple[Check, ...] = ()
     source: str = ""
     faults: tuple[Fault, ...] = ()
+    has_float: bool = True
 
     def recipe(self) -> Recipe:
         """Returns the default recipe for the target."""

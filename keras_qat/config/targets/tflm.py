@@ -6,6 +6,8 @@ random examples of each operator (tests/targets). Its sources say the same.
 
 from __future__ import annotations
 
+from keras_qat.config.targets import forms
+from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.target import Kernel, Target, operators
 from keras_qat.tflite.site import Site
 
@@ -30,6 +32,13 @@ def _has_numbers(site: Site) -> str | None:
     return "no empty tensors" if is_empty else None
 
 
+def _is_wide_table(site: Site) -> bool:
+    return site.outputs[0].type == "int16" and site.constant(0) is not None
+
+
+WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", forms.bytewise)
+"""Tables of 16 bits, as division and normalization have."""
+
 TFLM = Target(
     name="tflm",
     title="TFLite Micro",
@@ -37,6 +46,7 @@ TFLM = Target(
     batch_size=1,
     checks=(_has_numbers,),
     source="run: the interpreter of the package tflite-micro",
+    faults=(WIDE_TABLES,),
     operators=operators(
         ("CONV_2D DEPTHWISE_CONV_2D", Kernel((*WEIGHTED, "int4"))),
         ("FULLY_CONNECTED", Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,))),

@@ -1,0 +1,70 @@
+"""Computes beforehand what depends on the sizes of tensors alone, such as sqrt(tf.shape(x)[-1])."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.tf_operations import is_operation
+
+BATCH = "batch"
+"""Stands for the size of the first axis, which may vary."""
+
+
+def size_of(value: Value) -> Any:
+    """Returns the size that an integer of a graph holds, e.g. `tf.shape(x)[1]`; None if unknown."""
+    call = value.producer
+    source = call.inputs[0].producer if call is not None and call.inputs else None
+    if call is None or source is None or not is_operation(call.layer):
+        return None
+    if getattr(source.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
+        return None
+    if call.layer.symbol == "unstack":
+        axis = values_in(call.outputs).index(value)
+    else:
+        indices = [a for a in tf.nest.flatten(call.args[1:]) if isinstance(a, int)]
+        (axis,) = indices if len(indices) == 1 else [len(source.inputs[0].shape)]
+    shape = source.inputs[0].shape
+    axis = axis + len(shape) if axis < 0 else axis
+    if value.shape or not 0 <= axis < len(shape):
+        return None
+    return BATCH if axis == 0 else shape[axis]
+
+
+def with_known_sizes(graph: Graph) -> Graph:
+    """Replaces real numbers that are computed from known sizes by constants."""
+    known: dict[Value, Any] = {}
+    calls, outputs = [], set(values_in(graph.outputs))
+    for call in graph.calls:
+        values = values_in(call.outputs)
+        size = size_of(values[0]) if len(values) == 1 else None
+        if isinstance(size, int):
+            known[values[0]] = np.array(size, values[0].dtype)
+        elif len(values) == 1 and is_operation(call.layer) and _are_in(known, call.inputs):
+            known[values[0]] = _computed(call, known)
+        reals = [x for x in call.inputs if x in known and x.is_float]
+        if not reals or values[0] in known or outputs.intersection(reals):
+            calls.append(call)
+            continue
+
+        def number(value: Value) -> Any:
+            return known[value].item() if value in known and value.is_float else value
+
+        args, kwargs = map_values(number, (call.args, call.kwargs))
+        new = Call(call.layer, args, kwargs, call.outputs, call.name)
+        calls.append(new.as_part_of(call))
+    return dataclasses.replace(graph, calls=calls) if known else graph
+
+
+def _are_in(known: dict[Value, Any], inputs: list[Value]) -> bool:
+    return bool(inputs) and all(value in known for value in inputs)
+
+
+def _computed(call: Call, known: dict[Value, Any]) -> Any:
+    with tf.init_scope():
+        args, kwargs = map_values(lambda value: tf.constant(known[value]), (call.args, call.kwargs))
+        return np.asarray(call.layer.function(*args, **kwargs))

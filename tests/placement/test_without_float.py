@@ -1,0 +1,51 @@
+"""Models of which nothing is left in float, for targets without it and with `strict=True`."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images, observe
+
+layers = keras.layers
+
+
+def normalized(*more):
+    x = inputs = keras.Input((6, 4))
+    for layer in (layers.Dense(4), layers.LayerNormalization(name="norm"), *more):
+        x = layer(x)
+    return keras.Model(inputs, x)
+
+
+def untouched(x):
+    return tf.math.log_sigmoid(x)
+
+
+@pytest.mark.parametrize("options", [{"target": "ethos_u55"}, {"strict": True}])
+def test_norms_are_in_integers_where_nothing_else_is_in_float(options, tmp_path):
+    model, data = normalized(), images(16, (6, 4))
+    assert list(keras_qat.plan(model).float_layers) == ["norm"]
+    qat = observe(keras_qat.quantize_model(model, **options), data)
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, data[:1])
+    assert report.identical == 1
+    assert not report.float_operations
+    qat.save(tmp_path / "qat.keras")
+    again = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(again) == contents
+    keras_qat.quantize_model(again, **options)  # A copy: it is quantized with the same recipe.
+
+
+def test_norms_stay_where_something_else_is_in_float():
+    model = normalized(layers.Lambda(untouched, name="last"))
+    plan = keras_qat.plan(model, target="ethos_u55")
+    assert list(plan.float_layers) == ["norm", "last"]
+    assert len(keras_qat.plan(normalized(), target="ethos_u55").float_layers) == 0
+    with pytest.raises(ValueError, match="2 layers"):
+        keras_qat.quantize_model(model, strict=True)
+
+
+def test_targets_with_float_have_norms_in_float():
+    assert len(keras_qat.plan(normalized(), target="tflm").float_layers) == 1
