@@ -20,6 +20,7 @@ from keras_qat.config.recipes import Recipe
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras3 import from_keras_3
+from keras_qat.frontend.messages import suggestion
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import Simulation, simulate
@@ -101,5 +102,13 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    instead = f" Use {COUNTERPARTS[name]}." if name in COUNTERPARTS else ""
+    within = [
+        f"keras_qat.{module}.{name}"
+        for module in ("callbacks", "recipes", "targets", "specs", "layers")
+        if name in globals()[module].__all__
+    ]
+    if name in COUNTERPARTS or within:
+        instead = f" Use {COUNTERPARTS.get(name) or within[0]}."
+    else:
+        instead = suggestion(name, __all__)
     raise AttributeError(f"module 'keras_qat' has no attribute '{name}'.{instead}", name=name)

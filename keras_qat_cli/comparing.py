@@ -123,6 +123,7 @@ def evaluate(
 
     It is accuracy for classes, and the mean absolute error for other labels.
     """
+    source = labels or data.path
     expected, data = read_labels(data, labels)
     figures = {}
     with settings.library() as keras_qat:
@@ -130,9 +131,11 @@ def evaluate(
         if is_quantized(model):
             loaded.kernels = kernels or loaded.kernels
             computed = f"in integers ({loaded.kernels} kernels)"
-            metric, figures[computed] = measured(_predict(settings, loaded, data), expected)
+            predicted = _predict(settings, loaded, data)
+            metric, figures[computed] = measured(predicted, expected, source)
             keras_qat.set_quantization(loaded, False)
-        metric, figures["in float"] = measured(_predict(settings, loaded, data), expected)
+        predicted = _predict(settings, loaded, data)
+        metric, figures["in float"] = measured(predicted, expected, source)
     is_share = metric == "accuracy"
     lines = [
         f"{name:<32}{figure:>10.2%}" if is_share else f"{name:<32}{figure:>10.4g}"
@@ -140,6 +143,22 @@ def evaluate(
     ]
     text = "\n".join([f"{metric} on {len(expected)} examples", *lines])
     show(text, {"metric": metric, "examples": len(expected), "values": figures}, as_json)
+
+
+@cli.command()
+@options.quantized_model
+@options.data
+@options.json_output
+@click.pass_obj
+def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> None:
+    """Say what is wrong with a quantized MODEL on DATA, where, and what helps.
+
+    It tries remedies on half of the examples, measures them on the other half, and needs no labels.
+    """
+    with settings.library() as keras_qat:
+        qat = settings.load(model)
+        result = keras_qat.diagnose(qat, data.load(qat), verbose=settings.verbose)
+    show(result, result.to_dict(), as_json)
 
 
 def _predict(settings: Settings, model: Any, data: Source) -> np.ndarray:
@@ -163,7 +182,7 @@ def _predict(settings: Settings, model: Any, data: Source) -> np.ndarray:
 @click.option(
     "-o",
     "--output",
-    type=OutputFile("the quantized values", ".npz"),
+    type=OutputFile("the dictionary of values", ".npz"),
     help=".npz file for the quantized values of all tensors.",
 )
 @options.kernels

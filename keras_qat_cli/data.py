@@ -61,7 +61,10 @@ class Source(NamedTuple):
             if self.drop:
                 self.columns()
         elif ":" in self.path:
-            check_modules((self.path.partition(":")[0],))
+            try:
+                check_modules((self.path.partition(":")[0],))
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
         else:
             raise ValueError(
                 f"There is no file {path}. Data is an .npy, .npz or .csv file, a directory of "
@@ -147,7 +150,8 @@ class Source(NamedTuple):
                 ndmin=2,
             )
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}. Leave columns out with --drop.") from error
+            words = str(error).rstrip(".")
+            raise ValueError(f"{self.path}: {words}. Leave columns out with --drop.") from error
         if len(model.input_names) > 1:
             return {names[number]: table[:, column] for column, number in enumerate(used)}
         shape = model.inputs[0].shape[1:]

@@ -74,8 +74,8 @@ class Command(click.Command):
     """A command whose errors name a file."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        arguments = (each.name for each in self.params if isinstance(each, click.Argument))
-        files = [str(ctx.params[name]) for name in arguments if name]
+        arguments = (param.name for param in self.params if isinstance(param, click.Argument))
+        files = [str(ctx.params[name]) for name in (*arguments, "labels") if ctx.params.get(name)]
         with _errors_as_messages(ctx.find_root().params["debug"], files):
             return super().invoke(ctx)
 

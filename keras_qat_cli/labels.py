@@ -56,18 +56,25 @@ def _as_numbers(values: np.ndarray) -> np.ndarray:
         return np.unique(values, return_inverse=True)[1]
 
 
-def measured(predictions: np.ndarray, labels: np.ndarray) -> tuple[str, float]:
+def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
     """Returns the name of a metric and its value.
 
     It is accuracy for classes: labels are whole numbers, or as many as the model has outputs, of
     which one is 1. A single output is compared with 0.5 if all are between 0 and 1, else with 0.
     For other labels it is the mean absolute error.
 
+    Args:
+        predictions: what the model returns.
+        labels: a label for each.
+        source: where the labels are, for the message.
+
     Raises:
         ValueError: if there is not one label per example.
     """
     if len(labels) != len(predictions):
-        raise ValueError(f"There are {len(labels)} labels for {len(predictions)} examples.")
+        raise ValueError(
+            f"{source}: there are {len(labels)} labels for {len(predictions)} examples."
+        )
     classes = predictions.shape[-1]
     if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
         labels = labels[..., 0]

@@ -154,6 +154,8 @@ NO_OPTIONS = {
         "'convv' matches no layer. Did you mean 'conv'",
     ),
     "recipe": ({"recipe": {"bits": 4}}, r"no recipe {'bits': 4}. Use one of \['contrib'"),
+    "near recipe": ({"recipe": "int16"}, "no recipe 'int16'. Did you mean 'int16x8'"),
+    "near target": ({"target": "ethosu55"}, r"register. Did you mean 'ethos_u55'\?"),
 }
 
 
@@ -186,6 +188,33 @@ def test_training_data_with_nan():
     qat(x, training=True)
     with pytest.raises(ValueError, match=r"data for 'image' held NaN .*Remove such examples"):
         keras_qat.export_tflite(qat)
+
+
+ODD = {
+    "function": (
+        lambda: keras_qat.quantize_model(tiny_net),
+        "the function tiny_net: pass what",
+    ),
+    "several": (lambda: recipes.int8().override(["a", "b"], quantize=False), "once for each"),
+    "file": (lambda: keras_qat.diagnose(b"file", X), "Expected a Keras model, got bytes"),
+    "not a file": (lambda: keras_qat.TFLiteModel(tiny_net()), "got the model 'tiny': pass what"),
+    "twice": (
+        lambda: keras_qat.sensitivity(keras_qat.quantize_model(tiny_net()), X),
+        "'tiny' is quantized already: pass the float model",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_other_things_than_asked_for(kind):
+    call, message = ODD[kind]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_budget_is_a_number():
+    with pytest.raises(TypeError, match="budget='50%': give a number of bytes, or a share"):
+        keras_qat.search_bits(tiny_net(), X, "50%")
 
 
 def test_overrides_without_settings():

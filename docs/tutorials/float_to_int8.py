@@ -84,7 +84,7 @@ def with_training(recipe):
 # `predict` gives the codes of the file, so its accuracy is that of the file. `verify` makes sure.
 
 # %%
-found = {}
+accuracies = {}
 for bits in (8, 4, 3):
     recipe = keras_qat.recipes.int8(weight_bits=bits, activation_bits=bits)
     models = {
@@ -95,13 +95,14 @@ for bits in (8, 4, 3):
     for name, qat in models.items():
         report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x_test)
         assert report.identical == 1
-        found[bits, name] = accuracy(qat)
-        print(f"{bits} bits, {name:<9} {found[bits, name]:.2%}")
+        accuracies[bits, name] = accuracy(qat)
+        print(f"{bits} bits, {name:<9} {accuracies[bits, name]:.2%}")
 
 # %% [markdown]
 # With 8 bits the way does not matter here. With 4 bits the method does: what clips a little is
 # better than the extremes. With 3 bits it is training that makes the network usable.
 
 # %%
-assert min(found[8, name] for name in ("extremes", "mse", "training")) > accuracy(model) - 0.03
-assert found[3, "training"] > found[3, "mse"] + 0.1
+methods = ("extremes", "mse", "training")
+assert min(accuracies[8, name] for name in methods) > accuracy(model) - 0.03
+assert accuracies[3, "training"] > accuracies[3, "mse"] + 0.1

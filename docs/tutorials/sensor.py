@@ -52,8 +52,8 @@ print(keras_qat.plan(model, target="tflm"))
 
 # %%
 bent = keras.Sequential([keras.Input((8, 8)), layers.Activation("gelu", name="bent")])
-for each in keras_qat.plan(bent, target="tflm").problems:
-    print(each)
+for problem in keras_qat.plan(bent, target="tflm").problems:
+    print(problem)
 
 # %% [markdown]
 # ## Training with the device's rounding
@@ -64,7 +64,11 @@ for each in keras_qat.plan(bent, target="tflm").problems:
 # %%
 qat = keras_qat.quantize_model(model, target="tflm")
 qat.compile(keras.optimizers.Adam(3e-4), loss, metrics=["accuracy"])
-callbacks = [keras_qat.callbacks.QuantDelay(38), keras_qat.callbacks.FreezeBatchNorm(76)]
+steps = len(x_train) // 32  # of an epoch
+callbacks = [
+    keras_qat.callbacks.QuantDelay(steps),
+    keras_qat.callbacks.FreezeBatchNorm(2 * steps),
+]
 qat.fit(x_train, y_train, epochs=4, verbose=0, callbacks=callbacks)
 _, accuracy = qat.evaluate(x_test, y_test, verbose=0)
 print(f"on the device: {accuracy:.2%}")

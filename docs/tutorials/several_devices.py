@@ -7,6 +7,7 @@
 # %%
 import tensorflow as tf
 
+tf.get_logger().setLevel("ERROR")  # The strategy logs each reduction.
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
@@ -51,7 +52,11 @@ print(f"float: {float_accuracy:.2%} on {strategy.num_replicas_in_sync} replicas"
 with strategy.scope():
     qat = keras_qat.quantize_model(model)
     qat.compile(keras.optimizers.Adam(3e-4), loss, metrics=["accuracy"])
-callbacks = [keras_qat.callbacks.QuantDelay(19), keras_qat.callbacks.FreezeBatchNorm(38)]
+steps = len(batches)  # of an epoch
+callbacks = [
+    keras_qat.callbacks.QuantDelay(steps),
+    keras_qat.callbacks.FreezeBatchNorm(2 * steps),
+]
 qat.fit(batches, epochs=4, verbose=0, callbacks=callbacks)
 accuracy = qat.evaluate(x_test, y_test, verbose=0)[1]
 print(f"int8: {accuracy:.2%}")
@@ -64,9 +69,9 @@ assert accuracy > 0.85
 # moving average. All replicas hold the same ranges, so any of them can be exported.
 
 # %%
-for each in keras_qat.quantizers(qat):
-    if each.name.endswith("output"):
-        print(f"{each.name}: {each.minimum:.3f} to {each.maximum:.3f}")
+for quantizer in keras_qat.quantizers(qat):
+    if quantizer.name.endswith("output"):
+        print(f"{quantizer.name}: {quantizer.minimum:.3f} to {quantizer.maximum:.3f}")
 
 # %%
 report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x_test)

@@ -34,7 +34,7 @@ from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.schedule import recipe_of, scheduled_layers
+from keras_qat.training.schedule import check_quantized, recipe_of, scheduled_layers
 
 FITTED = 256
 """Most examples that remedies take ranges and biases from."""
@@ -125,6 +125,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     Example:
         >>> print(keras_qat.diagnose(qat, x_train[:200]))
     """
+    check_quantized(model)
     arrays = arrays_of(model, x)
     if len(arrays[0]) < 8:
         raise ValueError(f"diagnose takes at least 8 examples, not {len(arrays[0])}.")

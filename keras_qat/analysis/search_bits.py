@@ -97,6 +97,7 @@ def search_bits(
         The bits and the recipe.
 
     Raises:
+        TypeError: if the budget is no number.
         ValueError: as `sensitivity`, and if the fewest bits take more than the budget.
 
     Example:
@@ -104,6 +105,8 @@ def search_bits(
         >>> print(search)
         >>> qat = keras_qat.quantize_model(model, search.recipe)
     """
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, np.number)):
+        raise TypeError(f"budget={budget!r}: give a number of bytes, or a share such as 0.5.")
     recipe, choices = get_recipe(recipe), sorted(set(bits))
     if known is None:
         measured = partial(sensitivity, bits=choices, recipe=recipe, measure=measure)

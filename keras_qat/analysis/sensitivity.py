@@ -24,6 +24,7 @@ from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
+from keras_qat.training.schedule import is_quantized
 
 Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
 """Computes what quantizing costs, from the outputs in float and the outputs with a layer quantized:
@@ -143,6 +144,8 @@ def sensitivity(
         raise ValueError("No bits are given: try (2, 4, 6, 8).")
     if not recipe.weights.per_channel:
         raise ValueError(f"Recipe '{recipe.name}' has weights per tensor; use recipes.int8().")
+    if is_quantized(model):
+        raise ValueError(f"'{model.name}' is quantized already: pass the float model.")
     layers = _layers_of(model, recipe)
     qat = quantize_model(model, recipe)
     read = list(batches(qat, data, batch_size, steps, finite=True))

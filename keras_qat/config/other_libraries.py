@@ -16,8 +16,11 @@ COUNTERPARTS = {
     "create_eval_graph": "evaluate and predict of the quantized model",
     "experimental_create_training_graph": "quantize_model(model, recipes.contrib(weight_bits=4))",
     "experimental_create_eval_graph": "evaluate and predict of the quantized model",
+    "convert": "export_tflite(qat, path)",
+    "load_model": "keras.models.load_model(path), with keras_qat imported",
+    "quantize": "quantize_model(model)",
 }
-"""Both libraries' public names that have another one here."""
+"""Public names of both libraries, and names that people try, that have another one here."""
 
 ARGUMENTS = {
     "bits": "recipe=keras_qat.recipes.low_bits(4, 4)",

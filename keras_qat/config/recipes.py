@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from keras_qat.config import specs
 from keras_qat.config.specs import QuantSpec
+from keras_qat.frontend.messages import suggestion
 
 __all__ = [
     "Override",
@@ -52,6 +53,11 @@ class Override:
     def __post_init__(self) -> None:
         if not (isinstance(self.layers, str) and self.layers):
             name = getattr(self.layers, "__name__", getattr(self.layers, "name", "Dense"))
+            if isinstance(self.layers, (list, tuple)):
+                raise ValueError(
+                    f"override({self.layers!r}): name one layer, class or pattern, and call "
+                    f"override once for each."
+                )
             raise ValueError(
                 f"override({self.layers!r}): pass the name of a layer or a class, e.g. {name!r}."
             )
@@ -443,6 +449,6 @@ def get(recipe: str | Recipe) -> Recipe:
     if name in NAMED:
         raise ValueError(f"recipes.{name} is the function that makes a recipe: pass {name}().")
     raise ValueError(
-        f"There is no recipe {recipe!r}. Use one of {sorted(NAMED)}, or a Recipe made by a "
-        f"function in keras_qat.recipes."
+        f"There is no recipe {recipe!r}.{suggestion(recipe, NAMED)} Use one of {sorted(NAMED)}, or "
+        f"a Recipe made by a function in keras_qat.recipes, such as recipes.int8(weight_bits=4)."
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+from collections.abc import Iterable
 
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
@@ -23,3 +25,9 @@ def show_once(message: str, key: str = "") -> None:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun, in the plural unless the number is 1: "3 layers"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def suggestion(name: object, names: Iterable[str]) -> str:
+    """Returns " Did you mean ...?" with the nearest of some names, or nothing if none is near."""
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

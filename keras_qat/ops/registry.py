@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.frontend.graph import Call, Value, class_path, values_in
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.messages import suggestion
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
@@ -138,9 +138,10 @@ def op_named(name: str) -> Op:
         ValueError: if there is none; the message lists all names.
     """
     if name not in _BY_NAME:
-        near = difflib.get_close_matches(str(name), _BY_NAME, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no operator {name!r}.{meant} There are: {', '.join(_BY_NAME)}.")
+        raise ValueError(
+            f"There is no operator {name!r}.{suggestion(name, _BY_NAME)} There are: "
+            f"{', '.join(_BY_NAME)}."
+        )
     return _BY_NAME[name]
 
 

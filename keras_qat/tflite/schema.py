@@ -39,6 +39,11 @@ def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
     Raises:
         ValueError: if this is not a TFLite file.
     """
+    if hasattr(file, "get_layer"):
+        raise ValueError(
+            f"Expected the path or the contents of a TFLite file, got the model "
+            f"{getattr(file, 'name', '')!r}: pass what keras_qat.export_tflite returns for it."
+        )
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise ValueError(
             f"Expected the path or the contents of a TFLite file, got {type(file).__name__}: "

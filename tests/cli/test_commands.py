@@ -48,6 +48,13 @@ def files(tmp_path_factory):
     return folder
 
 
+def test_diagnosis(files):
+    arguments = "diagnose", files / "qat.keras", files / "x.npy"
+    qat = keras.models.load_model(files / "qat.keras")
+    assert run(*arguments) == f"{keras_qat.diagnose(qat, X)}\n"
+    assert json.loads(run(*arguments, "--json"))["examples"] == 20
+
+
 def test_what_was_made_is_what_python_makes(files):
     qat = keras.models.load_model(files / "qat.keras")
     ranges = [(each.minimum, each.maximum) for each in keras_qat.quantizers(qat)]
@@ -215,7 +222,7 @@ def test_evaluate(files):
     ],
 )
 def test_metrics(predictions, labels, expected):
-    metric, value = measured(np.array(predictions), np.array(labels))
+    metric, value = measured(np.array(predictions), np.array(labels), "labels.npy")
     assert (metric, value) == (expected[0], pytest.approx(expected[1]))
 
 
@@ -364,11 +371,18 @@ ERRORS = {
     "no array": (["simulate", "qat.keras", "two.npz", "--key", "c"], "no array c, but a, b"),
     "no labels": (
         ["evaluate", "qat.keras", "two.npz", "--labels", "y.npy"],
-        "There is no file y.npy",
+        "^Error: There is no file y.npy",
     ),
     "shapes": (["simulate", "qat.keras", "wide.npy"], r"^Error: wide.npy: .*\(None, 6, 6, 2\)"),
     "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b: choose one with --key"),
-    "no module": (["simulate", "qat.keras", "nothing_here:x"], "There is no module nothing_here"),
+    "other labels": (
+        ["evaluate", "qat.keras", "x.npy", "--labels", "short.npy"],
+        "^Error: short.npy: there are 5 labels for 40 examples",
+    ),
+    "no module": (
+        ["simulate", "qat.keras", "nothing_here:x"],
+        "^Error: nothing_here:x: There is no module nothing_here",
+    ),
     "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
     "no images": (["simulate", "qat.keras", "."], "has no images"),
     "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
@@ -413,6 +427,7 @@ def test_errors(case, sources, monkeypatch):
     monkeypatch.chdir(sources)
     np.savez("two.npz", a=X, b=X)
     np.save("wide.npy", X[:, :, :1])
+    np.save("short.npy", np.arange(5) % 3)
     Path("damaged.keras").write_bytes(b"PK")
     args, message = ERRORS[case]
     told = run(*args, code=2)

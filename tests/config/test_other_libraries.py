@@ -34,8 +34,13 @@ def test_answers_name_what_exists():
         assert isinstance(eval(recipe, {"keras_qat": keras_qat, "layer": "conv"}), keras_qat.Recipe)
 
 
+def test_names_of_modules():
+    with pytest.raises(AttributeError, match=r"Use keras_qat\.callbacks\.QuantDelay\.$"):
+        keras_qat.QuantDelay  # noqa: B018
+
+
 def test_unknown_names():
-    with pytest.raises(AttributeError, match=r"'keras_qat' has no attribute 'quantise_model'\.$"):
+    with pytest.raises(AttributeError, match=r"Did you mean 'quantize_model'\?$"):
         keras_qat.quantise_model  # noqa: B018
     with pytest.raises(TypeError, match=r"no argument 'scopes'\.$"):
         keras_qat.quantize_model(tiny_net(), scopes="conv")

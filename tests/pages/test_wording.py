@@ -57,3 +57,29 @@ def test_tables_fit_their_column(page):
 def test_a_table_that_does_not_fit():
     cells = ["twelveletter"] * 10
     assert width("\n".join(f"| {' | '.join(row)} |" for row in (cells, ["---"] * 10, cells))) > 940
+
+
+SOURCE = 112
+"""Characters of a program's line that the column shows."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_programs_fit_their_column(page):
+    blocks = re.findall(r"^( *)```\w+\n(.*?)^\1```$", page.read_text(), flags=re.M | re.S)
+    lines = [line for _, block in blocks for line in block.splitlines()]
+    assert [line for line in lines if len(line) > SOURCE and not line.startswith("Error: ")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_rows_have_the_cells_of_their_head(page):
+    """A vertical bar within a cell would begin another one: it is written with a backslash."""
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M):
+        counts = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(counts) == 1, table
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_becomes_a_heading(page):
+    """As one does whose line happens to begin with the number of an issue."""
+    prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.M | re.S)
+    assert re.findall(r"^#+[^# ].*$", prose, flags=re.M) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any
 
@@ -44,6 +45,10 @@ def check_readable(model: Any) -> None:
         raise ValueError(
             f"Expected a Keras model, got {type(model).__name__}: arguments come in the order "
             f"model, file, data."
+        )
+    if inspect.isfunction(model):
+        raise ValueError(
+            f"Expected a Keras model, got the function {model.__name__}: pass what it returns."
         )
     if not isinstance(model, _Model):
         raise ValueError(
