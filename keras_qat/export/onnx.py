@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from keras_qat.export.read_back_onnx import check_onnx
 from keras_qat.export.saved_model import inference_module
 from keras_qat.frontend.graph import layers_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
@@ -87,6 +88,11 @@ def export_onnx(
             # The operation sees from the kernel's shape that there are groups.
             if getattr(layer, "groups", 1) > 1:
                 scopes.enter_context(swapped(layer, groups=1))
+        for node in graph.nodes:
+            # onnxruntime 1.31 ends the process where quantization is inside of loops.
+            is_recurrent = node.weights is not None and node.weights.recurrent is not None
+            if is_recurrent and node.call.inputs[0].shape[1] is not None:
+                scopes.enter_context(swapped(node.call.layer, unroll=True))
         proto, _ = tf2onnx.convert.from_function(
             module.serve, input_signature=module.serve.input_signature, opset=opset
         )
@@ -98,8 +104,17 @@ def export_onnx(
     _replace(proto.graph.output, [by_name[name] for name in graph.outputs])
     config = json.dumps(None if recipe is None else recipe.to_config(), sort_keys=True)
     onnx.helper.set_model_props(proto, {"keras_qat": __version__, "recipe": config})
-    onnx.checker.check_model(proto)
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(
+            f"'{graph.name}' cannot be exported to ONNX, as tf2onnx does not translate all of its "
+            f"operations: {reason}. Use override(..., quantize=False) for such layers, or another "
+            f"format."
+        ) from error
     contents: bytes = proto.SerializeToString()
+    check_onnx(contents, proto, graph)
     return written(contents, path)
 
 

@@ -6,7 +6,7 @@ Nothing is computed: structure and numbers are compared, in a tenth of an export
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,19 @@ def check_contents(contents: bytes, written: Any, graph: ResolvedGraph) -> None:
     """
     file = unpack(contents)
     damage = [*_differences(written, file, "file"), *_misaligned(contents, file)]
-    if damage:
-        raise RuntimeError(
-            f"The TFLite file of '{graph.name}' is damaged: {'; '.join(damage[:5])}. This is a "
-            f"fault of keras_qat: please report it with the model."
-        )
-    differences = list(_other_operators(graph, file))
-    if differences:
+    report(f"The TFLite file of '{graph.name}'", damage, _other_operators(graph, file))
+
+
+def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
+    """Raises a `RuntimeError` of damage. Warns of differences from the resolved graph."""
+    please = "This is a fault of keras_qat: please report it with the model."
+    if some := list(damage)[:5]:
+        raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
+    if some := list(differences)[:5]:
         warnings.warn(
-            f"The TFLite file of '{graph.name}' may compute something else than the model: "
-            f"{'; '.join(differences[:5])}. keras_qat.verify tells. This is a fault of keras_qat: "
-            f"please report it with the model.",
-            stacklevel=5,
+            f"{file} may compute something else than the model: {'; '.join(some)}. "
+            f"keras_qat.verify tells. {please}",
+            stacklevel=6,
         )
 
 
@@ -177,8 +178,7 @@ def _operators_of(
 
 def _other_weights(node: Node, weights: Weights, file: Any, operators: list[Any]) -> Iterator[str]:
     """Compares the sum of all weights of a scale: files order axes anew, and hold parts apart."""
-    q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
-    ours = _totals([(scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q)])
+    ours = totals([weights_of(weights)])
     stored = []
     for index in {int(index) for operator in operators for index in operator.inputs}:
         tensor = file.subgraphs[0].tensors[index]
@@ -188,12 +188,18 @@ def _other_weights(node: Node, weights: Weights, file: Any, operators: list[Any]
             shape[tensor.quantization.quantizedDimension] = -1
             values = data.view(np.int8).reshape(tensor.shape)
             stored.append((tensor.quantization.scale.reshape(shape), values))
-    theirs = _totals(stored)
+    theirs = totals(stored)
     if any(theirs.get(scale) != total for scale, total in ours.items()):
         yield f"the weights of '{node.name}' are others"
 
 
-def _totals(weights: list[tuple[np.ndarray, np.ndarray]]) -> dict[float, float]:
+def weights_of(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the scales of weights, with as many axes as the weights have, and the weights."""
+    q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
+    return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
+
+
+def totals(weights: list[tuple[np.ndarray, np.ndarray]]) -> dict[float, float]:
     """Returns the sum of all weights of each scale, for scales that broadcast against weights."""
     if not weights:
         return {}

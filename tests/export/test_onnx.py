@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -167,6 +168,27 @@ def test_fewer_bits(onnx):
     observe(qat, x)
     (steps,) = differences(qat, keras_qat.export_onnx(qat), x).values()
     assert np.mean(steps < 1) >= 0.999  # Of 256, of which 16 are used.
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_recurrent_layers(onnx, kind):
+    """In a loop tf2onnx left an LSTM's states out, and onnxruntime ended the process of a GRU."""
+    qat = keras_qat.quantize_model(scramble(functional((4, 3), build=kind(5, go_backwards=True))))
+    x = images(64, (4, 3))
+    observe(qat, x)
+    contents = keras_qat.export_onnx(qat)
+    assert not any(node.op_type == "Loop" for node in onnx.load_from_string(contents).graph.node)
+    (steps,) = differences(qat, contents, x).values()
+    assert np.mean(steps < 0.3) >= 0.9  # A step that is rounded otherwise is fed back.
+    assert steps.max() < 2.5
+
+
+def test_operations_that_tf2onnx_does_not_know(onnx):
+    qat = keras_qat.quantize_model(functional((4,), build=tf.nn.gelu))
+    observe(qat, images(8, (4,)))
+    with pytest.raises(ValueError, match=r"tf2onnx does not translate all .*: No Op .* for Erfc"):
+        keras_qat.export_onnx(qat)
 
 
 def test_16_bits(onnx):

@@ -25,11 +25,11 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bi
         bits: bits of the hidden state: 16 if activations have 16, else 8.
     """
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
-    low, high = map(tf.constant, limits)
     highest = float(CELL.highest * CELL.scale)
 
     def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
         _, (hidden, cell) = layer.cell(x, states, training=phase.training)
+        low, high = map(tf.constant, limits)  # Here, as tf2onnx wants constants in the loop.
         hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
         # The cell has 16 bits, so finely that only its limits matter.
         cell = tf.clip_by_value(cell, -highest, highest)

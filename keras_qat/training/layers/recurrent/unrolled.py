@@ -160,20 +160,37 @@ def steps_quantized(
     if not states:
         zeros = tf.zeros_like(list(inputs.values())[-1][:, 0])
         states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
-    _, outputs, last = backend.keras.backend.rnn(
-        step,
-        list(inputs.values()),
-        states,
-        go_backwards=layer.go_backwards,
-        input_length=x.shape[1],
-        return_all_outputs=True,
-    )
+    if layer.unroll:
+        outputs, last = _without_a_loop(step, list(inputs.values()), states, layer.go_backwards)
+    else:
+        _, outputs, last = backend.keras.backend.rnn(
+            step,
+            list(inputs.values()),
+            states,
+            go_backwards=layer.go_backwards,
+            input_length=x.shape[1],
+            return_all_outputs=True,
+        )
     if layer.stateful:
         keep_states(layer, last)
     sequence, seen = outputs["sequence"], outputs["seen"]
     if initial_state and "hidden" in seen:  # The range is a ReLU's, so it has no negative states.
         seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
     return sequence if layer.return_sequences else sequence[:, -1], seen
+
+
+def _without_a_loop(step: Any, inputs: list[Any], states: Any, go_backwards: bool) -> Any:
+    """Computes a known number of steps. Keras' own way takes no dictionaries from a step.
+
+    Returns:
+        What the steps gave, with an axis of steps, and the last states.
+    """
+    steps = list(zip(*(tf.unstack(x, axis=1) for x in inputs), strict=True))
+    outputs = []
+    for values in reversed(steps) if go_backwards else steps:
+        output, states = step(values, states)
+        outputs.append(output)
+    return tf.nest.map_structure(lambda *tensors: tf.stack(tensors, 1), *outputs), states
 
 
 def _linear(layer: Any) -> tuple[Linear, Linear]:

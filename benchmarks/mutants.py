@@ -1,0 +1,243 @@
+"""Would the tests see a fault? Small changes of the code, each with the tests of its folders.
+
+    python -m benchmarks.mutants --count 100     the score and the survivors; hours on one core
+    python -m benchmarks.mutants --count 300     goes on where the last run ended
+
+A mutant is one changed operator, number, condition or statement of a file in `ROOMS`. TensorFlow is
+imported once, and each mutant is a fork, in which one module has the changed code. Tests that saw
+other mutants of a file run first. Command lines and other processes run the unchanged code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.machinery
+import json
+import os
+import resource
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {
+    "arithmetic": "arithmetic ops training/ranges integer_graph end_to_end",
+    "ops": "ops integer_graph export targets end_to_end",
+    "integer_graph": "integer_graph export analysis end_to_end",
+    "export/tflite_writer.py": "export ops tflite end_to_end",
+    "tflite/builder.py": "export tflite ops end_to_end",
+    "tflite/op_versions.py": "export tflite ops end_to_end",
+    "tflite/weight_packing.py": "export tflite ops end_to_end",
+}
+"""Folder or file of keras_qat -> folders of tests that concern it, the quickest first."""
+
+SWAPS: dict[type, type] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
+    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
+    **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult},
+    **{ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
+}
+FUNCTIONS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
+FUNCTIONS |= {"floor": "ceil", "ceil": "floor", "round": "floor", "all": "any", "any": "all"}
+UNCHANGED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
+"""Messages, and what no test of behaviour can see."""
+
+
+class Mutant(NamedTuple):
+    """A file, with one change of it."""
+
+    path: str
+    change: str
+    source: str
+
+    @property
+    def key(self) -> str:
+        """Stays the same while other lines of the file change."""
+        return f"{self.path} {self.change}"
+
+
+def variants(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what a node may become."""
+    match node:
+        case ast.Compare(left, [op], right) if type(op) in SWAPS:
+            yield ast.Compare(left, [SWAPS[type(op)]()], right)
+        case ast.BinOp(left, op, right) if type(op) in SWAPS:
+            yield ast.BinOp(left, SWAPS[type(op)](), right)
+        case ast.AugAssign(target, op, value) if type(op) in SWAPS:
+            yield ast.AugAssign(target, SWAPS[type(op)](), value)
+        case ast.BoolOp(op, values):
+            yield ast.BoolOp(SWAPS[type(op)](), values)
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+            yield operand
+        case ast.Constant(bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield ast.Constant(value + 1)
+        case ast.IfExp(test, body, other):
+            yield ast.IfExp(test, other, body)
+        case ast.If(test, body, other):
+            yield ast.If(ast.UnaryOp(ast.Not(), test), body, other)
+        case ast.Expr(ast.Call(ast.Attribute())):
+            yield ast.Pass()
+        case ast.Attribute(value, name, context) if name in FUNCTIONS:
+            yield ast.Attribute(value, FUNCTIONS[name], context)
+        case ast.Name(name, context) if name in FUNCTIONS:
+            yield ast.Name(FUNCTIONS[name], context)
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Yields all mutants of a file."""
+    tree = ast.parse(path.read_text())
+    name = str(path.relative_to(ROOT))
+    seen: dict[str, int] = {}
+
+    def visit(node: Any, scope: str) -> Iterator[Mutant]:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            scope = f"{scope}.{node.name}".lstrip(".")
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns", "decorator_list") or isinstance(node, UNCHANGED):
+                continue
+            many = isinstance(value, list)
+            for index, child in enumerate(value if many else [value]):
+                if not isinstance(child, ast.AST):
+                    continue
+                for variant in variants(child):
+                    put(node, field, index if many else None, variant)
+                    change = f"{scope}: {first_line(child)} -> {first_line(variant)}"
+                    seen[change] = seen.get(change, 0) + 1
+                    number = f" ({seen[change]})" if seen[change] > 1 else ""
+                    yield Mutant(
+                        name, change + number, ast.unparse(ast.fix_missing_locations(tree))
+                    )
+                    put(node, field, index if many else None, child)
+                yield from visit(child, scope)
+
+    yield from visit(tree, "")
+
+
+def put(node: ast.AST, field: str, index: int | None, child: ast.AST) -> None:
+    """Replaces a child of a node."""
+    if index is None:
+        setattr(node, field, child)
+    else:
+        getattr(node, field)[index] = child
+
+
+def first_line(node: ast.AST) -> str:
+    """Returns the code of a node, of a statement its first line."""
+    return ast.unparse(ast.fix_missing_locations(node)).split("\n")[0]
+
+
+def drawn(count: int) -> list[Mutant]:
+    """Returns so many mutants of all files; more of them begin with the same ones."""
+    paths = []
+    for room in ROOMS:
+        whole = ROOT / "keras_qat" / room
+        paths += sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
+    mutants = [mutant for path in paths for mutant in mutants_of(path)]
+    return sorted(mutants, key=lambda mutant: zlib.crc32(mutant.key.encode()))[:count]
+
+
+class Order:
+    """Runs tests that saw other mutants first, and notes which test failed."""
+
+    def __init__(self, path: str, results: dict[str, str], note: Path) -> None:
+        self.note, self.stem = note, Path(path).stem
+        self.seen = {test for key, test in results.items() if key.startswith(path)}
+        self.counts = Counter(test.split("::")[0] for test in results.values())
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items.sort(key=self.place)
+
+    def place(self, item: Any) -> tuple[bool, int, bool]:
+        """Returns what tests are sorted by."""
+        seen = item.nodeid in self.seen
+        return not seen, -self.counts[item.nodeid.split("::")[0]], self.stem not in item.nodeid
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.note.write_text(report.nodeid)
+
+
+def outcome(mutant: Mutant, words: list[str], results: dict[str, str], seconds: int) -> str:
+    """Returns the test that fails, "import" if none begins; or "survived", or "undecided"."""
+    note = ROOT / f"build/mutants/{os.getpid()}"
+    note.write_text("import")
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        os.dup2(os.open(note.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        use(mutant)
+        order, status = Order(mutant.path, results, note), 0
+        for folder in tests_of(mutant.path):
+            given = ["-x", "-q", "-p", "no:cacheprovider", folder, *words]
+            status = status or int(pytest.main(given, plugins=[order]))
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return "undecided"
+    return note.read_text() if status else "survived"
+
+
+def use(mutant: Mutant) -> None:
+    """Lets this process import the changed code."""
+    loader: Any = importlib.machinery.SourceFileLoader
+    path, unchanged = str(ROOT / mutant.path), loader.get_code
+
+    def get_code(self: Any, name: str) -> Any:
+        if self.path == path:
+            return compile(mutant.source, path, "exec")
+        return unchanged(self, name)
+
+    loader.get_code = get_code
+
+
+def tests_of(path: str) -> list[str]:
+    """Returns the folders of tests that concern a file."""
+    (folders,) = [tests for room, tests in ROOMS.items() if path.startswith(f"keras_qat/{room}")]
+    return [f"tests/{folder}" for folder in folders.split()]
+
+
+def main() -> None:
+    """Tries mutants and prints the score."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=100, help="mutants to draw (default: 100)")
+    parser.add_argument(
+        "--seconds", type=int, default=600, help="of a core for each (default: 600)"
+    )
+    parser.add_argument("--words", default="", help="more for pytest, such as \"-m '' --seeds 20\"")
+    parser.add_argument("--results", type=Path, default=ROOT / "build/mutants/results.json")
+    arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    for name in ("tensorflow", "tf_keras", "keras", "sklearn", "ai_edge_litert"):
+        __import__(name)  # Nothing of keras_qat, which each mutant imports anew.
+    results = {}
+    if arguments.results.exists():
+        results = json.loads(arguments.results.read_text())
+    mutants, words = drawn(arguments.count), arguments.words.split()
+    for mutant in mutants:
+        if mutant.key in results:
+            continue
+        start = time.monotonic()
+        results[mutant.key] = outcome(mutant, words, results, arguments.seconds)
+        arguments.results.write_text(json.dumps(results, indent=1))
+        print(f"{time.monotonic() - start:5.0f} s  {mutant.key}: {results[mutant.key]}", flush=True)
+    kept = {mutant.key: results[mutant.key] for mutant in mutants}
+    counts = Counter(kept.values())
+    left = {word: counts[word] for word in ("survived", "undecided")}
+    print(f"{len(mutants) - sum(left.values())} of {len(mutants)} mutants make a test fail, {left}")
+    print(*(f"{word}: {key}" for key, word in kept.items() if word in left), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
