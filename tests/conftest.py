@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
+import gc
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +13,9 @@ import pytest
 import keras_qat
 from tests.helpers import images, train
 from tests.networks.small import residual_net
+from tests.processes import run_program
 from tests.sampling import draw, leave_the_rest_to_slow
 
-ROOT = Path(__file__).parent.parent
 START = time.monotonic()
 
 
@@ -59,6 +56,11 @@ def pytest_report_header(config):
     if share < 1:
         return f"a share of the slow tests, again with: --share {share} --draw '{seed}'"
     return None
+
+
+def pytest_configure():
+    """Whole collections of garbage come a tenth as often: they look at all of TensorFlow."""
+    gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest looks for what is marked as slow.
@@ -108,26 +110,19 @@ def exported() -> Trained:
 def fresh_process(tmp_path):
     """Runs Python code in a new process; returns the array that it leaves in `result`.
 
-    Importing tfmot here sets a variable, with which TensorFlow imports `tf_keras`.
+    Its TensorFlow is imported, and nothing else.
     """
 
     def run(code: str, **arrays: np.ndarray) -> np.ndarray:
         np.savez(tmp_path / "arrays.npz", **arrays)
-        program = (
+        program = tmp_path / "program.py"
+        program.write_text(
             "import numpy as np\n"
             f"arrays = np.load({str(tmp_path / 'arrays.npz')!r})\n"
             f"{code}\n"
             f"np.save({str(tmp_path / 'result.npy')!r}, result)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        assert not run_program(program)
         return np.load(tmp_path / "result.npy")
 
     return run

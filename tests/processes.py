@@ -1,16 +1,21 @@
 """Processes that run TensorFlow from its start: with one thread, several devices, several workers.
 
-The tests' own process has run it, so that none can be forked from it. These are forks of a server
-that has imported it and no more.
+The tests' own process has run it, so that none can be forked from it. These are forks of servers
+that have imported it and no more: importing it takes seconds.
 """
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["FORKS", "fork", "run_all"]
+__all__ = ["FORKS", "fork", "run_all", "run_program"]
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.survival.training", "tests.distribute.programs"])
@@ -32,3 +37,45 @@ def run_all(*processes: Any, seconds: float = 300.0) -> list[int | None]:
     finally:
         for each in processes:
             each.kill()
+
+
+PROGRAMS = """
+import os, sys, traceback
+import tensorflow
+
+for path in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            exec(compile(open(path.strip()).read(), path.strip(), "exec"), {})
+            os._exit(0)
+        except BaseException:
+            open(path.strip() + ".error", "w").write(traceback.format_exc())
+            os._exit(1)
+    print("end", os.waitpid(child, 0)[1], flush=True)
+"""
+"""Forks for each line of its input, the path of a program. Nothing but TensorFlow is imported."""
+
+
+@functools.cache
+def _programs() -> subprocess.Popen[str]:
+    # Importing tfmot in the tests sets a variable, with which TensorFlow imports `tf_keras`.
+    env = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAMS],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def run_program(path: Path) -> str:
+    """Runs a program as if in a new process; returns what it raises, "" if it comes to its end."""
+    server = _programs()
+    assert server.stdin is not None and server.stdout is not None
+    print(path, file=server.stdin, flush=True)
+    status = int(next(line for line in server.stdout if line.startswith("end")).split()[1])
+    error = Path(f"{path}.error")
+    return error.read_text() if error.exists() else f"status {status}" * bool(status)
