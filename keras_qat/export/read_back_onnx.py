@@ -50,7 +50,7 @@ def _differences(graph: ResolvedGraph, file: Any) -> Iterator[str]:
         if list(ranks.items()) != [(name, len(tensor.shape)) for name, tensor in ours.items()]:
             yield f"its {end} have other names or numbers of axes"
     quantized = {
-        (arrays[node.input[1]].item(), arrays[node.input[2]].item())
+        (arrays[node.input[1]].item(), _above_lowest(arrays[node.input[2]]))
         for node in nodes
         if node.op_type == "QuantizeLinear"
     }
@@ -112,6 +112,10 @@ def _params(graph: ResolvedGraph) -> Iterable[QuantParams]:
             yield from (tensor.params for tensor in node.outputs if tensor.params is not None)
 
 
+def _above_lowest(zero_point: np.ndarray) -> int:
+    return int(zero_point.item()) - np.iinfo(zero_point.dtype).min
+
+
 def _as_stored(params: QuantParams) -> tuple[float, int]:
-    """Returns scale and zero point of the unsigned integers that stand for the same numbers."""
+    """Returns the scale, and the zero point as a distance from the lowest quantized value."""
     return float(params.scale), params.zero_point - params.lowest
