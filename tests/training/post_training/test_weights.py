@@ -78,6 +78,38 @@ def test_bias_correction_takes_back_the_mean():
     assert after < 0.02
 
 
+def dense_of_three_bits(x):
+    model = functional((16,), build=layers.Dense(5, name="y"))
+    return model, calibrated(recipes.int8(weight_bits=3), model, x)
+
+
+def test_bias_correction_leaves_channels_of_which_the_halves_disagree():
+    """The error of a Dense layer changes its sign with the input's: no shift is right for both."""
+    x = np.abs(images(64, (16,)))
+    x[32:] *= -0.5
+    _, qat = dense_of_three_bits(x)
+    before = qat.get_weights()
+    keras_qat.bias_correction(qat, x)
+    for was, is_ in zip(before, qat.get_weights(), strict=True):
+        np.testing.assert_array_equal(was, is_)
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0])
+def test_bias_correction_does_not_hurt_other_data(shift):
+    """Inputs around 0 have hardly a mean error; those above it have one in all examples."""
+    x, other = images(64, (16,)) + shift, images(512, (16,), seed=9) + shift
+    model, qat = dense_of_three_bits(x)
+
+    def error():
+        return float(
+            np.mean((qat.predict(other, verbose=0) - model.predict(other, verbose=0)) ** 2)
+        )
+
+    before = error()
+    keras_qat.bias_correction(qat, x)
+    assert error() <= (1.02 if shift == 0 else 0.9) * before
+
+
 SLOW = pytest.mark.slow
 
 
