@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -98,3 +100,21 @@ def test_operations_of_a_graph_as_on_a_gpu():
 def test_numbers_asked_for_around_a_step():
     x = tf.constant(1.0)
     assert operations.numpy_calls(lambda: (x.numpy(), x.numpy())) == 2
+
+
+def commands():
+    """Page, benchmark and options of each command that a page names for its figures."""
+    root = Path(__file__).parent.parent
+    for page in [root / "README.md", *root.glob("docs/*.md")]:
+        for name, rest in re.findall(r"python -m benchmarks\.(\w+)([^`|]*)", page.read_text()):
+            yield page.name, name, re.findall(r"--[a-z][a-z-]+", rest.split("\n\n")[0])
+
+
+def test_pages_name_commands_that_there_are():
+    folder = Path(accuracy.__file__).parent
+    sources = "\n".join(path.read_text() for path in folder.rglob("*.py"))
+    named = list(commands())
+    assert len(named) > 20
+    for page, name, options in named:
+        assert (folder / f"{name}.py").exists() or (folder / name).is_dir(), (page, name)
+        assert [option for option in options if f'"{option}"' not in sources] == [], (page, name)
