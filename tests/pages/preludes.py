@@ -136,6 +136,7 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/phones.md": with_litert,
     "docs/accuracy-drops.md": calibrated,
     "docs/reading.md": calibrated,
+    "docs/recurrent.md": data,
     "docs/runtimes.md": with_litert,
     "docs/serving.md": with_litert,
     "docs/simulate.md": calibrated,
