@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from keras_qat.config import specs
+from keras_qat.config import lost_results, specs
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.messages import suggestion
 
@@ -151,7 +151,9 @@ class Recipe:
             >>> recipe = recipe.override("head*", quantize=False)
         """
         override = Override(layers, weight_bits, activation_bits, quantize, open)
-        return dataclasses.replace(self, overrides=(*self.overrides, override))
+        result = dataclasses.replace(self, overrides=(*self.overrides, override))
+        lost_results.made(self, result, layers)
+        return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
         """Returns the recipe with training that keeps zeros or clusters of the weights.
@@ -442,6 +444,7 @@ def get(recipe: str | Recipe) -> Recipe:
         ValueError: on an unknown name.
     """
     if isinstance(recipe, Recipe):
+        lost_results.use(recipe)
         return recipe
     if isinstance(recipe, str) and recipe in NAMED:
         return NAMED[recipe]()

@@ -47,9 +47,10 @@ class QuantSpec:
         initial_range: range before any data. By default a quantizer that has seen no data passes
             values through.
         preserve: what training keeps of weights: "zeros", or "clusters" of equal values.
-        off_ties: whether a range with negative numbers is one step wider than observed. Pixels
-            scaled by `x / 127.5 - 1` all lie halfway between two codes if their own range is
-            divided into 255 steps. Of 254 steps none is a tie, so all kernels round alike.
+        off_ties: whether a range is wider than observed by 1/1019 (where `calibrate` sees values
+            that need more, up to 1 %). Pixels scaled by `x / 127.5 - 1` all lie halfway between
+            two codes if their own range is divided into 255 steps, as does 0.5 in a range of 0 to
+            1. Of 254.75 steps no such fraction is a tie, so all kernels round alike.
 
     Raises:
         ValueError: on other bits, an unknown observer, or a decay outside 0 to 1.

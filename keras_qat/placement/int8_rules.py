@@ -148,7 +148,7 @@ class Int8Placement:
                 if known := self.converted_to(value):
                     fixed_spec = FixedSpec(known.minimum, known.maximum, own.bits)
                     return fixed_spec, "input of the model, read in a fixed range"
-                own = dataclasses.replace(own, off_ties=own.bits == 8 and not own.symmetric)
+                own = dataclasses.replace(own, off_ties=own.bits <= 8 and not own.symmetric)
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
         group = self.group_of.get(call)

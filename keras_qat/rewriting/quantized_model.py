@@ -34,6 +34,7 @@ from keras_qat.frontend.keras2.own_training import (
     take_training,
 )
 from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
+from keras_qat.frontend.keras3.backend import refuse_files
 from keras_qat.integer_graph.keras_inference import Inference, is_exact
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.training.distribution import agree, observed_alike
@@ -288,3 +289,11 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         if trained_as is not None:
             model._train_as_saved(dict(trained_as), custom_objects)
         return model
+
+
+refuse_files(
+    "keras_qat",
+    QuantizedModel.__name__,
+    "This file holds a quantization-aware model, which is a model of Keras 2. Load it with "
+    "keras_qat.keras.models.load_model(path).",
+)

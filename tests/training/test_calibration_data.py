@@ -146,3 +146,8 @@ def test_few_examples():
         qat = calibrated(model, x[:3])
     keras_qat.calibrate(qat, x[3:], reset=False)
     keras_qat.calibrate(qat, x)
+
+
+def test_one_number_per_example_varies_among_examples():
+    x = rng().uniform(0, 1, (32, 1, 1)).astype(np.float32)
+    calibrated(functional((1, 1), build=layers.Dense(2)), x)

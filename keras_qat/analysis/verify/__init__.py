@@ -14,6 +14,7 @@ from keras_qat.analysis.verify.compare_outputs import (
     labels_of,
     predictions,
     range_in_file,
+    simulated,
 )
 from keras_qat.analysis.verify.match_tensors import float_operations
 from keras_qat.analysis.verify.preconditions import doubts, faults
@@ -22,6 +23,7 @@ from keras_qat.analysis.verify.verdict import Verdict, judge
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.float_inference import evaluator, float_outputs
+from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.data import arrays_of, check_counts, packed, padded
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
@@ -80,7 +82,9 @@ def verify(
     Returns:
         A report that prints as a table, and draws itself with `plot`. Its `verdict` says whether
         the file computes what the model computes, and whether that is any good: if not, which
-        layer is the weakest, and why. Its `notes` say, as warnings do, what makes them differ
+        layer is the weakest, and why. A file of weights packed in 4 bits is compared with
+        `simulate(pack_int4=True)`, as its kernels round otherwise than `model.predict`. Its
+        `notes` say, as warnings do, what makes them differ
         before any rounding does: a model in which quantization has not begun, a file of other
         weights or of another model, inputs beyond the ranges.
 
@@ -114,16 +118,22 @@ def verify(
     }
     given = inputs | pixels
     file_graph = FileGraph(contents)
+    packed_weights = file_graph.packs_int4 and not graph.origin.simulates
+    if packed_weights:  # Their kernels round otherwise than the model's.
+        graph = with_int4(graph, graph.origin.family)
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, given))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
+    taken = packed(graph.origin.inputs, list(inputs.values()))
     with Stream(graph.origin.states):
         codes = file.run(given, batch_size, verbose)
         # The one use of the model itself: its own predictions are what the file has to return.
-        expected = predictions(
-            model, packed(graph.origin.inputs, list(inputs.values())), batch_size, verbose
+        expected = (
+            simulated(graph, taken, batch_size, verbose)
+            if packed_weights
+            else predictions(model, taken, batch_size, verbose)
         )
     inference, calls = getattr(model, "_inference", None), graph.origin.calls
     evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
@@ -158,4 +168,5 @@ def verify(
         notes,
         arena,
         file.runtime,
+        packed_weights,
     )

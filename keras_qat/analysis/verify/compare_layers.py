@@ -19,7 +19,11 @@ from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
+from keras_qat.training.calibration.far_values import far_values
 from keras_qat.training.layers.recurrent.states import Stream
+
+SAMPLE, SAMPLED = 4096, 8
+"""Values of a batch, and batches, in which values far outside of all others are looked for."""
 
 SIMULATED = 8
 """Examples that are computed in the file's own rounding: enough to tell rounding from errors."""
@@ -141,6 +145,7 @@ class _Sums:
         self.lowest = self.highest = self.clipped = 0
         self.float_range = np.inf, -np.inf
         self.noise = SignalToNoise()
+        self.sample: list[np.ndarray] = []
         self.simulated: float | None = None
         limits = np.iinfo(pair.tensor.dtype)
         self.bits = pair.params.bits if pair.params is not None else limits.bits
@@ -159,6 +164,9 @@ class _Sums:
         self.lowest += int(np.count_nonzero(run <= lowest))
         self.highest += int(np.count_nonzero(run >= highest))
         self.noise.add(exact, self.pair.tensor.values(run))
+        if len(self.sample) < SAMPLED:
+            drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
+            self.sample.append(exact.ravel()[drawn])
         low, high = self.float_range
         self.float_range = min(low, float(exact.min())), max(high, float(exact.max()))
         (low, high), step = self.range, self.pair.tensor.scale
@@ -201,4 +209,5 @@ class _Sums:
             float_range=self.float_range,
             spread=self.noise.spread,
             clipped=self.clipped / count,
+            far=far_values(np.concatenate(self.sample), self.float_range, self.range, self.bits),
         )

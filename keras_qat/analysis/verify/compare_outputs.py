@@ -13,6 +13,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.own_training import PREDICTION
 from keras_qat.frontend.keras2.readability import defines
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.simulate import Codes, run_examples
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 
 
@@ -126,6 +127,12 @@ def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nd
     ]
     flat = [tf.nest.flatten(batch) for batch in batches]
     return [np.concatenate(parts) for parts in zip(*flat, strict=True)]
+
+
+def simulated(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
+    """Returns what the integers of a graph give for its outputs, as real numbers."""
+    outputs = run_examples(graph, x, graph.origin.family, batch_size, verbose).outputs
+    return [part.values if isinstance(part, Codes) else part for part in outputs.values()]
 
 
 def range_in_file(graph: ResolvedGraph, file: FileInterpreter) -> tuple[float, float] | None:

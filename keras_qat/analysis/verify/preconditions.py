@@ -107,7 +107,10 @@ def faults(
         ]
     has_variety = any(np.any(x != x[:1]) for x in inputs)
     if has_variety and all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
-        return ["in float too the output is the same for all examples."]
+        return [
+            "in float too the output is the same for all examples, as if units were dead or "
+            "weights zero. Train the model in float first."
+        ]
     for output, y in zip(outputs, exact, strict=True):
         chance = 1 / max(y.shape[-1], 2)
         by_chance = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5

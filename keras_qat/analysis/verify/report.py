@@ -13,10 +13,17 @@ from typing import Any
 
 from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import written
+from keras_qat.training.calibration.far_values import FarValues
 
 SAME = 0.999
 """Share of identical codes above which a layer counts as computing what was trained. Values next to
 the middle between two codes make the rest."""
+
+
+PACKED = (
+    "The file's weights are packed in 4 bits, whose kernels round otherwise than model.predict: it "
+    "is compared with keras_qat.simulate(model, x, pack_int4=True)."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +105,8 @@ class TensorReport:
         float_range: the smallest and the largest value of the model in float.
         spread: standard deviation of an entry over the examples, in float.
         clipped: share of the values in float that lie beyond the range.
+        far: values in float that take up most of the range, far outside of all others; None if
+            there are none.
     """
 
     name: str
@@ -122,6 +131,7 @@ class TensorReport:
     float_range: tuple[float, float]
     spread: float
     clipped: float
+    far: FarValues | None = None
 
     @property
     def agrees(self) -> bool:
@@ -167,6 +177,8 @@ class Report:
         arena_size: with TFLite Micro, the bytes of its arena that it keeps on this computer (more
             for a moment when it starts, less on chips of 32 bits). None with other kernels.
         runtime: whose interpreter ran the file, with its version.
+        packs_int4: whether the file was compared with the model's integers for weights packed in 4
+            bits, and not with `model.predict`.
     """
 
     examples: int
@@ -179,6 +191,7 @@ class Report:
     notes: tuple[str, ...] = ()
     arena_size: int | None = None
     runtime: str = ""
+    packs_int4: bool = False
 
     @property
     def identical(self) -> float:
@@ -314,7 +327,8 @@ class Report:
             ],
         }
         about_layers = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
-        return [*self.notes, *about_layers]
+        of_packed = [PACKED] if self.packs_int4 else []
+        return [*self.notes, *of_packed, *about_layers]
 
     def table(self, width: int = 80) -> str:
         """Writes the report as text. More columns show longer names.

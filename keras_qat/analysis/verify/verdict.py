@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_qat.training.calibration.far_values import described
 from keras_qat.training.readiness import some
 
 if TYPE_CHECKING:
@@ -183,7 +184,13 @@ def judge(
     if not faults and not any(is_poor(output, examples) for output in outputs):
         is_known = any(output.float_sqnr is not None for output in outputs)
         return Verdict(GOOD if is_known else UNDECIDED)
-    tensor = weakest(look_inside())
+    tensors = look_inside()
+    tensor = weakest(tensors)
     if tensor is None or (faults and tensor.sqnr is not None):
         return Verdict(POOR, likely_cause=next(iter(faults), ""))
+    if not faults and tensor.clipped <= CLIPPED:
+        for first in tensors:
+            if first.far is not None:
+                cause = described(first.far, *first.range, first.bits)
+                return Verdict(POOR, first.name, cause)
     return Verdict(POOR, tensor.name, [*faults, cause_in(tensor)][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from keras_qat.frontend.keras2 import backend as keras2
@@ -24,6 +25,26 @@ def keras_3() -> Any:
             "pip install 'keras-qat[keras3]' 'tensorflow>=2.16'"
         )
     return keras
+
+
+def refuse_files(package: str, name: str, advice: str) -> None:
+    """Lets Keras 3 answer files with a class of Keras 2 by advice, and not by their contents.
+
+    TensorFlow loads Keras 3 with itself; where it did not, nothing is done.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "KerasTensor") or keras2.keras is keras:
+        return
+
+    class Refused:
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+        @classmethod
+        def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+            raise ValueError(advice)
+
+    keras.saving.register_keras_serializable(package, name)(Refused)
 
 
 def is_of_keras_3(value: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.ties import WIDER, share_off_ties
 from keras_qat.config import specs
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, values_in
@@ -113,12 +114,19 @@ def calibrate(
         first = first or [x[: kept or 1] for x in batch]
     ranges = observed.ranges(range_of) | dict(limits.values())
     _observe_weights(model, first, reset)
+    off_ties = {
+        index: quantizer.observers[0]
+        for index, quantizer in _input_quantizers(graph).items()
+        if isinstance(quantizer.spec, specs.QuantSpec) and quantizer.spec.off_ties
+    }
+    values = {off_ties[data.index]: data.values for data in seen if data.index in off_ties}
     for observer, ends in ranges.items():
-        _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset)
+        _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset, values.get(observer))
     if weights == "mse":
         clip_weights(model)
     examples = observed.examples if reset else None
-    if reason := doubt(graph, seen, examples, clips=method != "minmax"):
+    reason = doubt(graph, seen, examples, clips=method != "minmax")
+    if reason := reason or next(observed.doubts(ranges), ""):
         warnings.warn(reason, stacklevel=3)  # It is called by `one_at_a_time`.
 
 
@@ -163,15 +171,28 @@ def _float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
     ]
 
 
-def _set(observer: LastValue, ends: Range, count: float, reset: bool) -> None:
-    """Sets the range of an observer, or averages it with the one it has."""
+def _set(
+    observer: LastValue, ends: Range, count: float, reset: bool, values: np.ndarray | None
+) -> None:
+    """Sets the range of an observer, or averages it with the one it has.
+
+    Args:
+        observer: what holds the range.
+        ends: the range of the data.
+        count: how many batches that range counts as.
+        reset: whether to forget the range that the observer has.
+        values: of an input, numbers that are to lie far from ties.
+    """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
     if before:
         old_low, old_high = observer.extremes()
         share = count / (before + count)
         low, high = old_low + (low - old_low) * share, old_high + (high - old_high) * share
-    observer.set(low, high, before + count)
+    wider = WIDER
+    if values is not None:
+        wider = share_off_ties(min(low, 0.0), max(high, 0.0), values, observer.spec.bits)
+    observer.set(low, high, before + count, wider)
 
 
 def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None:

@@ -19,6 +19,8 @@ MOST_FEATURES = 16
 """Most features of a time series that are looked at one by one; spectra may have empty bands."""
 _SAMPLE = 4096
 """Most numbers of an example whose deviation is computed."""
+_VALUES, _PER_BATCH = 2**17, 2**14
+"""Most numbers of an input that are kept, in all and of a batch."""
 
 
 @dataclasses.dataclass
@@ -32,6 +34,7 @@ class InputData:
         first: the first batch.
         low, high: extremes of each feature, or of all numbers of an image.
         deviations: standard deviation within each example.
+        samples: some numbers of each batch.
     """
 
     index: int
@@ -41,15 +44,28 @@ class InputData:
     low: Any = np.inf
     high: Any = -np.inf
     deviations: list[np.ndarray] = dataclasses.field(default_factory=list)
+    samples: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def add(self, x: np.ndarray) -> None:
         """Takes in a batch of numbers."""
         has_features = x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
         axes = tuple(range(x.ndim - has_features))
         self.low, self.high = np.minimum(self.low, x.min(axes)), np.maximum(self.high, x.max(axes))
-        if x.ndim > 2:
+        if x.ndim > 2 and x[0].size > 1:
             flat = x.reshape(len(x), -1)
             self.deviations.append(flat[:, :: -(-flat.shape[1] // _SAMPLE)].std(1, dtype=float))
+        if sum(map(len, self.samples)) < _VALUES:
+            numbers = x.reshape(-1)
+            if x.size > _PER_BATCH:  # Any stride could meet the same channel each time.
+                numbers = numbers[
+                    np.unique(np.random.default_rng(0).integers(0, x.size, _PER_BATCH))
+                ]
+            self.samples.append(numbers)
+
+    @property
+    def values(self) -> np.ndarray:
+        """Some of the numbers, in float32."""
+        return np.concatenate(self.samples).astype(np.float32)
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -46,15 +46,20 @@ def counts_of(x: Any) -> Any:
 
     In large examples only every n-th number is counted.
     """
+    bits = tf.bitwise.right_shift(tf.bitcast(sample_of(x, _ENOUGH), tf.uint32), _SHIFT)
+    return tf.math.bincount(tf.cast(bits, tf.int32), minlength=_ALL, maxlength=_ALL)
+
+
+def sample_of(x: Any, most: int) -> Any:
+    """Returns at most so many numbers of each example, evenly spread over it, as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
-    step = -(-size // _ENOUGH) or 1
+    step = -(-size // most) or 1
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Otherwise some channels are skipped.
         step += 1
     x = tf.cast(x, tf.float32)
     if step > 1:
         x = tf.reshape(x, [-1, size])[:, ::step]
-    bits = tf.bitwise.right_shift(tf.bitcast(tf.reshape(x, [-1]), tf.uint32), _SHIFT)
-    return tf.math.bincount(tf.cast(bits, tf.int32), minlength=_ALL, maxlength=_ALL)
+    return tf.reshape(x, [-1])
 
 
 def folded(counts: np.ndarray) -> np.ndarray:

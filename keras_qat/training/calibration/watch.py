@@ -19,11 +19,22 @@ from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
-from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
+from keras_qat.training.calibration.far_values import described, far_values
+from keras_qat.training.calibration.histogram import (
+    Tally,
+    counts_of,
+    extremes_of,
+    folded,
+    sample_of,
+)
 from keras_qat.training.calibration.methods import Range
-from keras_qat.training.layers.quantize import ActivationQuantizer
+from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
+from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers
+
+_SAMPLE, _SAMPLED = 128, 256
+"""Numbers that are sampled of each example of a tensor, and examples of which they are."""
 
 
 class _Watch:
@@ -51,7 +62,8 @@ class _Watch:
         def watch(*inputs: Any) -> Any:
             seen = self._seen(inputs)
             extremes = [extremes_of(x) for x in seen]
-            return extremes and tf.stack(extremes), [counts_of(x) for x in seen if counts]
+            samples = [sample_of(x, _SAMPLE) for x in seen]
+            return extremes and tf.stack(extremes), samples, [counts_of(x) for x in seen if counts]
 
         self.watch = traced(watch, input_signature=signature)
 
@@ -71,11 +83,12 @@ class _Watch:
             graph_lib.evaluate(self.graph, list(inputs), infer)
         return seen
 
-    def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Returns the extremes of each tensor, and its counts if they are wanted."""
+    def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[Any], list[np.ndarray]]:
+        """Returns extremes and a sample of each tensor, and its counts if they are wanted."""
         dtypes = [spec.dtype for spec in self.watch.input_signature]
-        extremes, counts = self.watch(*map(tf.constant, batch, dtypes))
-        return np.asarray(extremes).reshape(-1, 2), [folded(bins.numpy()) for bins in counts]
+        extremes, samples, counts = self.watch(*map(tf.constant, batch, dtypes))
+        known = np.asarray(extremes).reshape(-1, 2)
+        return known, samples, [folded(bins.numpy()) for bins in counts]
 
 
 class Observed:
@@ -92,22 +105,53 @@ class Observed:
         self.examples = 0
         self.tallies: dict[tuple[ActivationQuantizer, int | None], Tally] = defaultdict(Tally)
         """The tally of each quantizer; without counts, of each slot of a quantizer."""
+        self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
+        """Samples of the tensors of each quantizer, by slot, of the first batches."""
 
     def add(self, batch: list[np.ndarray]) -> None:
         """Takes in a batch of the model's inputs."""
-        extremes, counts = self.watch(batch)
+        extremes, samples, counts = self.watch(batch)
         self._check_finite(extremes)
+        if self.examples < _SAMPLED:
+            for (quantizer, slot), sample in zip(self.watch.tensors, samples, strict=True):
+                by_slot = self.samples.setdefault(quantizer, {})
+                by_slot.setdefault(slot, []).append(sample.numpy())
         self.examples += len(batch[0])
         for index, (quantizer, slot) in enumerate(self.watch.tensors):
             tally = self.tallies[quantizer, None if counts else slot]
             tally.add(extremes[index], counts[index] if counts else 0)
 
+    def doubts(self, ranges: dict[Any, Range]) -> Iterator[str]:
+        """Says of which tensors a few values take the range, in the order of computation."""
+        for quantizer, by_slot in self.samples.items():
+            ends = [ranges[observer] for observer in quantizer.observers if observer in ranges]
+            if not ends:
+                continue
+            low, high = min(low for low, _ in ends), max(high for _, high in ends)
+            samples = {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
+            bits = quantizer.spec.bits
+            if far := far_values(
+                np.concatenate([*samples.values()]), (low, high), (low, high), bits
+            ):
+                slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
+                name = self._tensor_name(quantizer, slot)
+                yield f"The output of '{name}': {described(far, low, high, bits)}"
+
+    def _tensor_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
+        """Returns the name of a quantizer's tensor in the float model."""
+        layer = self._layer_of()[quantizer]
+        if isinstance(layer, Quantize) and slot < len(layer.tensors):
+            return layer.tensors[slot].removeprefix(PREFIX)
+        return str(layer.name).removeprefix(PREFIX)
+
+    def _layer_of(self) -> dict[ActivationQuantizer, Any]:
+        """Returns the layer that has each quantizer."""
+        return {quantizer: layer for layer in self.watch.layers for quantizer in layer.quantizers}
+
     def _check_finite(self, extremes: np.ndarray) -> None:
-        layer_of = {
-            quantizer: layer.name for layer in self.watch.layers for quantizer in layer.quantizers
-        }
+        layer_of = self._layer_of()
         broken = [
-            layer_of[quantizer]
+            layer_of[quantizer].name
             for (quantizer, _), ends in zip(self.watch.tensors, extremes, strict=True)
             if not np.isfinite(ends).all()
         ]

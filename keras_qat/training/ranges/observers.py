@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.ties import WIDER, widened
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.keras2.backend import add_scalar
 from keras_qat.training.distribution import mean_over_replicas
@@ -63,21 +64,13 @@ class LastValue:
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
             low, high = (tf.where(is_known, end, np.nan) for end in (low, high))
         if spec.off_ties:
-            high += self.margin(low, high)
+            high = widened(low, high)
         return mean_over_replicas(low, high)
 
-    def margin(self, low: Any, high: Any) -> Any:
-        """Returns by how much the range exceeds the extremes: see `QuantSpec.off_ties`."""
-        if not self.spec.off_ties:
-            return 0.0
-        return tf.where(low < 0.0, (high - low) / (2.0**self.spec.bits - 2), 0.0)
-
     def extremes(self) -> tuple[float, float]:
-        """Returns the range without its margin."""
+        """Returns the range as it was observed: see `QuantSpec.off_ties`."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
-        steps = 2.0**self.spec.bits - 1
-        is_wider = self.spec.off_ties and low < 0
-        return low, low + (high - low) * ((steps - 1) / steps) if is_wider else high
+        return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
     @property
     def is_mixed(self) -> bool:
@@ -99,13 +92,17 @@ class LastValue:
             self.maximum.assign(if_seen(seen, high, self.maximum)),
         )
 
-    def set(self, low: float, high: float, batches: float) -> None:
-        """Sets the range to hold two numbers and zero, as if observed in so many batches."""
+    def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
+        """Sets the range to hold two numbers and zero, as if observed in so many batches.
+
+        With `QuantSpec.off_ties` it is wider by the share `wider`.
+        """
+        spec = self.spec
         ends = fake_quant.range_of(
-            tf.constant([low, high]), self.spec.bits, self.spec.symmetric, self.spec.narrow_range
+            tf.constant([low, high]), spec.bits, spec.symmetric, spec.narrow_range
         )
         self.minimum.assign(ends[0])
-        self.maximum.assign(ends[1] + self.margin(*ends))
+        self.maximum.assign(widened(*ends, wider) if spec.off_ties else ends[1])
 
     def is_seen(self, low: Any, high: Any, taken: Any) -> Any:
         """Whether a batch with the given extremes counts: True, or in half precision a tensor.
@@ -133,8 +130,8 @@ class MovingAverage(LastValue):
         self.counter = self.batches = _variable(host, f"{name}_batches", 0.0)
         self.variables.append(self.batches)
 
-    def set(self, low: float, high: float, batches: float) -> None:
-        super().set(low, high, batches)
+    def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
+        super().set(low, high, batches, wider)
         self.batches.assign(batches)
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
@@ -184,8 +181,8 @@ class ShadowedMovingAverage(LastValue):
         self.counter = self.shadows["max"][1]
         self.variables += [*self.shadows["min"], *self.shadows["max"]]
 
-    def set(self, low: float, high: float, batches: float) -> None:
-        super().set(low, high, batches)
+    def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
+        super().set(low, high, batches, wider)
         known = 1.0 - self.spec.ema_decay**batches
         for end, variable in (("min", self.minimum), ("max", self.maximum)):
             biased, local_step = self.shadows[end]
@@ -249,10 +246,10 @@ class Learned(LastValue):
             return -high * (1.0 if spec.narrow_range else 2**spec.bits / (2**spec.bits - 2)), high
         return -tf.abs(self.minimum.read_value()), high
 
-    def set(self, low: float, high: float, batches: float) -> None:
+    def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
         if low == high == 0:  # Any range holds zeros alone, and an empty one would mean: no data.
             high = 1.0
-        super().set(low, high, batches)
+        super().set(low, high, batches, wider)
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         """Returns the current range, which a batch changes only by its gradient."""

@@ -189,3 +189,14 @@ def test_weights_of_another_model_are_refused():
     models = [keras.Model(inputs, L.Dense(size, name="dense")(inputs)) for size in (2, 3)]
     with pytest.raises(ValueError, match="weights of layer 'dense' have the shapes"):
         keras_qat.to_keras_3(keras_qat.from_keras_3(models[0]), models[1])
+
+
+def test_loading_a_quantized_model_with_keras_3_says_how_to_load_it(tmp_path):
+    qat = keras_qat.quantize_model(
+        keras_2.Sequential([keras_2.Input((4,)), keras_2.layers.Dense(2)])
+    )
+    qat.save(tmp_path / "qat.keras")
+    with pytest.raises(ValueError, match=r"keras_qat.keras.models.load_model\(path\)") as error:
+        keras.models.load_model(tmp_path / "qat.keras")
+    assert len(str(error.value)) < 200
+    assert keras_qat.keras.models.load_model(tmp_path / "qat.keras").name == qat.name

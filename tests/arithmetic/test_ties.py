@@ -1,0 +1,43 @@
+"""Ranges of inputs are chosen so that no fraction of them lies halfway between two codes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from keras_qat.arithmetic.ties import ENOUGH, TRIES, WIDER, share_off_ties, widened
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_no_part_of_a_range_is_a_tie(bits):
+    """In exact arithmetic, for all n: whether any k / n is at some code and a half."""
+    steps = Fraction(2**bits - 1) / (1 + Fraction(1, round(1 / WIDER)))
+    ties = [Fraction(2 * code + 1, 2) / steps for code in range(2**bits - 1)]
+    denominators = {tie.denominator for tie in ties if tie < 1}
+    assert all(denominator % 1019 == 0 for denominator in denominators)
+    assert min(denominators) > 1000
+    assert all(10**6 % denominator and 2**40 % denominator for denominator in denominators)
+
+
+def test_a_range_of_other_ends_moves_off_the_ties_of_its_values():
+    """A mean that was subtracted may have any distance to the grid."""
+    scale = (1 + WIDER) / 255
+    values = np.float32([-0.25, 0.5 * scale, 0.75] * 2)  # The second is a tie.
+    share = share_off_ties(-0.25, 0.75, values, 8)
+    assert WIDER < share <= TRIES * WIDER
+    steps = values / ((1 + share) / 255)
+    assert np.min(np.abs(steps - np.floor(steps) - 0.5)) > ENOUGH
+    assert share_off_ties(-0.25, 0.75, values[[0, 2, 0]], 8) == WIDER
+
+
+def test_numbers_that_do_not_repeat_are_on_no_grid():
+    values = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
+    assert share_off_ties(float(values.min()), float(values.max()), values, 8) == WIDER
+
+
+def test_of_nothing_it_is_the_least():
+    assert share_off_ties(0.0, 0.0, np.zeros(3, np.float32), 8) == WIDER
+    assert share_off_ties(0.0, 1.0, np.float32([2.0]), 8) == WIDER
+    assert widened(0.0, 0.0) == 0

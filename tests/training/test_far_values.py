@@ -1,0 +1,93 @@
+"""Numbers far outside of all others, as -1e9 for what is masked, take a range for themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.calibration.far_values import far_values
+from tests.helpers import rng
+
+layers = keras.layers
+X = {
+    "x": rng(0).normal(size=(64, 10, 8)).astype(np.float32),
+    "mask": (rng(1).uniform(size=(64, 10, 1)) > 0.3).astype(np.float32),
+}
+
+
+def replaced(h, mask, mark):
+    return tf.where(mask > 0.5, h, mark)
+
+
+def added(h, mask, mark):
+    return h + (1 - mask) * mark
+
+
+def beside(h, mask, mark):
+    return layers.Concatenate(name="both")([h, mark * (1 - mask)])
+
+
+def at_least(h, mask, mark):
+    return tf.maximum(h + (1 - mask) * 2 * mark, mark)
+
+
+def masked(combine, mark):
+    x, mask = keras.Input((10, 8), name="x"), keras.Input((10, 1), name="mask")
+    h = combine(layers.Dense(8, name="h")(x), mask, mark)
+    model = keras.Model([x, mask], layers.Dense(4, name="y")(layers.GlobalMaxPooling1D()(h)))
+    return keras_qat.quantize_model(model)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("mark", [-1e9, -999.0])
+@pytest.mark.parametrize("combine", [replaced, added, beside, at_least])
+def test_a_mark_of_a_model_is_told(combine, mark):
+    with pytest.warns(UserWarning, match=r"The output of '.*': its range, -\S+ to .*, is set by -"):
+        keras_qat.calibrate(masked(combine, mark), X)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("combine", [replaced, added, beside, at_least])
+def test_a_mark_of_the_size_of_the_others_is_not(combine):
+    keras_qat.calibrate(masked(combine, -8.0), X)  # A warning would be an error.
+
+
+def test_verify_and_diagnose_name_it():
+    qat = masked(replaced, -1e9)
+    with pytest.warns(UserWarning, match="Let the model use a number of their size in its place"):
+        keras_qat.calibrate(qat, X)
+    verdict = keras_qat.verify(qat, keras_qat.export_tflite(qat), X).verdict
+    assert verdict.words == "same but poor" and verdict.weakest_layer.startswith("tf.where")
+    assert "is set by -1e+09, far outside of its other values" in verdict.likely_cause
+    problems = keras_qat.diagnose(qat, X).problems
+    assert any("is set by -1e+09" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.append(np.linspace(-1, 1, 99), 1000.0), 1000.0),
+        (np.append(np.linspace(-1, 1, 99), [-1000.0, -1003.0]), -1003.0),
+        (np.append(np.linspace(-1, 1, 99), [-1000.0, 1001.0]), 1001.0),
+        (np.linspace(-1000, 1, 99), None),
+        (np.append(np.linspace(-1, 1, 99), 20.0), None),
+        (np.float32([0, 0, 0, 1000, 1000]), None),
+        (np.linspace(1000, 1001, 99), None),
+        (np.full(9, 7.0), None),
+    ],
+)
+def test_what_lies_far_outside(values, expected):
+    ends = min(values.min(), 0.0), max(values.max(), 0.0)
+    far = far_values(values, (values.min(), values.max()), ends, 8)
+    assert (None if far is None else far.value) == expected
+    if far is not None:
+        assert (far.low, far.high) == (-1, 1)
+    wide = far_values(values, (values.min(), values.max()), ends, 16)
+    assert wide is None  # 65 536 quantized values are enough for both.
+
+
+def test_a_range_of_other_data_is_not_set_by_far_values():
+    assert far_values(np.linspace(0, 1, 99), (0.0, 1.0), (0.0, 255.0), 8) is None
