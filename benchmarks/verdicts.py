@@ -1,10 +1,12 @@
 """Is `verify`'s verdict right? Models that are healthy, and models that were broken on purpose.
 
-    python -m benchmarks.verdicts            some minutes on 2 cores
+    python -m benchmarks.verdicts            some ten minutes on 2 cores
     python -m benchmarks.verdicts lenet      only the models whose names contain "lenet"
+    python -m benchmarks.verdicts --diagnose     each model is diagnosed as well
 
 Small networks are trained on scikit-learn's handwritten digits. Each model is verified twice,
-without labels and with them. A verdict is right if it says what was done to the model.
+without labels and with them. A verdict is right if it says what was done to the model. Warnings of
+all verbs on the way are counted: healthy models should have none.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def trained(name: str, seed: int = 0, epochs: int = 12) -> Any:
     """A network of `benchmarks.networks`, or one of the builders below, trained in float."""
     keras.utils.set_random_seed(seed)
     build = BUILDERS.get(name) or functools.partial(NETWORKS[name], (16, 16, 1))
-    return fit(build(), data().x_train, data().y_train, epochs)
+    x = data().x_train * (255.0 if name == "from pixels" else 1.0)
+    return fit(build(), x, data().y_train, epochs)
 
 
 def gated(ink: float = 1.0) -> Any:
@@ -102,7 +105,34 @@ def softmax() -> Any:
     return keras.Model(model.input, layers.Softmax(name="classes")(model.output))
 
 
+def attentive() -> Any:
+    """Attention over the rows of an image, each of which sees those above it."""
+    image = keras.Input((16, 16, 1), name="image")
+    rows = layers.Dense(24, "relu")(layers.Reshape((16, 16))(image))
+    seen = layers.MultiHeadAttention(2, 12)(rows, rows, use_causal_mask=True)
+    x = layers.GlobalAveragePooling1D()(layers.Add()([rows, seen]))
+    return keras.Model(image, layers.Dense(10, name="logits")(x))
+
+
+def from_pixels() -> Any:
+    """A network that rescales pixels by itself."""
+    pixels = keras.Input((16, 16, 1), name="image")
+    x = layers.Conv2D(16, 3, 2, activation="relu")(layers.Rescaling(1 / 255)(pixels))
+    x = layers.Flatten()(layers.BatchNormalization()(layers.Conv2D(32, 3, 2)(x)))
+    return keras.Model(pixels, layers.Dense(10, name="logits")(layers.ReLU()(x)))
+
+
+def gru() -> Any:
+    """A GRU over the rows of an image."""
+    image = keras.Input((16, 16, 1), name="image")
+    x = layers.GRU(24)(layers.Reshape((16, 16))(image))
+    return keras.Model(image, layers.Dense(10, name="logits")(x))
+
+
 BUILDERS: dict[str, Callable[[], Any]] = {
+    "attentive": attentive,
+    "from pixels": from_pixels,
+    "gru": gru,
     "recurrent": recurrent,
     "normalized": normalized,
     "gated": gated,
@@ -152,6 +182,24 @@ def healthy() -> dict[str, Callable[[], Case]]:
     def probabilities() -> Case:
         return case(calibrated(softmax(), x[:200]))
 
+    def pixels(**options: Any) -> Case:
+        qat = calibrated(trained("from pixels"), 255 * x[:200])
+        return Case(
+            qat, keras_qat.export_tflite(qat, **options), 255 * data().x_test, data().y_test
+        )
+
+    def corrected() -> Case:
+        qat = calibrated(trained("MobileNetV2"), x[:200])
+        keras_qat.bias_correction(qat, x[:200])
+        return case(qat)
+
+    def symmetric() -> Case:
+        """The same network behind images of -1 to 1."""
+        image = keras.Input((16, 16, 1), name="image")
+        model = keras.Model(image, trained("LeNet")(layers.Rescaling(0.5, 0.5)(image)))
+        qat = calibrated(model, 2 * x[:200] - 1)
+        return Case(qat, keras_qat.export_tflite(qat), 2 * data().x_test - 1, data().y_test)
+
     return {
         "LeNet, calibrated": lambda: plain("LeNet"),
         "ResNet-20, calibrated": lambda: plain("ResNet-20"),
@@ -173,6 +221,23 @@ def healthy() -> dict[str, Callable[[], Case]]:
         "LSTM": lambda: plain("recurrent"),
         "dense, LayerNormalization in float": lambda: plain("normalized"),
         "a number beside features": lambda: plain("gated"),
+        "LeNet, mean squared error": lambda: plain("LeNet", method="mse"),
+        "ResNet-20, entropy": lambda: plain("ResNet-20", method="entropy"),
+        "LeNet, packed weights of 4 bits, fine-tuned": lambda: fine_tuned(
+            "LeNet", recipes.int4_weights(), pack_int4=True
+        ),
+        "LeNet, one example at a time, uint8": lambda: case(
+            calibrated(trained("LeNet"), x[:200]), batch_size=1, input_dtype="uint8"
+        ),
+        "MobileNetV2, bias correction": corrected,
+        "ResNet-20, equalized": lambda: case(
+            calibrated(keras_qat.equalize(trained("ResNet-20")), x[:200])
+        ),
+        "pixels, Rescaling inside": pixels,
+        "pixels, bytes": lambda: pixels(input_dtype="uint8"),
+        "LeNet, images of -1 to 1": symmetric,
+        "GRU": lambda: plain("gru"),
+        "causal attention": lambda: plain("attentive"),
     }
 
 
@@ -272,24 +337,35 @@ def broken() -> dict[str, tuple[str, Callable[[], Case]]]:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("name", nargs="?", default="", help="a part of the models' names")
-    wanted = parser.parse_args().name.lower()
-    warnings.simplefilter("ignore")
+    parser.add_argument("parts", nargs="*", default=[""], help="parts of the models' names")
+    parser.add_argument("--diagnose", action="store_true", help="diagnose each model as well")
+    options = parser.parse_args()
     cases = {name: (GOOD, make) for name, make in healthy().items()} | broken()
-    titles = ("model", "same codes", "same argmax", "dB", "accuracy", "float", "verdict", "")
-    widths = (43, 10, 11, 5, 8, 6, 13, 5)
+    cases = {
+        name: case
+        for name, case in cases.items()
+        if any(part.lower() in name.lower() for part in options.parts)
+    }
+    titles = ("model", "same codes", "argmax", "dB", "accuracy", "float", "verdict", "", "warned")
+    widths = (43, 10, 6, 5, 8, 6, 13, 5, 6)
     print(head(titles, widths))
-    right, causes = [], []
+    right, texts, false_alarms = [], [], 0
     for name, (truth, make) in cases.items():
-        if wanted not in name.lower():
-            continue
-        model, file, x, y = make()
-        plain = keras_qat.verify(model, file, x)
-        is_class = plain.outputs[0].argmax_agreement is not None
-        labelled = keras_qat.verify(model, file, x, y) if is_class else plain
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            model, file, x, y = make()
+            plain = keras_qat.verify(model, file, x)
+            is_class = plain.outputs[0].argmax_agreement is not None
+            labelled = keras_qat.verify(model, file, x, y) if is_class else plain
+        told = list(dict.fromkeys(str(warning.message) for warning in caught))
+        if options.diagnose:
+            diagnosis = keras_qat.diagnose(model, x)
+            told += [problem for problem in diagnosis.problems if problem not in told]
+            texts.append(f"{name}\n{diagnosis}")
         (output,) = labelled.outputs
         verdicts = {plain.verdict.words, labelled.verdict.words}
         right.append(verdicts == {truth})
+        false_alarms += bool(told) and truth == GOOD
         figures = (
             _percent(output.identical),
             _percent(output.float_argmax_agreement),
@@ -298,10 +374,17 @@ def main() -> None:
             _percent(output.float_accuracy),
         )
         words = ", ".join(sorted(verdicts))
-        print(row((name, *figures, words, "right" if right[-1] else "WRONG"), widths), flush=True)
-        if not plain.verdict.is_good:
-            causes.append(f"{name}\n    {plain.verdict}")
-    print(f"\n{sum(right)} of {len(right)} verdicts are right.\n", *causes, sep="\n")
+        last = (words, "right" if right[-1] else "WRONG", str(len(told) or ""))
+        print(row((name, *figures, *last), widths), flush=True)
+        if told or not plain.verdict.is_good:
+            texts.append("\n    ".join([name, *told, str(plain.verdict)]))
+    healthy_ones = sum(truth == GOOD for truth, _ in cases.values())
+    print(
+        f"\n{sum(right)} of {len(right)} verdicts are right; {false_alarms} of {healthy_ones} "
+        f"healthy models were warned of.\n",
+        *texts,
+        sep="\n",
+    )
 
 
 def _percent(share: float | None) -> str:
