@@ -46,6 +46,10 @@ def network(dead: bool = False, fresh: bool = False, *last: Any) -> Any:
     return model
 
 
+def plain() -> Any:
+    return keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.ReLU()])
+
+
 def calibrated(x: Any, model: Any = None) -> Any:
     qat = keras_qat.quantize_model(model or network())
     keras_qat.calibrate(qat, x)
@@ -111,10 +115,10 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     "All values of the calibration data are 0": lambda _: calibrated(0 * X),
     "The ranges come from 2 examples": lambda _: calibrated(X[:2]),
     "half of the examples vary by less than one quantized value": lambda _: calibrated(
-        with_outlier()
+        with_outlier(), plain()
     ),
     "is set by -1e+09, far outside of its other values": lambda _: calibrated(X, marked()),
-    "have the statistics of a new layer": lambda _: verified(network(fresh=True)),
+    "the statistics of a new layer, mean 0 and variance 1": lambda _: verified(network(fresh=True)),
     "the output is the same for all examples, as if units were dead": lambda _: verified(
         network(dead=True)
     ),
