@@ -8,7 +8,9 @@ and in batches of any size, and neither outliers nor a change of scale cost reso
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,10 +58,20 @@ def sample_of(x: Any, most: int) -> Any:
     step = -(-size // most) or 1
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Otherwise some channels are skipped.
         step += 1
-    x = tf.cast(x, tf.float32)
-    if step > 1:
-        x = tf.reshape(x, [-1, size])[:, ::step]
-    return tf.reshape(x, [-1])
+    return _every(step, size if step > 1 else None)(tf.cast(x, tf.float32))
+
+
+@functools.cache
+def _every(step: int, size: int | None) -> Callable[[Any], Any]:
+    """Returns a function that takes every n-th number of examples of a size."""
+
+    @partial(traced_once, signature=[tf.TensorSpec(None)])
+    def sample(x: Any) -> Any:
+        if size is not None:
+            x = tf.reshape(x, [-1, size])[:, ::step]
+        return tf.reshape(x, [-1])
+
+    return sample
 
 
 def folded(counts: np.ndarray) -> np.ndarray:

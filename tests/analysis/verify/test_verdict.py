@@ -75,8 +75,8 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 }
 
 POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "another scale": (lambda: calibrated(network(), 255 * X), "image", "range is 0 to 255, but"),
-    "of a number": (lambda: calibrated(regressor(), 255 * X), "image", "range is 0 to 255, but"),
+    "another scale": (lambda: calibrated(network(), 255 * X), "image", "range is 0 to 255.2, but"),
+    "of a number": (lambda: calibrated(regressor(), 255 * X), "image", "range is 0 to 255.2, but"),
     "an outlier": (lambda: calibrated(network(), with_outlier()), "image", "no outliers"),
     "part of the range": (lambda: calibrated(network(), X / 20), "image", "lie beyond its range"),
     "2 bits": (lambda: calibrated(network(), X, recipes.low_bits(2, 2)), "conv", "has 2 bits"),
