@@ -94,12 +94,10 @@ def point_net() -> Any:
     return keras.Model(inputs, layers.Dense(5)(layers.GlobalMaxPooling1D()(x)))
 
 
-class PairDistances(layers.Layer):
+def pair_distances(x: Any) -> Any:
     """Squared distances of all pairs of points."""
-
-    def call(self, x: Any) -> Any:
-        squares = tf.reduce_sum(tf.square(x), axis=-1, keepdims=True)
-        return squares - 2.0 * tf.matmul(x, x, transpose_b=True) + tf.transpose(squares, [0, 2, 1])
+    squares = tf.reduce_sum(tf.square(x), axis=-1, keepdims=True)
+    return squares - 2.0 * tf.matmul(x, x, transpose_b=True) + tf.transpose(squares, [0, 2, 1])
 
 
 def edge_convolution() -> Any:
@@ -107,7 +105,7 @@ def edge_convolution() -> Any:
     inputs = keras.Input((16, 3))
 
     def edges(x: Any) -> Any:
-        _, near = tf.math.top_k(-PairDistances()(x), 4)
+        _, near = tf.math.top_k(-pair_distances(x), 4)
         near = tf.gather(x, near, batch_dims=1)
         center = tf.tile(x[:, :, None], [1, 1, 4, 1])
         return tf.concat([center, near - center], axis=-1)

@@ -15,6 +15,7 @@ from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.known_sizes import sizes_of
 
 _FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
 
@@ -130,7 +131,9 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
     The matrices are what the operation itself makes of one row, or column, after the other.
     """
     names = ("images", "size", "method", "preserve_aspect_ratio")
-    x, _, _, keeps_ratio = operands(call, *names)
+    x, size, _, keeps_ratio = operands(call, *names)
+    if None in call.output.shape[1:3] and (known := sizes_of(size)):
+        call.output.shape = (x.shape[0], *known, x.shape[3])
     before, after = (tuple(value.shape[1:3]) for value in (x, call.output))
     if len(x.shape) != 4 or not x.is_float or None in (*before, *after) or keeps_ratio is True:
         return []

@@ -35,6 +35,23 @@ def size_of(value: Value) -> Any:
     return BATCH if axis == 0 else shape[axis]
 
 
+def sizes_of(value: Any) -> list[int] | None:
+    """Returns the sizes that a slice of a shape holds, e.g. `tf.shape(x)[1:3]`; None if unknown."""
+    call = value.producer if isinstance(value, Value) else None
+    source = call.inputs[0].producer if call is not None and call.inputs else None
+    if call is None or source is None or not is_operation(call.layer):
+        return None
+    if getattr(source.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
+        return None
+    part = call.args[1] if len(call.args) > 1 else None
+    part = part[0] if isinstance(part, (list, tuple)) and len(part) == 1 else part
+    if not isinstance(part, dict) or any(isinstance(end, Value) for end in part.values()):
+        return None
+    sizes = source.inputs[0].shape[slice(part["start"], part["stop"], part["step"])]
+    known = [size for size in sizes if size is not None]
+    return known if len(known) == len(sizes) else None
+
+
 def with_known_sizes(graph: Graph) -> Graph:
     """Replaces real numbers that are computed from known sizes by constants."""
     known: dict[Value, Any] = {}

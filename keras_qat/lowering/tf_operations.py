@@ -25,6 +25,8 @@ from keras_qat.lowering.constant_products import (
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.known_sizes import BATCH, size_of
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
+from keras_qat.lowering.statistics import STATISTICS
+from keras_qat.ops.movement import integers
 
 
 def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
@@ -127,32 +129,6 @@ def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call
     return parts.end(parts.new("", layers.Multiply), [difference, difference])
 
 
-def _split_sum(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a sum along axes of known sizes to a mean and a Rescaling."""
-    x, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
-    if not isinstance(x, Value):
-        return _split_list(call, context, layers.Add)
-    axes = [a for a in tf.nest.flatten(axis) if isinstance(a, int)]
-    sizes: list[Any] = [x.shape[a] for a in axes]
-    if not sizes or None in sizes or x.shape[0] is not None:
-        return []
-    parts, options = PartsBuilder(call, context), {"axis": axis, "keepdims": bool(keepdims)}
-    mean = parts.new("mean", type(call.layer), tf.math.reduce_mean)
-    middle = parts.add(mean, x, kwargs=options, shape=call.output.shape)
-    return parts.end(parts.new("", layers.Rescaling, float(math.prod(sizes))), middle)
-
-
-def _split_list(call: Call, context: LoweringContext, make: Any) -> list[Call]:
-    """Lowers a reduction of a list of tensors, stacked along axis 0, to a merge layer."""
-    tensors, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
-    are_several = isinstance(tensors, (list, tuple)) and len(tensors) > 1
-    if not are_several or axis not in (0, [0], (0,)) or keepdims:
-        return []
-    if not all(isinstance(x, Value) for x in tensors):
-        return []
-    return replace_by(call, context, make, inputs=list(tensors))
-
-
 def _split_clip(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.clip_by_value with numbers to ReLU, or to a minimum and a maximum."""
     x, *limits = operands(call, "t", "clip_value_min", "clip_value_max")
@@ -247,10 +223,14 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     """
     symbol = str(call.layer.symbol)
     x, counts, *axis = operands(call, "input", *COPIES[symbol])
-    rank = len(x.shape) if isinstance(x, Value) else 0
     count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
+    if not isinstance(x, Value):
+        x, inner_counts = _repeated_inside(call, x, inner_counts)
+    rank = 0 if x is None else len(x.shape)
     is_batch = isinstance(count, Value) and size_of(count) == BATCH
-    if not rank or not x.is_float or x.shape[0] != 1 or not is_batch or axis not in ([], [0]):
+    if not rank or not call.output.is_float or x.shape[0] != 1 or not is_batch:
+        return []
+    if axis not in ([], [0]):
         return []
     unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
     if symbol != "repeat" and list(inner_counts) != list(unchanged):
@@ -278,6 +258,20 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     return parts.end(parts.new("", operation, tf.math.add), zeros, x)
 
 
+def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:
+    """Returns a constant with all copies but those for the batch, and what is left of the counts.
+
+    The constant is None where it is not known.
+    """
+    values, known = array(x), integers(counts) if counts else ()
+    if values is None or known is None:
+        return None, counts
+    if call.layer.symbol == "tile":
+        repeated = np.tile(values, (1, *known))
+        return repeated.astype(np.float32), [1] * len(known)
+    return values.astype(np.float32), counts
+
+
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
 """Operation that copies -> names of its arguments after the tensor."""
 
@@ -289,6 +283,7 @@ def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list
 
 
 ARITHMETIC: dict[str, Lowering] = {
+    **STATISTICS,
     "nn.silu": _split_silu,
     "math.negative": partial(replace_by, make=layers.Rescaling, scale=-1.0),
     "math.divide": _split_division,
@@ -301,10 +296,6 @@ ARITHMETIC: dict[str, Lowering] = {
     "math.squared_difference": _split_squared_difference,
     # LeakyReLU with the slope -1: every runtime has an operator for it.
     "math.abs": partial(replace_by, make=layers.LeakyReLU, alpha=-1.0),
-    "math.reduce_sum": _split_sum,
-    "math.reduce_mean": partial(_split_list, make=layers.Average),
-    "math.reduce_max": partial(_split_list, make=layers.Maximum),
-    "math.reduce_min": partial(_split_list, make=layers.Minimum),
     "clip_by_value": _split_clip,
     "math.l2_normalize": _split_normalization,
     "einsum": _either(split_einsum, split_constant_einsum),

@@ -10,12 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import multiply
-from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.tf_operations import number, operands
 from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
 from keras_qat.ops.elementwise import accepts_up_to
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.movement import integers
 from keras_qat.ops.op import Arguments, Attributes, Op, held_in
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.tflite.tensor_names import SCOPE
@@ -180,4 +182,66 @@ FROM_INTEGERS = Op(
     doc="integers and truth values as real numbers",
     symbols=("cast",),
     accepts=lambda call, attributes: "" if call.inputs[0].is_float else of_reals(call),
+)
+
+
+def _one_hot_attributes(call: Call) -> Attributes:
+    names = ("indices", "depth", "on_value", "off_value", "axis")
+    _, depth, *values, axis = operands(call, *names)
+    known, axes = integers(depth), integers(-1 if axis is None else axis)
+    on, off = (number(given) for given in (1 if value is None else value for value in values))
+    off = 0.0 if values[1] is None else off
+    rank = len(call.output.shape)
+    return {"depth": known and known[0], "on": on, "off": off, "axis": axes and axes[0] % rank}
+
+
+def _prepare_one_hot(a: Arguments) -> tuple[Any, Any]:
+    ends = (_code(a.attributes[name], a.output) for name in ("on", "off"))
+    return tuple(tf.cast(end - a.output.zero_point, held_in(a.output)) for end in ends)
+
+
+def _code(value: float, output: QuantParams) -> Any:
+    """Returns the quantized value of a number."""
+    params = output.as_tensors()
+    code = round_half_away(value / params.scale) + params.zero_point
+    return tf.clip_by_value(code, params.lowest, params.highest)
+
+
+def _one_hot(a: Arguments) -> Any:
+    (on, off), depth, axis = a.numbers, a.attributes["depth"], a.attributes["axis"]
+    return tf.where(tf.one_hot(a.q[0], depth, True, False, axis), on, off)
+
+
+def _emit_one_hot(e: Emission) -> None:
+    params, (source,) = e.params, e.inputs
+    on, off = (
+        e.constant(name, np.array(_code(e.attributes[name], params), params.dtype), params)
+        for name in ("on", "off")
+    )
+    if e.dtype(source) not in ("int32", "int64"):
+        whole = e.temporary("int32", e.shape(source), "int32")
+        e.cast(source, whole)
+        source = whole
+    axis = e.attributes["axis"]
+    last = len(e.shape(e.outputs[0])) - 1
+    depth = e.constant("depth", e.attributes["depth"])
+    e.add("ONE_HOT", [source, depth, on, off], axis=-1 if axis == last else axis)
+
+
+ONE_HOT = Op(
+    "one_hot",
+    _one_hot,
+    _emit_one_hot,
+    prepare=_prepare_one_hot,
+    doc="a number for each index, and another one for all others",
+    symbols=("one_hot",),
+    attributes=_one_hot_attributes,
+    needs=("depth", "axis"),
+    defaults={"on": 1.0, "off": 0.0},
+    bits=(8,),
+    accepts=lambda call, attributes: (
+        "its options are not known before run time"
+        if None in attributes.values()
+        else of_reals(call)
+    ),
 )

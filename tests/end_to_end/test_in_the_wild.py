@@ -45,6 +45,25 @@ def old_resize(x):
 
 
 BLOCK = [1, 2, 2, 1]
+
+
+def copied(x):
+    rows = np.linspace(-1.0, 1.0, 8, dtype=np.float32)[None, :, None, None]
+    return layers.Concatenate()([x, tf.tile(rows, [tf.shape(x)[0], 1, 8, 1]) * 100.0])
+
+
+def of_another_size(x):
+    small = layers.AveragePooling2D(2)(conv(x))
+    resize = tf.compat.v1.image.resize_bilinear
+    return layers.Lambda(lambda t: resize(t[0], tf.shape(t[1])[1:3], align_corners=True))(
+        [small, x]
+    )
+
+
+def scaled_by_size(x):
+    return layers.Lambda(lambda t: t / tf.sqrt(tf.cast(tf.shape(t)[-1], tf.float32)))(conv(x))
+
+
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
 SHAPE = (8, 8, 4)
 FORMS = {
@@ -89,6 +108,14 @@ FORMS = {
     "what is missing, as 0": (lambda x: tf.where(x < 0.5, tf.zeros_like(x), x), SHAPE),
     "ones and what they add": (lambda x: tf.ones_like(x) - tf.nn.sigmoid(conv(x)), SHAPE),
     "divided by a sum": (lambda x: x / (tf.reduce_sum(tf.abs(x), -1, keepdims=True) + 1.0), SHAPE),
+    "deviations": (lambda x: tf.math.reduce_std(conv(x), [1, 2], keepdims=True), SHAPE),
+    "variances": (lambda x: tf.math.reduce_variance(conv(x), -1), SHAPE),
+    "lengths": (lambda x: tf.norm(conv(x), axis=-1), SHAPE),
+    "a sum of a sum": (lambda x: tf.reduce_sum(tf.reduce_sum(x, [2, 3]), 1), SHAPE),
+    "a map for each": (copied, SHAPE),
+    "where the largest is": (lambda x: tf.one_hot(tf.argmax(conv(x), -1), 4), SHAPE),
+    "a size of another": (of_another_size, SHAPE),
+    "divided by the root of a size": (scaled_by_size, SHAPE),
     "a number over a tensor": (lambda x: 2.0 / (1.0 + tf.abs(conv(x))), SHAPE),
 }
 IN_FLOAT = {"a mean of all of them"}

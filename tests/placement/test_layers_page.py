@@ -112,6 +112,11 @@ ARGUMENTS: dict[str, Any] = {
     "tf.image.extract_patches": ([1, 2, 2, 1], [1, 2, 2, 1], [1] * 4, "VALID"),
     "tf.cast": ("int32",),
     "tf.reverse": ([1],),
+    "tf.math.reduce_std": ([1, 2],),
+    "tf.math.reduce_variance": (-1,),
+    "tf.norm": (2, -1),
+    "tf.cumsum": (1,),
+    "tf.pow": (0.5,),
 }
 """Operation -> its arguments behind the tensor, of shape [6, 6, 4]."""
 

@@ -147,6 +147,12 @@ def _from_integers(numbers):
     return Example(lambda x: tf.cast(x, tf.float32), (shape,), (dtype,))
 
 
+def _one_hot(numbers):
+    shape, dtype = sizes(numbers, 1, 7, numbers.integers(1, 4)), chosen(numbers, *_INTEGERS[1:3])
+    options = chosen(numbers, {}, {"axis": 1}, {"on_value": 2.5, "off_value": -1.0})
+    return Example(lambda x: tf.one_hot(x, 2, **options), (shape,), (dtype,))
+
+
 _INTEGERS = ("bool", "int32", "int64", "uint8", "int8", "int16")
 
 EXAMPLES = {
@@ -220,6 +226,7 @@ EXAMPLES = {
     },
     "select": _choice,
     "from_integers": _from_integers,
+    "one_hot": _one_hot,
     "softmax": _softmax,
     "mask_scores": _mask_scores,
     "group_norm": _group_norm,
