@@ -1,0 +1,107 @@
+"""All 256 and all 65 536 quantized values of each function of one number, over a grid of scales.
+
+The file has to give the same codes. A table that is made wrong is wrong in the file too, so that
+results are compared with the real function as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.ops.lookup import computed_by_table
+from keras_qat.ops.node import Node
+from keras_qat.ops.op import OwnRange, SharedRange
+from tests.ops.examples.example import BATCH
+from tests.ops.harness import assert_same, in_integers, node_of
+from tests.ops.test_contracts import CASES
+
+UNARY = [
+    case
+    for case in CASES
+    if case.values[1] in (8, 16)
+    and (
+        case.values[0].compute is computed_by_table or case.values[0].name in ("relu", "leaky_relu")
+    )
+]
+SCALES = (1e-4, 1e-3, 0.01, 0.05, 0.3, 2.0)
+"""Of the input in 8 bits; in 16 bits 256 times as fine."""
+WIDTHS = (0.5, 1.0, 4.0)
+"""Ranges of the output, over that of the results."""
+
+
+def with_scales(node: Node, bits: int, scale: float, zero: float, width: float) -> Any:
+    """The node on all codes, with this scale and place of zero; the codes and the real results.
+
+    Results are of the numbers in float32 and of their neighbours: some functions jump.
+    """
+    count = 2**bits
+    codes = (np.arange(BATCH * (count // BATCH + 1)) % count - count // 2).reshape(BATCH, -1)
+    zero_point = 0 if bits == 16 else round((zero - 0.5) * (count - 1) - 0.5)
+    x = dataclasses.replace(
+        node.inputs[0],
+        shape=(None, codes.shape[1]),
+        params=QuantParams(np.float32(scale * 2.0 ** (8 - bits)), zero_point, bits),
+    )
+    numbers = x.params.dequantize(codes).astype(np.float32)
+
+    def of(x: np.ndarray) -> np.ndarray:
+        args, kwargs = graph_lib.map_values(lambda _: x, (node.call.args, node.call.kwargs))
+        return np.asarray(node.call.layer(*args, **kwargs), np.float64)
+
+    neighbours = (np.nextafter(numbers, np.float32(end)) for end in (-np.inf, np.inf))
+    real = np.stack([of(numbers), *map(of, neighbours)])
+    params = node.output.params
+    if node.op.output == SharedRange():
+        params = x.params
+    elif isinstance(node.op.output, OwnRange):
+        finite = real[np.isfinite(real)] * width
+        low, high = finite.min(initial=0.0), finite.max(initial=1e-6)
+        if bits == 16:
+            low, high = -max(-low, high) * 32768 / 32767, max(-low, high)
+        params = QuantParams.of_range(low, high, bits)
+    y = dataclasses.replace(node.output, shape=x.shape, params=params)
+    node = dataclasses.replace(node, inputs=(x,), outputs=(y,))
+    return node, ({x.name: codes.astype(x.params.dtype)}, real)
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("op", "bits", "family"), UNARY)
+def test_every_code(op, bits, family, scale):
+    for seed in range(2):
+        node, _ = node_of(op, bits, seed)
+        for zero in (0.0, 0.5, 1.0) if bits == 8 else (0.5,):
+            for width in WIDTHS if isinstance(op.output, OwnRange) else (1.0,):
+                example, (inputs, _) = with_scales(node, bits, scale, zero, width)
+                label = f"scale {scale}, zero at {zero}, width {width}"
+                assert_same(example, inputs, family, label)
+
+
+@pytest.mark.parametrize(
+    ("op", "bits", "family"),
+    [
+        pytest.param(*case.values, id=case.id, marks=[pytest.mark.slow] * (case.values[1] == 16))
+        for case in UNARY
+        if case.values[2] == "xnnpack"
+    ],
+)
+def test_results_are_those_of_the_function(op, bits, family):
+    """Rounded once or twice, or as a kernel approximates it; where there are infinite many."""
+    for seed in range(4):
+        for scale in SCALES[::2]:
+            node, _ = node_of(op, bits, seed)
+            node, (inputs, real) = with_scales(node, bits, scale, 0.5, 1.0)
+            params = node.output.params
+            (codes,) = in_integers(node, inputs, family)
+            ends = [params.dequantize(np.array(end)) for end in (params.lowest, params.highest)]
+            low, high = (np.clip(end(real, 0), *ends) for end in (np.min, np.max))
+            values = params.dequantize(codes)
+            steps = np.maximum(low - values, values - high) / params.scale
+            is_finite = np.isfinite(real).all(0)
+            assert steps[is_finite].max(initial=0) < 1.01, (seed, scale, node.attributes)
