@@ -105,6 +105,17 @@ def test_arguments_are_described_where_they_are_taken():
     assert not bare
 
 
+def test_returns_are_sentences():
+    """The reference takes what stands before a colon for a type."""
+    firsts = {
+        name: re.findall(
+            r"^Returns:\n    (.*)$", inspect.getdoc(getattr(keras_qat, name)) or "", re.M
+        )
+        for name in keras_qat.__all__
+    }
+    assert not {name: first for name, first in firsts.items() if ": " in "".join(first)}
+
+
 def test_reference_groups_names_by_what_is_promised():
     page = PAGE.with_name("reference") / "index.md"
     groups = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page.read_text(), re.M | re.S))

@@ -115,7 +115,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table: problems of the data, the quality now and with each
+        A report that prints as a table, with problems of the data, the quality now and with each
         remedy that gains at least 3 dB, and the layers behind which the signal falls most.
 
     Raises:

@@ -54,11 +54,11 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         tflite: path or contents of the file.
 
     Returns:
-        A dict with these entries. `version`: the version of keras_qat. `recipe`: the recipe as JSON
-        data for `Recipe.from_config`. `fingerprint`: digests with which `verify` checks that the
-        file was exported from the model. `rescaling`, in files that take pixels where the model
-        takes other numbers: name of the input -> scale and offset. `states`, in files that keep
-        the states of recurrent layers.
+        A dict with the `version` of keras_qat, the `recipe` as JSON data for `Recipe.from_config`,
+        and the `fingerprint` by which `verify` knows the model that the file was exported from.
+        Files that take pixels where the model takes other numbers have `rescaling`, a dict from the
+        name of an input to scale and offset, and those that keep the states of recurrent layers
+        have `states`.
 
     Raises:
         ValueError: if this is not an undamaged TFLite file that `export_tflite` wrote.

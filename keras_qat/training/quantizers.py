@@ -50,7 +50,7 @@ def quantizers(model: Any) -> list[Quantizer]:
         model: a quantization-aware model.
 
     Returns:
-        One entry for each quantizer: its tensor, specification, and the ends of its range.
+        One entry for each quantizer, with its tensor, specification and range.
 
     Raises:
         ValueError: if the model is not quantization-aware.
