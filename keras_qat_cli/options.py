@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import click
 
@@ -62,13 +62,6 @@ class TargetName(click.Choice[str]):
 target = click.option("--target", type=TargetName(), help="Where the file is to run.")
 
 
-class Values(Protocol):
-    """Values of options that belong together."""
-
-    def check(self, model: Path) -> None:
-        """Raises an error if they cannot be used, for the saved model too."""
-
-
 class Quantizing(NamedTuple):
     """Options for quantizing a float model, as in `keras_qat.quantize_model`."""
 
@@ -119,7 +112,10 @@ class Exporting(NamedTuple):
 
 
 def _together(name: str, values: Any, *options: Any) -> Callable[[Command], Command]:
-    """Adds options of which a command gets the values as one argument `name`, checked."""
+    """Adds options of which a command gets the values as one argument `name`, checked.
+
+    Their class `values` has `check(model)`, which raises an error if they cannot be used together.
+    """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
