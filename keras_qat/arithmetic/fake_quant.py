@@ -10,15 +10,14 @@ their type. float16 holds a level of 8 bits to 1/8 LSB, bfloat16 those far from 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient
+from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
 from keras_qat.arithmetic.control_flow import cond, straight_through
-
-FAR = 1e38
-"""A number beyond all ranges."""
+from keras_qat.arithmetic.together import Together
 
 SIX = 6.0 * (1 - 2.0**-20)
 """Maximum of a range that was brought to 0..6: inside of ReLU6."""
@@ -53,15 +52,32 @@ def fake_quantize(
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
     The range is nudged so that zero is a level. The gradient passes inside the nudged range and
-    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it.
+    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it. On GPUs and under XLA
+    that joins multiplications and additions, so that numbers between two levels get other codes:
+    there it is the same in single operations.
 
     Args:
         x: the tensor.
         minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
+    if must_not_fuse():
+        return _fake_quantize_plainly(x, minimum, maximum, bits, narrow_range)
     op = tf.quantization.fake_quant_with_min_max_vars
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
+
+
+def _fake_quantize_plainly(
+    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
+) -> Any:
+    """`fake_quantize` in the order of operations of TensorFlow's CPU kernel."""
+    minimum, maximum = (tf.cast(end, tf.float32) for end in (minimum, maximum))
+    low, high = nudged_range(minimum, maximum, bits, narrow_range)
+    scale = quotient(maximum - minimum, float(2**bits - 1 - narrow_range))
+    zero_point = tf.floor(-low * quotient(1.0, scale) + 0.5)
+    clipped = tf.minimum(tf.maximum(x, low), high)
+    steps = quotient(clipped - low, scale) - zero_point
+    return tf.floor(steps + 0.5) * scale
 
 
 def are_numbers(minimum: Any, maximum: Any) -> bool:
@@ -78,6 +94,7 @@ def fake_quantize_if(
     narrow_range: bool = False,
     ceiling: float | None = None,
     source: Any = None,
+    gates: Gates | None = None,
 ) -> Any:
     """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
 
@@ -91,10 +108,18 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
-        source: a `layers.again.Source` of `x`, which is not kept then but computed again.
+        source: a `recompute.Source` of `x`, which is not kept then but computed again.
+        gates: those that it shares with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
         return x
+    gates = gates or Gates()
+    if ceiling is None:
+        gate = gates.between.later(minimum, maximum, float(bits), float(narrow_range))
+    elif are_numbers(minimum, maximum):
+        gate = partial(below_ceiling, maximum, ceiling)
+    else:
+        gate = gates.below.later(maximum, ceiling)
 
     def quantizing(x: Any) -> Any:
         y = fake_quantize(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
@@ -106,9 +131,7 @@ def fake_quantize_if(
         return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        if ceiling is not None:  # Zero is a level already.
-            return _passed_within(upstream, x, None, maximum, ceiling)
-        if are_numbers(minimum, maximum):
+        if ceiling is None and are_numbers(minimum, maximum):
             gradient = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
                 gradients=tf.cast(upstream, tf.float32),
                 inputs=tf.cast(x, tf.float32),
@@ -118,16 +141,14 @@ def fake_quantize_if(
                 narrow_range=narrow_range,
             )
             return tf.cast(gradient, x.dtype)
-        # The nudged ends, in two operations.
-        low, high = tf.unstack(fake_quantize([-FAR, FAR], minimum, maximum, bits, narrow_range))
-        return _passed_within(upstream, x, low, high, math.inf)
+        return _passed(upstream, x, *gate())
 
     def passed(x: Any, upstream: Any) -> Any:
         if ceiling is None:
             return tf.identity(upstream)
         if ceiling == math.inf:
             return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
-        return _passed_within(upstream, x, None, ceiling, ceiling)
+        return _passed(upstream, x, *below_ceiling(ceiling, ceiling))
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
@@ -148,29 +169,62 @@ def fake_quantize_if(
     return quantized(x) if source is None else quantized_source(*source.inputs)
 
 
-def _passed_within(upstream: Any, x: Any, low: Any, high: Any, ceiling: float) -> Any:
-    """`upstream` where `x` is from `low` to `high` and below `ceiling`, else zero.
+def _passed(upstream: Any, x: Any, factor: Any, low: Any = None) -> Any:
+    """`upstream` where `(x - low) * factor` is between 0 and 6, else zero.
 
     In one pass: the gradient of a ReLU6 at `x` brought to 0..6. A mask takes four: two comparisons,
-    what both say, and the choice. The ends are inside, and so is a millionth of the range beyond.
+    what both say, and the choice. Zero and six are outside.
 
     Args:
-        low: None for zero, which is outside.
+        factor: 1.0 for a range that ends with ReLU6's.
+        low: None for zero.
     """
     with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
         x = tf.identity(x)
     dtype, x = upstream.dtype, tf.cast(x, tf.float32)
-    if low is None:
-        factor, least = SIX / high, 6.0 / ceiling
-        if not isinstance(factor, float):
-            x *= tf.maximum(factor, least)
-        elif max(factor, least) != 1.0:  # A range up to 6 is that of ReLU6 itself.
-            x *= max(factor, least)
-    else:  # Of zeros alone a range is empty.
-        size = tf.maximum(high - low, 1e-20)
-        x = (x - (low - size * 2.0**-21)) * (SIX / size)
+    if low is not None:
+        x -= low
+    if not (isinstance(factor, float) and factor == 1.0):
+        x *= factor
     gradients = tf.cast(upstream, tf.float32)
     return tf.cast(tf.raw_ops.Relu6Grad(gradients=gradients, features=x), dtype)
+
+
+def below_ceiling(high: Any, ceiling: Any) -> tuple[Any]:
+    """Returns the `factor` of `_passed` for a range from zero to `high`, behind a ReLU.
+
+    Zero is outside. The upper end is inside, and so is a millionth of the range beyond.
+
+    Args:
+        high: upper end of the range.
+        ceiling: upper end of the ReLU.
+    """
+    if isinstance(high, float):
+        return (max(SIX / high, 6.0 / ceiling),)
+    return (tf.maximum(SIX / high, 6.0 / ceiling),)
+
+
+def between(minimum: Any, maximum: Any, bits: Any, narrow_range: Any) -> tuple[Any, Any]:
+    """Returns `factor` and `low` of `_passed` for the nudged range from `minimum` to `maximum`.
+
+    Both ends are inside, and so is a millionth of the range beyond.
+    """
+    low, high = nudged_range(minimum, maximum, bits, narrow_range)
+    size = tf.maximum(high - low, 1e-20)  # Of zeros alone a range is empty.
+    return SIX / size, low - size * 2.0**-21
+
+
+class Gates:
+    """What the gradients of quantizers need of their ranges, computed for all of them at once.
+
+    Attributes:
+        below: `below_ceiling`, for ranges that begin at zero.
+        between: the function of this name, for others.
+    """
+
+    def __init__(self) -> None:
+        self.below = Together(below_ceiling)
+        self.between = Together(between)
 
 
 def nudged_range(
@@ -180,8 +234,9 @@ def nudged_range(
 
     In the order of operations of TensorFlow's kernel, so equal to the last bit.
     """
-    lowest, highest = float(narrow_range), float(2**bits - 1)
-    scale = (maximum - minimum) / (highest - lowest)
+    lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
+    highest = 2.0**bits - 1.0
+    scale = quotient(maximum - minimum, highest - lowest)
     # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0: they are inside.
     divisor = tf.where(scale > 0, scale, tf.ones_like(scale))
     zero_point = tf.floor(lowest - minimum / divisor + 0.5)
@@ -194,15 +249,23 @@ def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
 
     A channel of zeros gets the limit 1: any scale represents it.
     """
+    return without_zeros(largest_magnitudes(weights, channel_axes))
+
+
+def without_zeros(limits: Any) -> Any:
+    """Returns limits with 1 in place of 0, as any scale represents zeros."""
+    return tf.where(limits > 0, limits, 1.0)
+
+
+def largest_magnitudes(weights: Any, channel_axes: tuple[int, ...]) -> Any:
+    """Largest magnitude in each output channel, also of channels of zeros: see `channel_limits`."""
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
     size = weights.shape.num_elements()
     if channel_axes == (-1,) and size is not None and size >= LARGE:
-        limits = tf.reshape(_column_limits(weights), [1] * (rank - 1) + [-1])
-    else:
-        limits = tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
-    return tf.where(limits > 0, limits, 1.0)
+        return _column_limits(weights)
+    return tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
 
 
 def _column_limits(weights: Any) -> Any:
@@ -211,12 +274,13 @@ def _column_limits(weights: Any) -> Any:
     TensorFlow reduces a few columns at a time, from the first row to the last. Some rows at a time
     stay in the cache for the next columns, and no magnitudes are written.
     """
-    columns = weights.shape[-1]
-    rows = weights.shape.num_elements() // columns
+    *outer, columns = weights.shape
+    rows = math.prod(outer)
     at_once = max(count for count in range(1, ROWS + 1) if rows % count == 0)
-    blocks = tf.reshape(weights, [rows // at_once, at_once, columns])
-    highest = tf.reduce_max(tf.reduce_max(blocks, 1), 0)
-    return tf.maximum(highest, -tf.reduce_min(tf.reduce_min(blocks, 1), 0))
+    blocks = tf.reshape(weights, [rows // at_once, at_once, *[1] * (len(outer) - 2), columns])
+    highest, lowest = tf.reduce_max(blocks, 1, True), tf.reduce_min(blocks, 1, True)
+    limits = tf.reduce_max(tf.maximum(highest, -lowest), 0, True)
+    return limits if len(outer) > 1 else limits[0]
 
 
 def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
@@ -226,15 +290,41 @@ def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
     operation by operation; that op itself is some 40 times slower on a CPU. `limits` are the
     largest magnitudes of the channels, shaped to broadcast.
     """
-    levels = float(2 ** (bits - 1) - 1)
-    return _whole_steps(weights, quotient(limits, levels), levels)
+    return ChannelSteps.of(limits, bits).codes(weights)
 
 
-def _whole_steps(weights: Any, scale: Any, levels: float) -> Any:
-    """`weights` in steps of `scale`, rounded."""
-    # Multiplied, not divided, and shifted to whole numbers first, as in TensorFlow's kernel.
-    steps = (weights + levels * scale) * quotient(1.0, scale)
-    return tf.floor(steps - (levels - 0.5))
+class ChannelSteps(NamedTuple):
+    """The steps of weights with a range per channel, shaped to broadcast against them.
+
+    Args:
+        levels: the largest quantized value.
+        scale: the sizes of the steps.
+        inverse: one over them.
+        shift: what is added to the weights to make all of them positive.
+    """
+
+    levels: float
+    scale: Any
+    inverse: Any
+    shift: Any
+
+    @classmethod
+    def of(cls, limits: Any, bits: int) -> ChannelSteps:
+        """Steps for the largest magnitudes of channels; none may be 0."""
+        levels = float(2 ** (bits - 1) - 1)
+        scale = quotient(limits, levels)
+        return cls(levels, scale, quotient(1.0, scale), levels * scale)
+
+    def codes(self, weights: Any) -> Any:
+        """Rounds weights to whole steps."""
+        # Multiplied, not divided, and shifted to positive numbers first, as in TensorFlow's kernel.
+        times = product if must_not_fuse() else tf.multiply
+        steps = times(weights + self.shift, self.inverse)
+        return tf.floor(steps - (self.levels - 0.5))
+
+    def rounded(self, weights: Any) -> Any:
+        """Rounds weights to the nearest step."""
+        return self.codes(weights) * self.scale
 
 
 def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
@@ -242,13 +332,7 @@ def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
 
     As the limits are those of the weights, nothing is clipped, so the gradient passes everywhere.
     """
-    levels = float(2 ** (bits - 1) - 1)
-
-    def rounded(weights: Any) -> Any:
-        scale = quotient(limits, levels)
-        return _whole_steps(weights, scale, levels) * scale
-
-    return straight_through(rounded, weights)
+    return straight_through(lambda weights: ChannelSteps.of(limits, bits).rounded(weights), weights)
 
 
 def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import has_gpu
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
 from keras_qat.arithmetic.quant_params import single
@@ -181,8 +182,15 @@ def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
             sums = sums + number if has_groups else tf.nn.bias_add(sums, number)
         return tf.nn.relu(sums) if a.merges_relu else sums  # TensorFlow fuses it, unlike a clip.
 
+    def products(x: Any, kernel: Any) -> Any:
+        is_wide = len(kernel.shape) > 2 and math.prod(kernel.shape[:-2]) > 1
+        if not (has_gpu() and is_wide and len(a.numbers.channels) == 1):
+            return linear(x, kernel)
+        # GPUs may transform what they convolve (Winograd, FFT), which float32 rounds.
+        return tf.round(linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64)))
+
     def at_once() -> Any:
-        return with_bias(tf.cast(linear(x, kernel), dtype))
+        return with_bias(tf.cast(products(x, kernel), dtype))
 
     def in_parts() -> Any:
         channels, inputs = a.numbers.channels, kernel.shape[-2]
@@ -193,7 +201,7 @@ def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
         else:
             sizes = [min(size, inputs - start) for start in range(0, inputs, size)]
             parts = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
-            sums = tf.add_n([tf.cast(linear(*part), tf.float64) for part in parts])
+            sums = tf.add_n([tf.cast(products(*part), tf.float64) for part in parts])
         return tf.cast(with_bias(sums), dtype)
 
     return cond(a.numbers.fits, at_once, in_parts)

@@ -47,6 +47,7 @@ from keras_qat.training.layers.float_marks import (
 from keras_qat.training.layers.scheduled_layer import Phase, shapes_only
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.step_tensors import computed_together
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
 """The first entry of a model's configuration, with which the error of Keras 3 begins."""
@@ -121,8 +122,9 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     def simulated(self, inputs: Any, training_argument: Any, mask: Any) -> Any:
         """Computes with fake quantization, as in training; the arguments are those of `call`."""
         is_inference = resolve_training(training_argument) is False
-        precision = computing_in_float32(self) if is_inference else contextlib.nullcontext()
-        with precision, AUTOGRAPH_AS_USUAL:
+        layers = scheduled_layers(self)
+        scope = computing_in_float32(self) if is_inference else computed_together(layers)
+        with scope, AUTOGRAPH_AS_USUAL:
             outputs = super().call(inputs, training=training_argument, mask=mask)
         if not is_inference:
             agree(self.weights)

@@ -13,6 +13,7 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond, straight_through
 from keras_qat.config import specs
 from keras_qat.frontend.keras2 import backend
+from keras_qat.training import step_tensors
 from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
 from keras_qat.training.ranges import observers
 from keras_qat.training.ranges.learned import fake_quantize_learned
@@ -75,7 +76,15 @@ class ActivationQuantizer:
             is_known = phase.training is True and isinstance(applies, bool) and ceiling is None
             source = source_of(x) if is_known else None
             y = fake_quant.fake_quantize_if(
-                applies, x, minimum, maximum, self.spec.bits, False, ceiling, source
+                applies,
+                x,
+                minimum,
+                maximum,
+                self.spec.bits,
+                False,
+                ceiling,
+                source,
+                step_tensors.current().gates,
             )
         if self.watched is not None:
             self.watched(slot, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,12 @@ from keras_qat.ops.registry import gates_of, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
-from keras_qat.training.layers.weight_quantizer import CellQuantizer, GateQuantizer, WeightQuantizer
+from keras_qat.training.layers.weight_quantizer import (
+    CellQuantizer,
+    GateQuantizer,
+    WeightQuantizer,
+    weight_at,
+)
 
 
 @backend.register
@@ -105,6 +111,12 @@ class QuantizeWrapper(ScheduledLayer):
                 self.ceiling = relu_maximum(self.activation)
         self.stateful = self.layer.stateful
         super().build(input_shape)
+
+    def weights_to_stack(self) -> Iterator[tuple[WeightQuantizer, Any]]:
+        quantizes = self.assumed is not None and self.assumed.quantizing is True
+        for name, quantizer in self.weight_quantizers.items() if self.fold == "per_channel" else ():
+            if quantizer.stacks and (quantizes or not quantizer.spec.delayed):
+                yield quantizer, tf.convert_to_tensor(weight_at(self.layer, name))
 
     def reset_states(self) -> None:
         """Sets the states of a stateful recurrent layer to zero."""

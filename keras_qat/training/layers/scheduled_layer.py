@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.frontend.keras2 import backend
+from keras_qat.training import step_tensors
 
 if TYPE_CHECKING:
     from keras_qat.training.layers.quantize import ActivationQuantizer
@@ -174,15 +175,24 @@ class ScheduledLayer(backend.keras.layers.Layer):
         """The layer's activation quantizers."""
         return []
 
+    def weights_to_stack(self) -> Iterator[tuple[WeightQuantizer, Any]]:
+        """Yields weights that this step quantizes, and that others can be quantized beside."""
+        yield from ()
+
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
+
+    def _next_step(self) -> Any:
+        step = step_tensors.current().steps.pop(self, None)
+        if step is None:
+            return self.step.assign_add(1, read_value=True)
+        self.step.assign(step, read_value=False)
+        return step
 
     def advance(self, training: Any) -> Phase:
         """Counts the step if this is training, and returns the phase of the call."""
         training = backend.resolve_training(training)
-        step = cond(
-            training, lambda: self.step.assign_add(1, read_value=True), self.step.read_value
-        )
+        step = cond(training, self._next_step, self.step.read_value)
         if self.assumed is not None and self.assumed.training is training:
             return self.assumed
         starts = self.thresholds()

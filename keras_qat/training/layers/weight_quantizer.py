@@ -14,6 +14,7 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond, straight_through
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.keras2 import backend
+from keras_qat.training import step_tensors
 from keras_qat.training.layers.scheduled_layer import Phase
 from keras_qat.training.ranges import observers
 from keras_qat.training.ranges.learned import fake_quantize_weights_learned
@@ -96,14 +97,23 @@ class WeightQuantizer:
         def quantized(weights: Any) -> Any:
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
-        if quantizing is True:  # It passes the gradient by itself.
-            return quantized(weights)
+        if quantizing is True:
+            together = step_tensors.current().weights.get(self)
+            if together is not None:
+                return straight_through(lambda _: together, weights)
+            return quantized(weights)  # It passes the gradient by itself.
         return straight_through(
             lambda weights: cond(
                 quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
             ),
             weights,
         )
+
+    @property
+    def stacks(self) -> bool:
+        """Whether weights of several layers may be quantized side by side, along their channels."""
+        is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
+        return is_plain and bool(self.channel_axes) and type(self) is WeightQuantizer
 
     def current_range(self, weights: Any) -> tuple[Any, Any]:
         """Returns the range as numpy values: scalars, or arrays with one entry per channel."""

@@ -6,21 +6,32 @@ layer that hosts the quantizer, so Keras saves them like any weight.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.as_written import in_xla, product
 from keras_qat.arithmetic.ties import WIDER, widened
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.keras2.backend import add_scalar
+from keras_qat.training import step_tensors
 from keras_qat.training.distribution import mean_over_replicas
 
 
 def if_seen(seen: Any, new: Any, old: Any) -> Any:
     """Returns `new` if a batch counts, else `old`. Not by a branch, for which GPUs would wait."""
     return new if seen is True else tf.where(seen, new, old)
+
+
+def subtract_product(variable: Any, factor: Any, x: Any) -> Any:
+    """Subtracts `factor * x` from a variable and returns the result, by one operation."""
+    if in_xla():
+        return variable.assign_sub(product(x, factor), read_value=True)
+    tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=factor, delta=x)
+    return variable.read_value()
 
 
 def _variable(host: Any, name: str, value: float) -> Any:
@@ -57,8 +68,9 @@ class LastValue:
         if not self.ignores_minimum:
             low, high = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
         else:
-            low, high = tf.zeros([]), tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
-            high = high if ceiling is None else tf.minimum(high, ceiling)
+            low, high = tf.zeros([]), tf.cast(tf.reduce_max(x), tf.float32)
+            limit = math.inf if ceiling is None else ceiling
+            high = tf.raw_ops.ClipByValue(t=high, clip_value_min=0.0, clip_value_max=limit)
         if self.is_mixed:  # `low` and `high` of NaNs may be zero. Graphs reduce `x` only once.
             ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
@@ -136,18 +148,16 @@ class MovingAverage(LastValue):
 
     def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        one, decay = np.float32(1.0), np.float32(self.spec.ema_decay)
         seen = self.is_seen(low, high, taken)
-        count = tf.convert_to_tensor(self.batches) + if_seen(seen, one, 0.0)
-        self.batches.assign(count, read_value=False)
-        weight = (one - decay) / (one - tf.pow(decay, count))
+        averages, batches = step_tensors.current().averages, tf.convert_to_tensor(self.batches)
+        prepared = averages.pop(self, None)  # A second batch in the same step has another weight.
+        decay = np.float32(self.spec.ema_decay)
+        count, weight = prepared or step_tensors.average_weight(batches, decay)
+        self.batches.assign(if_seen(seen, count, batches), read_value=False)
 
         def moved(variable: Any, end: Any) -> Any:
-            # Returns the value at hand: reading the variable again would be one more operation.
-            old = tf.convert_to_tensor(variable)
-            new = old + if_seen(seen, (end - old) * weight, 0.0)
-            variable.assign(new, read_value=False)
-            return new
+            change = if_seen(seen, tf.convert_to_tensor(variable) - end, 0.0)
+            return subtract_product(variable, weight, change)
 
         minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
         return tf.convert_to_tensor(minimum), moved(self.maximum, high)

@@ -1,0 +1,149 @@
+"""Asks the GPU that is there what could not be known without one, and prints a table.
+
+    python -m benchmarks.gpu              all checks: `make test-gpu`
+    python -m benchmarks.gpu --cpu repeat predict    some of them, on the CPU
+
+tests     the tests of exactness: arithmetic, operators and whole networks
+predict   whether `predict` gives every code of the file, which runs on the CPU
+repeat    whether two trainings give the same weights bit for bit, with op determinism
+steps     step times against float, 128 images of 224x224, with XLA and without, in float32 and
+          mixed_float16
+
+Each check is a process of its own. The exit status is 1 if one fails, or if there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import markdown
+from benchmarks.step_time import ROOT, in_own_process
+
+TESTS = ("tests/arithmetic", "tests/ops", "tests/integer_graph", "tests/end_to_end")
+BATCH, SIZE = 128, 224
+GOALS = {"ResNet50": (1.15, 1.10), "MobileNetV2": (1.30, 1.15)}
+"""Step times against float's that we aim at: without XLA, and with it."""
+TURNS = 20
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="all by default")
+    parser.add_argument("--cpu", action="store_true", help="run checks where there is no GPU too")
+    parser.add_argument("--one", metavar="CHECK", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(CHECKS[arguments.one]()))
+        return
+    device = in_own_process("--one", "device", program="benchmarks.gpu")
+    if device is None and not arguments.cpu:
+        sys.exit("TensorFlow sees no GPU here: nothing was run.")
+    print(f"{device or 'CPU'}\n\n" + markdown.head(("check", "result", "ok"), (32, 44, 3)))
+    passed = True
+    for check in arguments.checks or [name for name in CHECKS if name != "device"]:
+        for label, result, is_good in in_own_process("--one", check, program="benchmarks.gpu"):
+            passed &= is_good
+            row = (label, result, "yes" if is_good else "no")
+            print(markdown.row(row, (32, 44, 3)), flush=True)
+    sys.exit(not passed)
+
+
+Rows = list[tuple[str, str, bool]]
+"""Label, result and whether it is what is promised or aimed at."""
+
+
+def device() -> str | None:
+    """The name of the first GPU; None without one."""
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+    return None
+
+
+def tests() -> Rows:
+    """Runs the tests of exactness."""
+    command = [sys.executable, "-m", "pytest", "-q", *TESTS]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stdout)
+    return [("tests of exactness", done.stdout.splitlines()[-1], done.returncode == 0)]
+
+
+def predict() -> Rows:
+    """Compares `predict` with the file, for some networks."""
+    import keras_qat
+    from benchmarks.models import batch, build
+
+    rows = []
+    for name in ("demo", "MobileNetV2"):
+        for recipe in ("int8", "int16x8"):
+            model = build(name)
+            x, _ = batch(model)
+            qat = keras_qat.quantize_model(model, recipe)
+            keras_qat.calibrate(qat, x)
+            report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=False)
+            identical = report.identical
+            rows.append((f"predict, {name} {recipe}", f"{identical:.4%} of codes", identical == 1))
+    return rows
+
+
+def repeat() -> Rows:
+    """Trains twice with op determinism."""
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_qat
+    from benchmarks.models import batch, build
+    from keras_qat.frontend.keras2.backend import keras
+
+    tf.config.experimental.enable_op_determinism()
+
+    def trained() -> list[Any]:
+        qat = keras_qat.quantize_model(build("demo"))
+        qat.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy")
+        for _ in range(5):
+            qat.train_on_batch(*batch(qat))
+        return list(qat.get_weights())
+
+    pairs = list(zip(trained(), trained(), strict=True))
+    same = sum(np.array_equal(one, other) for one, other in pairs)
+    return [("two trainings, bit for bit", f"{same} of {len(pairs)} weights", same == len(pairs))]
+
+
+def steps() -> Rows:
+    """Compares step times with float's."""
+    from benchmarks import models
+    from benchmarks.step_time import measure
+    from keras_qat.frontend.keras2.backend import keras
+
+    models.BATCH, models.SIZE = BATCH, SIZE
+    for slow in ("contrib", "tfmot"):
+        models.VARIANTS.pop(slow)
+    rows = []
+    for policy in ("float32", "mixed_float16"):
+        keras.mixed_precision.set_global_policy(policy)
+        for name, goals in GOALS.items():
+            for jit_compile, goal in zip((False, True), goals, strict=True):
+                for form, row in measure(name, TURNS, jit_compile).items():
+                    label = f"{name} {policy}{' XLA' if jit_compile else ''}, {form}"
+                    result = f"{1000 * row['step_s']:.1f} ms, {row['step_ratio']:.2f}x"
+                    rows.append((label, f"{result} (goal {goal:.2f}x)", row["step_ratio"] <= goal))
+    return rows
+
+
+CHECKS: dict[str, Callable[[], Any]] = {
+    "device": device,
+    "tests": tests,
+    "predict": predict,
+    "repeat": repeat,
+    "steps": steps,
+}
+
+if __name__ == "__main__":
+    main()

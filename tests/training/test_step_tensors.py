@@ -1,0 +1,92 @@
+"""What quantizers compute together in a step is what each would compute by itself."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.arithmetic.together import Together
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import rng
+
+layers = keras.layers
+X = rng(3).uniform(-1.0, 1.0, (8, 4, 4, 6)).astype(np.float32)
+Y = rng(4).normal(size=(8, 3)).astype(np.float32)
+
+
+def net():
+    """Kernels that are joined, kernels that are not, and a layer that a step calls twice."""
+    image = keras.Input((4, 4, 6))
+    twice = layers.Conv2D(6, 1, name="twice")
+    x = twice(layers.ReLU()(twice(image)))
+    for filters in (4, 3):
+        y = layers.Conv2D(filters, 1, activation="relu6")(x)
+    x = layers.DepthwiseConv2D(3)(layers.DepthwiseConv2D(2)(layers.Concatenate()([x, y])))
+    return keras.Model(image, layers.Dense(3, name="last")(layers.Flatten()(x)))
+
+
+def trained(model, **options):
+    qat = keras_qat.quantize_model(model)
+    qat.compile(keras.optimizers.SGD(0.01), "mse", **options)
+    for _ in range(3):
+        qat.train_on_batch(X, Y)
+    return qat
+
+
+def test_together_or_each_by_itself():
+    model = net()
+    for one, other in zip(
+        trained(model).weights, trained(model, run_eagerly=True).weights, strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=one.name)
+
+
+def test_a_layer_that_a_step_calls_twice_counts_twice():
+    qat = trained(net())
+    steps = {layer.name: int(layer.step) for layer in qat.layers if hasattr(layer, "step")}
+    assert (steps["quant_twice"], steps["quant_last"]) == (6, 3)
+
+
+def test_operations_that_a_model_has_once():
+    qat = keras_qat.quantize_model(net())
+    step = tf.function(lambda x: qat(x, training=True), autograph=False)
+    operations = step.get_concrete_function(X).graph.get_operations()
+    counts = collections.Counter(op.type for op in operations)
+    assert counts["Pow"] == 1
+
+
+def test_results_together():
+    calls = []
+
+    def double(x, y):
+        calls.append(x.shape.rank)
+        return 2.0 * x, x + y
+
+    @tf.function(autograph=False)
+    def run(x):
+        together = Together(double)
+        first, second = together.later(x, 1.0), together.later(3.0, x)
+        early = [*first(), *second()]
+        third = together.later(x, x)
+        return [*early, *third()]
+
+    assert [float(number) for number in run(tf.constant(5.0))] == [10.0, 6.0, 6.0, 8.0, 10.0, 10.0]
+    assert calls == [1, 0]
+    alone = Together(double).later(tf.constant(1.0), 2.0)
+    assert [float(number) for number in alone()] == [2.0, 3.0]
+
+
+def test_results_in_a_branch():
+    """A graph of its own does not wait for others."""
+    together = Together(lambda x: (x + 1.0,))
+
+    @tf.function(autograph=False)
+    def run(x):
+        outside = together.later(x)
+        inside = tf.cond(x > 0.0, lambda: outside()[0], lambda: x)
+        return inside, outside()[0]
+
+    assert [float(number) for number in run(tf.constant(1.0))] == [2.0, 2.0]
