@@ -37,11 +37,13 @@ class KernelFamily:
         matrix_products: rescales int8 sums of products of two tensors; None: in fixed point.
         products: rescales int8 products of two tensors; None: in fixed point.
         additions: whether int8 sums and differences of two tensors are rounded once, at the end,
-            or twice, first on the way to a common scale.
-        means: whether int8 sums over axes are divided by their count in float32 or in fixed point.
+            or twice, first on the way to a common scale, or computed in float32.
+        means: whether int8 sums over axes are divided by their count in float32, in fixed point, or
+            times one float32 factor.
         quantize: whether real numbers are multiplied by the inverse of the int8 scale, halves to
-            even, or divided by the scale, halves away from zero.
-        requantize: whether int8 values get another scale by a factor in 256ths or in fixed point.
+            even, or divided by the scale, halves away from zero or to even.
+        requantize: whether int8 values get another scale by a factor in 256ths, in fixed point, or
+            as real numbers.
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
         tables: how the int8 tables of ELU, sigmoid, tanh and squares round.
         bilinear: precision of the weights of pixels in int8 bilinear interpolation.
@@ -50,7 +52,7 @@ class KernelFamily:
         neon: whether these optimized kernels are those in ARM's vector instructions. They round
             int8 hard swish of 8 values at a time, and sums with packed int4 weights, only once.
         softmax: whether int8 softmax computes exponentials in float32, in fixed point, or looks
-            them up in a table of uint16 and adds them up in integers.
+            them up in a table of uint16 and adds them up in integers, or in one of float32.
         int16_curves: whether int16 sigmoid and tanh of scales that are powers of two use the
             approximations of LSTM gates, or interpolate in a table.
         dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision, where `sums`
@@ -64,22 +66,24 @@ class KernelFamily:
         int4_dense_per_channel: whether FULLY_CONNECTED takes int4 weights with a scale for each
             channel.
         static_shapes: whether the runtime wants shapes as constants where a batch size is given.
+        in_float: whether operators that the fields above do not describe compute in float32, from
+            real numbers, and their results are divided by the scale, halves to even.
     """
 
     name: str
     sums: Rescaling | None = None
     matrix_products: Rescaling | None = None
     products: Rescaling | None = None
-    additions: Literal["rounded_once", "rounded_twice"] = "rounded_twice"
-    means: Literal["float32", "fixed_point"] = "fixed_point"
-    quantize: Literal["times_inverse", "divided"] = "divided"
-    requantize: Literal["256ths", "fixed_point"] = "fixed_point"
+    additions: Literal["rounded_once", "rounded_twice", "float32"] = "rounded_twice"
+    means: Literal["float32", "fixed_point", "one_factor"] = "fixed_point"
+    quantize: Literal["times_inverse", "divided", "divided_to_even"] = "divided"
+    requantize: Literal["256ths", "fixed_point", "float32"] = "fixed_point"
     leaky_relu: Literal["256ths", "fixed_point"] = "fixed_point"
     tables: Literal["half_to_even", "half_away"] = "half_away"
     bilinear: Literal["2048ths", "1024ths"] = "1024ths"
     optimized: bool = False
     neon: bool = False
-    softmax: Literal["float32", "fixed_point", "uint16_table"] = "fixed_point"
+    softmax: Literal["float32", "fixed_point", "uint16_table", "float32_table"] = "fixed_point"
     int16_curves: Literal["gates", "table"] = "table"
     dense: Literal["double", "fixed_point"] = "double"
     ratios: Literal["float32", "float64"] = "float32"
@@ -89,6 +93,7 @@ class KernelFamily:
     int16_lstm: bool = False
     int4_dense_per_channel: bool = True
     static_shapes: bool = False
+    in_float: bool = False
 
 
 REFERENCE = KernelFamily("reference")
@@ -130,7 +135,23 @@ TFLM = KernelFamily(
 )
 """TFLite Micro. Its kernels began as TFLite's portable ones and differ in some points."""
 
-FAMILIES = {family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM)}
+ONNXRUNTIME = KernelFamily(
+    "onnxruntime",
+    sums=half_to_even,
+    matrix_products=half_to_even,
+    products=half_to_even,
+    additions="float32",
+    means="one_factor",
+    quantize="divided_to_even",
+    requantize="float32",
+    softmax="float32_table",
+    in_float=True,
+)
+"""onnxruntime's CPU kernels on x86, for files of `export_onnx`."""
+
+FAMILIES = {
+    family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME)
+}
 """All families, by the name that users pass as `kernels=`."""
 
 

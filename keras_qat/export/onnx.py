@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +22,7 @@ from keras_qat.version import __version__
 
 Activations = Literal["uint8", "int8"]
 
-CHANNEL_AXIS = {"Conv": 0, "MatMul": 1}
+CHANNEL_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
 """Operation whose weights are stored in int8 -> axis of the output channels."""
 
 
@@ -80,13 +81,13 @@ def export_onnx(
     recipe = graph.origin.recipe
     if activations is None:
         activations = "int8" if recipe is not None and recipe.activations.symmetric else "uint8"
-    module = inference_module(graph, rounds_all=True)
+    module = inference_module(graph, for_onnx=True)
     layers = {inner for node in graph.nodes for inner in layers_in(node.call.layer)}
     with contextlib.ExitStack() as scopes:
         for layer in layers:
             # Keras computes groups in a function of its own, which tf2onnx does not look into.
             # The operation sees from the kernel's shape that there are groups.
-            if getattr(layer, "groups", 1) > 1:
+            if getattr(layer, "groups", 1) > 1 and hasattr(layer, "kernel_size"):
                 scopes.enter_context(swapped(layer, groups=1))
         for node in graph.nodes:
             # onnxruntime 1.31 ends the process where quantization is inside of loops.
@@ -96,6 +97,7 @@ def export_onnx(
         proto, _ = tf2onnx.convert.from_function(
             module.serve, input_signature=module.serve.input_signature, opset=opset
         )
+    _store_captured(proto.graph, module.serve.get_concrete_function(), graph.inputs.keys())
     weights = [node.weights for node in graph.nodes if node.weights is not None]
     _store_weights(proto.graph, weights, integer_biases=activations == "uint8")
     if activations == "int8":
@@ -136,6 +138,8 @@ def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> N
     nodes = []
     for node in list(graph.node):
         axis, steps = CHANNEL_AXIS.get(node.op_type, 0), None
+        if any(option.name == "transB" and option.i for option in node.attribute):
+            axis = 0
         if node.op_type in CHANNEL_AXIS and node.input[1] in floats:
             kernel = numpy_helper.to_array(floats[node.input[1]])
             steps = _steps(kernel, axis, layers)
@@ -160,6 +164,16 @@ def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> N
     _replace(graph.node, nodes)
     used = {name for node in graph.node for name in node.input}
     _replace(graph.initializer, [array for array in graph.initializer if array.name in used])
+
+
+def _store_captured(graph: Any, function: Any, inputs: Collection[str]) -> None:
+    """Makes initializers of constants that tf2onnx takes for inputs of the graph."""
+    from onnx import numpy_helper
+
+    values = {inner.name: outer for outer, inner in function.graph.captures}
+    for extra in [entry for entry in graph.input if entry.name not in inputs]:
+        graph.initializer.append(numpy_helper.from_array(values[extra.name].numpy(), extra.name))
+        graph.input.remove(extra)
 
 
 def _make_signed(graph: Any) -> None:

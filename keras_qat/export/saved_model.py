@@ -58,14 +58,14 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
 
 
-def inference_module(graph: ResolvedGraph, rounds_all: bool = False) -> tf.Module:
+def inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
     """Makes a module whose `serve` computes the folded, fake-quantized model.
 
     Args:
         graph: the graph.
-        rounds_all: whether tensors that keep the quantized values of their input are
-            fake-quantized too. That changes no value: runtimes that look for integer operators
-            want it around each operator.
+        for_onnx: whether it becomes an ONNX file. Tensors that keep the quantized values of their
+            input are then fake-quantized too, as runtimes look for operators with quantization on
+            both sides, and layers in float are made of operations that converters take.
 
     Returns:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
@@ -82,7 +82,7 @@ def inference_module(graph: ResolvedGraph, rounds_all: bool = False) -> tf.Modul
     ]
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        return _outputs(graph, list(inputs), rounds_all)
+        return _outputs(graph, list(inputs), for_onnx)
 
     module = tf.Module()
     # Weights that are not folded are saved too, but not their layers, which Keras would trace.
@@ -97,7 +97,7 @@ def inference_module(graph: ResolvedGraph, rounds_all: bool = False) -> tf.Modul
     return module
 
 
-def _outputs(graph: ResolvedGraph, inputs: list[Any], rounds_all: bool) -> dict[str, Any]:
+def _outputs(graph: ResolvedGraph, inputs: list[Any], for_onnx: bool) -> dict[str, Any]:
     real: dict[Tensor, Any] = {
         tensor: x if tensor.params is None else _rounded(x, tensor.params)
         for tensor, x in zip(graph.inputs.values(), inputs, strict=True)
@@ -105,20 +105,20 @@ def _outputs(graph: ResolvedGraph, inputs: list[Any], rounds_all: bool) -> dict[
     for node in graph.nodes:
         numbers = [real[x] for x in node.inputs if not isinstance(x, Constant)]
         with tf.name_scope(node.name.replace(":", "_")):
-            results = tf.nest.flatten(_computed(node, numbers, rounds_all))
+            results = tf.nest.flatten(_computed(node, numbers, for_onnx))
         real.update(zip(node.outputs, results, strict=True))
     return {name: real[tensor] for name, tensor in graph.outputs.items()}
 
 
-def _computed(node: Node, numbers: list[Any], rounds_all: bool) -> Any:
+def _computed(node: Node, numbers: list[Any], for_onnx: bool) -> Any:
     if node.op is None:
-        return compute_in_float(node, numbers)
-    results = numbers if node.op.only_rounds else _called(node, numbers)
+        return compute_in_float(node, numbers, for_file=for_onnx)
+    results = numbers if node.op.only_rounds else _called(node, numbers, for_onnx)
     params = node.output.params
     if node.maximum is not None and not (params and _clips_as(params, node.maximum)):
         clip = tf.nn.relu6 if node.maximum == 6 else tf.nn.relu
         results = tf.nest.map_structure(clip, results)
-    if params is None or (node.op.output == SharedRange() and not rounds_all):
+    if params is None or (node.op.output == SharedRange() and not for_onnx):
         return results
     return tf.nest.map_structure(lambda x: _rounded(x, params), results)
 
@@ -130,7 +130,7 @@ def _clips_as(params: QuantParams, maximum: float) -> bool:
     return params.zero_point == params.lowest and reaches
 
 
-def _called(node: Node, numbers: list[Any]) -> Any:
+def _called(node: Node, numbers: list[Any], for_onnx: bool) -> Any:
     """Calls the node's layer with the weights that files hold."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
@@ -147,7 +147,7 @@ def _called(node: Node, numbers: list[Any]) -> Any:
                 replaced["use_bias"] = True
         with swapped(layer, **replaced), computing_in_float32(layer):
             return layer.call(x)
-    return compute_in_float(node, numbers)
+    return compute_in_float(node, numbers, for_file=for_onnx)
 
 
 def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:

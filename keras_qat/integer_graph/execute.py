@@ -16,12 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Value
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.masks import Masks
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
-from keras_qat.ops.op import Arguments, FixedRange, held_in
+from keras_qat.ops.op import Arguments, FixedRange, SharedRange, held_in
 from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
@@ -126,10 +126,14 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
 def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
     op, output = node.op, node.output.params
     assert op is not None
+    if computes_in_float(node, family):
+        assert output is not None
+        ends = _ends(output, node.maximum)
+        return NodeNumbers((), {"numbers": output.as_tensors().scale}, ends)
     # One for each operand, also where it is read twice: rows compare inputs by identity.
     specs = {id(x): _spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
-    native = _native(node)
+    native = _native(node, family)
     arguments = dataclasses.replace(
         _arguments(node, family, [specs[id(x)] for x in node.inputs]),
         params=params,
@@ -156,12 +160,12 @@ def _spec(operand: Operand) -> Any:
     return tf.TensorSpec(shape, operand.dtype)
 
 
-def _native(node: Node) -> QuantParams | None:
+def _native(node: Node, family: KernelFamily) -> QuantParams | None:
     """Returns the range that a node's row computes in: the output's, or what its kernels fix."""
     assert node.op is not None
     output = node.output.params
     fixed = node.op.output
-    is_fixed = isinstance(fixed, FixedRange) and output is not None
+    is_fixed = isinstance(fixed, FixedRange) and output is not None and not family.in_float
     return fixed.params(output.bits) if is_fixed else output  # type: ignore[union-attr]
 
 
@@ -187,11 +191,32 @@ def _arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
         attributes=node.attributes,
         q=q,
         params=[bits(operand.params) for operand in node.inputs],
-        output=bits(_native(node)),
+        output=bits(_native(node, family)),
         call=node.call,
         merges_relu=node.maximum is not None,
         sized=node.sized,
     )
+
+
+def computes_in_float(node: Node, family: KernelFamily) -> bool:
+    """Whether a family computes an operator in float, from real numbers."""
+    op = node.op
+    if op is None or not family.in_float or node.output.params is None or op.only_rounds:
+        return False
+    if op.is_affine or any(isinstance(operand, Constant) for operand in node.inputs):
+        return True
+    return not (op.weights or op.onnx_kernel or op.output == SharedRange())
+
+
+def quantize_results(
+    node: Node, results: list[Any], family: KernelFamily, prepared: NodeNumbers | None
+) -> list[Any]:
+    """Quantizes what a node computed in float: divided by the scale, halves to even."""
+    known = prepared or _prepare_node(node, family)
+    assert known.ends is not None
+    scale = known.row["numbers"]
+    rounded = [tf.round(single(tf.cast(y, tf.float64) / scale)) for y in results]
+    return [tf.cast(_clipped(y, known.ends), tf.float32) for y in rounded]
 
 
 def compute_node(
@@ -266,6 +291,10 @@ def run(
                 for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
             ]
             results = tf.nest.flatten(in_float(node, reals))
+        elif computes_in_float(node, family):
+            reals = [real(tensor) for tensor in node.inputs if isinstance(tensor, Tensor)]
+            results = tf.nest.flatten(in_float(node, reals))
+            results = quantize_results(node, results, family, of_node)
         else:
             read = [None if isinstance(x, Constant) else tensors[x] for x in node.inputs]
             results = compute_node(node, read, family, of_node)

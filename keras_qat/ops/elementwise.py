@@ -16,6 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import inputs_and_constants
+from keras_qat.ops import mlas
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
@@ -41,7 +42,9 @@ class _Sum:
     conversion: Multiplier
 
 
-def _prepare_add(a: Arguments) -> _Sum:
+def _prepare_add(a: Arguments) -> Any:
+    if _in_float32(a):
+        return mlas.prepare_sum(a)
     native, sign = _native(a.params, a.output), a.attributes["sign"]
     (first, second), dtype = (x.scale for x in a.params), a.q[0].dtype
     rounds_once = a.family.additions == "rounded_once" and not a.wide
@@ -57,6 +60,8 @@ def _prepare_add(a: Arguments) -> _Sum:
 
 def _add(a: Arguments) -> Any:
     """a + b, or a - b, in a scale that kernels take, and in that of the output."""
+    if _in_float32(a):
+        return mlas.sum_of_two(a.q, a.numbers)
     numbers: _Sum = a.numbers
     result = _add_once(a, numbers.once) if numbers.once else _add_twice(a)
 
@@ -64,6 +69,10 @@ def _add(a: Arguments) -> Any:
         return requantized(tf.clip_by_value(result, *numbers.ends), numbers.conversion)
 
     return cond(numbers.is_wider, brought, lambda: tf.identity(result))
+
+
+def _in_float32(a: Arguments) -> bool:
+    return a.family.additions == "float32" and not a.wide
 
 
 def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
@@ -153,11 +162,13 @@ def _squared(x: Any) -> Any:
 _square = by_table(in_float32(_squared, xnnpack=_squared))
 
 
-def _prepare_multiply(a: Arguments) -> tuple[Multiplier, Any]:
+def _prepare_multiply(a: Arguments) -> tuple[Any, Any]:
     """Returns the ratio, and the table of a tensor times itself, None for other products.
 
     XNNPACK multiplies in float32 where the ratio is from 2^-16 to below 2^8.
     """
+    if _in_float32(a):
+        return mlas.prepare_product(a)
     factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
     if a.family.products is None or a.wide:
         return Multiplier(fixed_point(factor)), None
@@ -173,6 +184,8 @@ def _multiply(a: Arguments) -> Any:
 
     XNNPACK makes a square of a tensor times itself, which it looks up.
     """
+    if _in_float32(a):
+        return mlas.product_of_two(a.q, a.numbers)
     (x, y), (numbers, square) = a.q, a.numbers
 
     def in_float(factor: Any) -> Any:
@@ -228,6 +241,7 @@ ADD = Op(
     takes_clip=True,
     elementwise=True,
     takes_constants=True,
+    onnx_kernel=True,
 )
 
 SUBTRACT = dataclasses.replace(
@@ -238,6 +252,7 @@ SUBTRACT = dataclasses.replace(
     symbols=("math.subtract",),
     attributes=lambda call: {"sign": -1},
     defaults={"sign": -1},
+    onnx_kernel=False,
 )
 
 MULTIPLY = dataclasses.replace(

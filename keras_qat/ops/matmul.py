@@ -39,7 +39,8 @@ def _prepare(a: Arguments) -> Multiplier:
     if a.family.matrix_products is None or a.wide:
         return Multiplier(fixed_point(ratio))
     in_float32 = tf.cast(single(ratio), tf.float32)
-    return Multiplier(fixed_point(ratio), in_float32, second.zero_point == 0)
+    takes_all = a.family.in_float
+    return Multiplier(fixed_point(ratio), in_float32, takes_all or second.zero_point == 0)
 
 
 def _product(a: Arguments) -> Any:

@@ -194,6 +194,8 @@ class Op:
             weights alone: once for many batches. Without it `compute` finds ranges and weights.
         compute: the integer implementation, for every family and all `bits`.
         emit: writes it into a TFLite file.
+        onnx_kernel: whether onnxruntime has an integer kernel of it, as of all that has weights,
+            or that only moves values; other operators of ONNX files compute in float.
         products: of sums of products: how many there are for one example, asked for where all
             sizes are known.
     """
@@ -235,6 +237,7 @@ class Op:
     gates: int = 1
     multiplies_tensors: bool = False
     falls_back_to_input_range: bool = False
+    onnx_kernel: bool = False
     products: Callable[[Node], int] = lambda node: 0
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
@@ -151,8 +152,11 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return fixed_point(params.scale / output.scale)
-    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
     count = _known_count(a)
+    if a.family.means == "one_factor":
+        scales = params.scale, output.scale
+        return scales if count is None else (_one_factor(scales, count),)
+    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
     return numbers if count is None else _factor_and_offset(numbers, count)
 
 
@@ -170,8 +174,14 @@ def _factor_and_offset(numbers: Any, count: Any) -> tuple[Any, ...]:
     return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point
 
 
+def _one_factor(scales: tuple[Any, Any], count: Any) -> Any:
+    """Returns onnxruntime's factor for sums."""
+    before, after = scales
+    return single(quotient(before, single(after * tf.cast(count, tf.float64))))
+
+
 def _is_fixed_point(a: Arguments) -> bool:
-    return a.family.means != "float32" or a.wide
+    return a.family.means == "fixed_point" or a.wide
 
 
 def _mean(a: Arguments) -> Any:
@@ -194,6 +204,9 @@ def _mean(a: Arguments) -> Any:
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     numbers: Any = a.numbers
+    if a.family.means == "one_factor":
+        (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
+        return tf.cast(tf.round(single(product(sums, only))), x.dtype)
     if len(numbers) == 3:  # The count was not known.
         numbers = _factor_and_offset(numbers, count)
     factor, of_zeros, offset, zero_point = numbers
@@ -215,6 +228,7 @@ MEAN = dataclasses.replace(
     doc="means along axes",
     output=OwnRange(),
     falls_back_to_input_range=True,
+    onnx_kernel=True,
     layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_mean",),
     accepts=_accepts_mean,

@@ -16,7 +16,7 @@ from keras_qat.ops.op import Arguments, Op, held_in
 
 
 def _prepare_quantize(a: Arguments) -> Any:
-    """XNNPACK multiplies by the inverse of the scale; TFLite's kernel divides by the scale."""
+    """XNNPACK multiplies by the inverse of the scale; other kernels divide by the scale."""
     return single(1.0 / a.output.scale) if _takes_inverse(a) else a.output.scale
 
 
@@ -30,7 +30,9 @@ def _quantize(a: Arguments) -> Any:
     x = tf.cast(a.q[0], tf.float64)
     if _takes_inverse(a):
         return tf.cast(tf.round(single(x * a.numbers)), tf.float32)
-    return tf.cast(round_half_away(single(x / a.numbers)), held_in(a.output))
+    is_even = a.family.quantize == "divided_to_even"
+    rounded = tf.round if is_even else round_half_away
+    return tf.cast(rounded(single(x / a.numbers)), held_in(a.output))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +74,10 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     ratio = fixed_point(before / after)
-    if family.requantize != "256ths" or 16 in (params.bits, output.bits):
+    if family.requantize == "fixed_point" or 16 in (params.bits, output.bits):
         return Multiplier(ratio)
+    if family.requantize == "float32":
+        return Multiplier(ratio, (before, after), True)
     coarse = single(before / after)
     is_coarse = (coarse >= 2.0**-8) & (coarse <= 2.0**7)
     return Multiplier(ratio, tf.cast(tf.round(256.0 * coarse), tf.float32), is_coarse)
@@ -83,13 +87,17 @@ def requantized(q: Any, numbers: Multiplier) -> Any:
     """Expresses the same real values with other parameters.
 
     Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
-    31-bit numbers twice.
+    31-bit numbers twice; real numbers once, half to even.
     """
 
-    def in_256ths(factor: Any) -> Any:
+    def in_other(factor: Any) -> Any:
+        if isinstance(factor, tuple):
+            before, after = factor
+            real = single(tf.cast(q, tf.float64) * before)
+            return tf.cast(tf.round(single(real / after)), q.dtype)
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
-    return numbers.times(lambda: tf.cast(q, tf.int64), q.dtype, in_256ths)
+    return numbers.times(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
 
 
 QUANTIZE = Op(

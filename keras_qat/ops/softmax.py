@@ -31,6 +31,7 @@ from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.tf_operations import is_operation, number, operands
+from keras_qat.ops import mlas
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
@@ -73,7 +74,9 @@ class _Numbers:
 
 
 def _prepare(a: Arguments) -> Any:
-    (x,) = a.params
+    (x,), axis = a.params, a.attributes["axis"]
+    if a.family.softmax == "float32_table" and not a.wide:
+        return mlas.prepare_softmax(a, a.q[0].shape[axis] or 1)
     if a.wide:
         return fixed_point(quotient(single(x.scale), 10.0 / 65535.0))
     wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
@@ -93,6 +96,8 @@ def _softmax(a: Arguments) -> Any:
     (q,), numbers, axis = a.q, a.numbers, a.attributes["axis"]
     if a.wide:
         return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), numbers, axis), q.dtype)
+    if a.family.softmax == "float32_table":
+        return mlas.softmax(q, numbers, axis)
     q = cond(
         numbers.is_wider,
         lambda: requantized(a.q[0], numbers.conversion),
@@ -293,6 +298,7 @@ SOFTMAX = Op(
     needs=("axis",),
     accepts=_accepts,
     output=FixedRange(0.0, 255 / 256),
+    onnx_kernel=True,
 )
 
 

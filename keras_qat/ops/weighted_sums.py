@@ -94,7 +94,7 @@ def prepare_sums(
     if a.family.sums is not None and not a.wide:
         if weights.packed and of_int4 is not None:
             how = of_int4
-        elif rounding != "eights":
+        elif rounding != "eights" or a.family.in_float:
             how = "family"
     dtype = tf.float64 if a.wide else tf.float32
     bias = None if weights.bias is None else _row(weights.bias, dtype)

@@ -267,7 +267,7 @@ def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
     q = np.broadcast_to(PIXELS[:, None] + ZERO - pixels.params.zero_point, expected.shape)
     q_pixels = tf.constant(q.reshape(-1, *(1,) * (len(pixels.shape) - 2), q.shape[-1]), tf.float32)
     wrong = 0.0
-    for family in FAMILIES.values():
+    for family in (family for family in FAMILIES.values() if not family.in_float):
         known: dict[Any, Any] = {pixels: q_pixels}
         for node in nodes:
             (known[node.output],) = compute_node(node, [*map(known.get, node.inputs)], family)

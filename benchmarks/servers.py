@@ -1,0 +1,113 @@
+"""onnxruntime and OpenVINO: codes of the int8 file beside the model's, its speed beside float.
+
+    python -m benchmarks.servers --models MobileNetV2 ResNet50
+
+The package openvino is used where it is installed; it is in no extra. Weights are random, and
+ranges those of random images. Networks end before their classifier, where there are most codes.
+Times are of one image of 96 x 96 pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf2onnx
+
+import keras_qat
+from benchmarks.markdown import head, row
+from benchmarks.models import build
+from keras_qat.frontend.keras2.backend import keras
+
+TITLES = ("network", "recipe", "runtime", "same codes", "largest", "float ms", "int8 ms", "faster")
+WIDTHS = (14, 9, 18, 10, 7, 8, 7, 6)
+ACTIVATIONS = {"int8": "uint8", "symmetric": "int8"}
+Run = Callable[[np.ndarray], np.ndarray]
+
+
+def _onnxruntime(contents: bytes, threads: int) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(contents, options)
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x})[0]
+
+
+def _openvino(contents: bytes, threads: int) -> Run:
+    import openvino
+
+    # Without the hint, newer processors compute what is in float in bfloat16.
+    hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(contents), "CPU", hints)
+    return lambda x: compiled(x)[0]
+
+
+RUNTIMES = {"onnxruntime": _onnxruntime, "openvino": _openvino}
+
+
+def runtimes() -> Iterator[tuple[str, Any, Any]]:
+    """The runtimes that are installed: name, module, and what opens a file."""
+    for name, opened in RUNTIMES.items():
+        try:
+            yield name, __import__(name), opened
+        except ImportError:
+            continue
+
+
+def in_turn(runs: tuple[Run, Run], x: np.ndarray, rounds: int) -> list[float]:
+    """Milliseconds of each, medians of runs in turn."""
+    times: list[list[float]] = [[], []]
+    for _ in range(rounds + 2):
+        for run, taken in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run(x)
+            taken.append(1000 * (time.perf_counter() - start))
+    return [statistics.median(taken[2:]) for taken in times]
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["MobileNetV2", "ResNet50"])
+    parser.add_argument("--examples", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    print(head(TITLES, WIDTHS))
+    for name in options.models:
+        whole = build(name)
+        model = keras.Model(whole.input, whole.layers[-2].output)  # Without softmax.
+        images = np.random.default_rng(0).normal(size=(options.examples, *model.input_shape[1:]))
+        x = images.astype(np.float32)
+        signature = [tf.TensorSpec(model.input_shape, tf.float32, name="image")]
+        as_float = tf2onnx.convert.from_keras(model, signature, opset=17)[0].SerializeToString()
+        for recipe, activations in ACTIVATIONS.items():
+            qat = keras_qat.quantize_model(model, recipe, kernels="onnxruntime")
+            keras_qat.calibrate(qat, x)
+            contents = keras_qat.export_onnx(qat, activations=activations)  # type: ignore[arg-type]
+            (output,) = keras_qat.resolve(qat).outputs.values()
+            assert output.params is not None
+            expected = qat.predict(x, verbose=0)
+            for runtime, module, opened in runtimes():
+                run = opened(contents, options.threads)
+                steps = np.abs(np.rint((run(x) - expected) / output.params.scale))
+                floats, integers = in_turn(
+                    (opened(as_float, options.threads), run), x[:1], options.rounds
+                )
+                version = module.__version__.split("-")[0]
+                cells = [name, recipe, f"{runtime} {version}", f"{np.mean(steps == 0):.2%}"]
+                cells += [f"{steps.max():.0f}", f"{floats:.1f}", f"{integers:.1f}"]
+                print(row([*cells, f"{floats / integers:.1f}x"], WIDTHS), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Integer arithmetic of onnxruntime's kernels (MLAS) where it differs from that of all others.
+
+They compute in float32 and add the output's zero point, which is that of uint8, before they round
+halves to even.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.as_written import product, quotient
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.ops.op import Arguments
+
+UNSIGNED = 128
+"""What a zero point of uint8 is larger than one of int8."""
+
+
+def _zero_point(params: QuantParams) -> Any:
+    """Returns the zero point of uint8, in float64."""
+    return tf.cast(params.zero_point, tf.float64) + UNSIGNED
+
+
+def _rounded(x: Any, zero_point: Any, dtype: tf.DType) -> Any:
+    """Rounds values that the zero point is added to already, and takes it off again."""
+    return tf.cast(tf.round(x) - zero_point, dtype)
+
+
+def prepare_sum(a: Arguments) -> tuple[Any, ...]:
+    """Prepares `sum_of_two`: both ratios of scales, both zero points, the offset, the output's."""
+    ratios = [single(quotient(x.scale, a.output.scale)) for x in a.params]
+    zero_points = [_zero_point(x) for x in a.params]
+    (first, second), (zero_1, zero_2) = ratios, zero_points
+    zeros = single(product(first, zero_1) + single(product(second, zero_2)))
+    output = _zero_point(a.output)
+    return *ratios, *zero_points, single(output - zeros), output
+
+
+def sum_of_two(q: list[Any], numbers: tuple[Any, ...]) -> Any:
+    """Adds two tensors by two fused multiplications and additions in float32."""
+    first, second, zero_1, zero_2, offset, output = numbers
+    x, y = (tf.cast(part, tf.float64) for part in q)
+    partly = single(product(y + zero_2, second) + offset)
+    return _rounded(single(product(x + zero_1, first) + partly), output, q[0].dtype)
+
+
+def prepare_product(a: Arguments) -> tuple[Any, Any]:
+    """Prepares `product_of_two`: the ratio of the scales, and the output's zero point."""
+    first, second = (x.scale for x in a.params)
+    return single(quotient(single(first * second), a.output.scale)), _zero_point(a.output)
+
+
+def product_of_two(q: list[Any], numbers: tuple[Any, Any]) -> Any:
+    """Multiplies two tensors."""
+    ratio, output = numbers
+    whole = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
+    return _rounded(single(single(product(whole, ratio)) + output), output, q[0].dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxNumbers:
+    """The numbers of softmax.
+
+    Args:
+        table: exponentials of 0 to 255 steps below the largest value.
+        levels: quantized values for 1.
+        zero_point: the output's.
+    """
+
+    table: Any
+    levels: Any
+    zero_point: Any
+
+
+def prepare_softmax(a: Arguments, count: int) -> SoftmaxNumbers:
+    """Prepares `softmax` of so many values at a time."""
+    (x,) = a.params
+    # The largest number of float32 is shared out among all exponentials.
+    most = max(0.0, math.log(float(np.finfo(np.float32).max) / count) - 5.0)
+    steps = quotient(tf.constant(most, tf.float64), x.scale) - tf.range(256, dtype=tf.float64)
+    table = tf.cast(tf.exp(product(steps, x.scale)), tf.float32)
+    levels = tf.floor(single(quotient(1.0, a.output.scale)))
+    return SoftmaxNumbers(table, tf.cast(levels, tf.float32), _zero_point(a.output))
+
+
+def softmax(q: Any, numbers: SoftmaxNumbers, axis: int) -> Any:
+    """Divides exponentials from a table by their sum, which is added up one after another."""
+    below = tf.reduce_max(q, axis, keepdims=True) - q
+    exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
+    sums = tf.cumsum(exponentials, axis)
+    total = tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)
+    return tf.round(quotient(product(exponentials, numbers.levels), total))
