@@ -160,9 +160,9 @@ class Recipe:
 
         Args:
             what: "zeros" keeps zero weights at zero, also in the file, so that a pruned model stays
-                pruned. "clusters" keeps equal weights of a layer equal, as in a clustered model; in
-                the file, equal weights of one output channel stay equal, as each channel has its
-                own scale. Finding clusters takes time in each step.
+                pruned. "clusters" keeps equal weights of a layer equal, as in a clustered model,
+                and zeros at zero; in the file, equal weights of one output channel stay equal, as
+                each channel has its own scale. Finding clusters takes time in each step.
 
         Raises:
             ValueError: if the recipe quantizes folded weights, with one range for the tensor.

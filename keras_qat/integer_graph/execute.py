@@ -30,13 +30,19 @@ Ends = tuple[Any, Any]
 """The lowest and the highest quantized value less the zero point."""
 
 
-def quantized_input(x: Any, params: QuantParams) -> Any:
+def quantized_input(x: Any, params: QuantParams, family: KernelFamily) -> Any:
     """Quantizes real inputs of a model as a caller of its file does: round half up."""
-    return _quantized_input(x, _scale(params), _ends(params))
+    return _quantized_input(x, _scale(params), _ends(params), _rounds_to_even(family))
 
 
-def _quantized_input(x: Any, scale: Any, ends: Ends) -> Any:
-    return _clipped(tf.floor(tf.cast(x, scale.dtype) / scale + 0.5), ends)
+def _rounds_to_even(family: KernelFamily) -> bool:
+    """Whether files have real inputs, which a family rounds by itself, halves to even."""
+    return family.quantize == "divided_to_even"
+
+
+def _quantized_input(x: Any, scale: Any, ends: Ends, to_even: bool) -> Any:
+    steps = tf.cast(x, scale.dtype) / scale
+    return _clipped(tf.round(steps) if to_even else tf.floor(steps + 0.5), ends)
 
 
 def _scale(params: QuantParams) -> Any:
@@ -97,17 +103,20 @@ class Numbers:
         nodes: the numbers of each node; None for a node in float.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
+        to_even: whether halves among the inputs are rounded to even, not up.
     """
 
     nodes: tuple[NodeNumbers | None, ...]
     scales: dict[str, Any]
     ends: dict[str, Ends]
+    to_even: bool = False
 
     def quantized(self, x: Any, tensor: Tensor) -> Any:
         """Quantizes an input of the graph as a caller of its file does."""
         if tensor.params is None:
             return x
-        return _quantized_input(x, self.scales[tensor.name], self.ends[tensor.name])
+        name = tensor.name
+        return _quantized_input(x, self.scales[name], self.ends[name], self.to_even)
 
     def real(self, q: Any, tensor: Tensor) -> Any:
         """Returns the real values of a tensor, in float32 if it is quantized."""
@@ -120,7 +129,7 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
     scales = {tensor.name: _scale(tensor.params) for tensor in tensors if tensor.params}
     ends = {x.name: _ends(x.params) for x in graph.inputs.values() if x.params}
     nodes = (None if node.op is None else _prepare_node(node, family) for node in graph.nodes)
-    return Numbers(tuple(nodes), scales, ends)
+    return Numbers(tuple(nodes), scales, ends, _rounds_to_even(family))
 
 
 def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:

@@ -170,7 +170,8 @@ def run_batch(
     graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily
 ) -> dict[Tensor, np.ndarray]:
     """Computes all tensors for a batch: quantized values, or real ones where not quantized."""
-    inputs = [_as_input(x, tensor) for x, tensor in zip(batch, graph.inputs.values(), strict=True)]
+    tensors = graph.inputs.values()
+    inputs = [_as_input(x, tensor, family) for x, tensor in zip(batch, tensors, strict=True)]
     return {
         tensor: np.asarray(values)
         if tensor.params is None
@@ -179,7 +180,7 @@ def run_batch(
     }
 
 
-def _as_input(x: np.ndarray, tensor: Tensor) -> Any:
+def _as_input(x: np.ndarray, tensor: Tensor, family: KernelFamily) -> Any:
     """Converts an input to what `run` takes; real numbers are quantized as for the file."""
     params = tensor.params
     if params is None:
@@ -187,4 +188,4 @@ def _as_input(x: np.ndarray, tensor: Tensor) -> Any:
     if x.dtype == params.dtype:
         dtype = held_in(params).as_numpy_dtype
         return tf.constant(x.astype(dtype) - dtype(params.zero_point))
-    return quantized_input(tf.constant(x, tf.float32), params)
+    return quantized_input(tf.constant(x, tf.float32), params, family)

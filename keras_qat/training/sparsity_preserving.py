@@ -28,12 +28,13 @@ def keep_zeros(weights: Any) -> Any:
 
 
 def keep_clusters(weights: Any) -> Any:
-    """Returns the weights; equal weights get the mean of their gradients."""
+    """Returns the weights; equal weights get the mean of their gradients, zeros none."""
 
     def mean(up: Any) -> Any:
         values, clusters = tf.unique(tf.reshape(weights, [-1]))
         means = tf.math.unsorted_segment_mean(tf.reshape(up, [-1]), clusters, tf.size(values))
-        return tf.reshape(tf.gather(means, clusters), tf.shape(up))
+        shared = tf.reshape(tf.gather(means, clusters), tf.shape(up))
+        return shared * tf.cast(weights != 0, up.dtype)
 
     return _with_gradient(weights, mean)
 

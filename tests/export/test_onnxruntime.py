@@ -101,6 +101,21 @@ def test_network(recipe, activations):
     np.testing.assert_array_equal(simulated, qat.predict(x, verbose=0))
 
 
+def test_inputs_between_two_codes():
+    """They are rounded to even by the file, and up by whoever feeds a TFLite file."""
+    inputs = keras.Input((256,))
+    qat = keras_qat.quantize_model(keras.Model(inputs, keras.layers.Reshape((16, 16))(inputs)))
+    x = (np.arange(256, dtype=np.float32)[None] - 128) * 2
+    observe(qat, np.repeat(x, 3, 0))
+    (tensor,) = keras_qat.resolve(qat).inputs.values()
+    halves = (np.arange(256)[None] - 100.5).astype(np.float32) * tensor.params.scale
+    (steps,) = differences(qat, [halves])
+    assert not steps.any()
+    to_even = qat.predict(halves, verbose=0)
+    qat.kernels = "xnnpack"
+    assert np.mean(to_even != qat.predict(halves, verbose=0)) > 0.3
+
+
 def test_groups_of_a_normalization():
     """They were taken for a convolution's, and the file normalized over all channels."""
     inputs = keras.Input((4, 4, 8))

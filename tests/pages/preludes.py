@@ -73,6 +73,13 @@ def compiled() -> Names:
     return names | {"batches": batches, "stream": batches.repeat(), "steps_per_epoch": 2}
 
 
+def compiled_float_model() -> Names:
+    """A float model, ready to train."""
+    names = float_model()
+    names["model"].compile("adam", names["loss"])
+    return names
+
+
 def own_layers() -> Names:
     """Layers that keras_qat does not know."""
 
@@ -113,6 +120,12 @@ def with_litert() -> Names:
     return calibrated()
 
 
+def for_servers() -> Names:
+    """Also what writes ONNX."""
+    pytest.importorskip("tf2onnx")
+    return with_litert()
+
+
 def for_onnx() -> Names:
     """What is exported to ONNX needs its package."""
     pytest.importorskip("tf2onnx")
@@ -138,8 +151,9 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/reading.md": calibrated,
     "docs/recurrent.md": data,
     "docs/runtimes.md": with_litert,
-    "docs/serving.md": with_litert,
+    "docs/serving.md": for_servers,
     "docs/simulate.md": calibrated,
     "docs/skip.md": float_model,
+    "docs/smaller.md": compiled_float_model,
     "docs/targets.md": for_micro,
 }
