@@ -9,15 +9,16 @@ from typing import Any
 from keras_qat.config.recipes import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
-from keras_qat.export.target_problems import problems
+from keras_qat.export.target_problems import channel_bytes, file_problems, planned_file
 from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras3 import as_keras_2
+from keras_qat.integer_graph.resolve import resolve
 from keras_qat.placement import place, place_without_float
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.rewrite import rewrite
-from keras_qat.training.schedule import is_quantized
+from keras_qat.training.schedule import check_quantized, is_quantized
 
 
 def plan(
@@ -65,5 +66,12 @@ def plan(
     if device is None:
         return planned
     with float32_policy():
-        lacking = problems(rewrite(planned, model), device)
-    return dataclasses.replace(planned, target=device, problems=lacking)
+        qat = rewrite(planned, model)
+        check_quantized(qat)
+        contents = planned_file(resolve(qat), device)
+    return dataclasses.replace(
+        planned,
+        target=device,
+        problems=file_problems(contents, device),
+        channel_bytes=channel_bytes(contents, device),
+    )

@@ -10,6 +10,7 @@ from keras_qat.config.targets.problem import Problem
 from keras_qat.config.targets.target import Check, Target, get
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import write_graph
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.tflite.builder import Builder
@@ -60,12 +61,31 @@ def problems(
     if isinstance(model, bytes):
         return file_problems(model, target)
     check_quantized(model)
-    graph = resolve(model, input_range=input_range)
+    return file_problems(planned_file(resolve(model, input_range=input_range), target), target)
+
+
+def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
+    """Returns the file that a model becomes for a target, also before training."""
     if target.batch_size is not None:
         graph = with_batch(graph, target.batch_size)
     builder = Builder()
     ends = write_graph(graph, builder)
-    return file_problems(builder.finish(*ends, avoiding(target)), target)
+    return builder.finish(*ends, avoiding(target))
+
+
+def channel_bytes(contents: bytes, target: Target) -> int:
+    """Returns the bytes of memory that a target keeps for channels with a scale each."""
+    graph = FileGraph(contents)
+    weights = [
+        (operation.kernel, graph.tensors[operation.inputs[1]])
+        for operation in graph.operations
+        if operation.kernel in target.channel_bytes
+    ]
+    return sum(
+        target.channel_bytes[kernel] * tensor.shape[0]
+        for kernel, tensor in weights
+        if tensor.type == "int8" and not tensor.scale
+    )
 
 
 def file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:

@@ -74,11 +74,12 @@ def export_tflite(
             numbers or one for each channel, or the `Rescaling` or `Normalization` layer. Of a model
             with several inputs a dict by name. `(1 / 127.5, -1)`: the file's pixels 0 to 255 are
             the model's -1 to 1.
-        pack_int4: whether weights of at most 4 bits are stored two in a byte instead of one. That
-            halves the file. Weights and biases are the same, but kernels sum in steps that are 18
-            times as wide and round twice, so that some 2 % of a layer's codes are off by one, as
-            `simulate(pack_int4=True)` is; and they unpack the weights first, so that it is slower
-            (docs/export.md has figures).
+        pack_int4: whether weights of at most 4 bits are stored two in a byte instead of one, except
+            those of depthwise convolutions, which few runtimes take. That halves the file. Weights
+            and biases are the same, but kernels sum in steps that are 18 times as wide and round
+            twice, so that some 2 % of a layer's codes are off by one. A warning says so:
+            `simulate(pack_int4=True)` gives what the file gives, `predict` does not. Kernels unpack
+            the weights first, so that it is slower (docs/export.md has figures).
 
         batch_size: how many examples a run takes, for all time: microcontrollers and NPUs ask for
             shapes that are known, and 1. None: as the target has it, without one any number. A
@@ -161,6 +162,7 @@ def file_of(
                 f"pack_int4=True: '{graph.name}' has no weights of at most 4 bits in a layer whose "
                 f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
             )
+        _warn_of_packing()
     builder = Builder()
     inputs, outputs = write_graph(graph, builder, *types)
     metadata = {
@@ -257,6 +259,16 @@ def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 def _name_of(dtype: Any) -> Any:
     """Returns a type's name. TFLiteConverter takes tf.uint8 and np.uint8, and so do we."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+
+
+def _warn_of_packing() -> None:
+    """Warns that `predict` does not compute what a packed file does."""
+    warnings.warn(
+        "pack_int4=True: kernels sum packed weights in other steps, so that the file gives other "
+        "values than predict and evaluate, most of them by one step. For the file's own, use "
+        "keras_qat.simulate(qat, x, pack_int4=True).",
+        stacklevel=5,  # A verb calls `file_of`, and `one_at_a_time` the verb.
+    )
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:

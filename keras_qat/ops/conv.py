@@ -157,12 +157,14 @@ CONV = Op(
 DEPTHWISE_CONV = dataclasses.replace(
     CONV,
     name="depthwise_conv",
-    prepare=lambda a: prepare_sums(a, (-2, -1), of_int4="eights"),
+    prepare=lambda a: prepare_sums(a, (-2, -1)),
     compute=lambda a: weighted(a, partial(convolved_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
     layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
+    # TFLite's reference kernels refuse them in 4 bits, and CMSIS-NN computes some wrongly.
+    takes_int4=False,
 )
 
 

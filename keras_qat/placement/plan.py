@@ -17,6 +17,9 @@ from keras_qat.placement.fusion_groups import Group
 
 INSIDE = "inside, one range for all steps"
 
+MUCH_MEMORY = 1024
+"""Bytes from which on a plan mentions the memory of scales."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PerGate(QuantSpec):
@@ -80,6 +83,7 @@ class Plan:
         inner: ranges of tensors inside a group's operator, by name.
         target: the target to run on, if one was named.
         problems: what does not run on the target.
+        channel_bytes: memory that the target keeps for channels of dense layers with a scale each.
         file_outputs: names of the tensors at which files end; none for the model's outputs. With
             them the graph's outputs are the model's and, as a list, these.
         joined_outputs: outputs of unlike parts in one range.
@@ -101,6 +105,7 @@ class Plan:
     inner: dict[Group, dict[str, QuantSpec]] = dataclasses.field(default_factory=dict)
     target: Target | None = None
     problems: tuple[Problem, ...] = ()
+    channel_bytes: int = 0
     file_outputs: tuple[str, ...] = ()
     joined_outputs: tuple[JoinedOutput, ...] = ()
 
@@ -157,6 +162,7 @@ class Plan:
         }
         if self.target is not None:
             data["target"] = self.target.name
+            data["channel_bytes"] = self.channel_bytes
             data["problems"] = [dataclasses.asdict(problem) for problem in self.problems]
         return data
 
@@ -177,4 +183,10 @@ class Plan:
         lines += map(str, self.joined_outputs)
         if self.target is not None:
             lines += described(self.target, self.problems)
+            if self.channel_bytes >= MUCH_MEMORY:
+                lines.append(
+                    f"  dense layers keep {self.channel_bytes} bytes in memory, as each channel "
+                    f"has a scale; recipes.{self.recipe.name}(per_channel=False) keeps none, at "
+                    f"some cost in accuracy"
+                )
         return "\n".join(lines)

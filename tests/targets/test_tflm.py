@@ -7,10 +7,13 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat import recipes
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 from keras_qat.tflite.reader import FileGraph
+from tests.helpers import images, observe
+from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
@@ -159,3 +162,18 @@ def test_ends_of_each_type_run(dtype):
     contents = keras_qat.export_tflite(qat, batch_size=1, input_dtype=dtype, output_dtype=dtype)
     assert problems(contents, TFLM) == ()
     assert keras_qat.verify(qat, contents, x, kernels="tflm").identical == 1
+
+
+def arena_of(model, recipe):
+    qat = observe(keras_qat.quantize_model(model, recipe, target="tflm"), images(8, (40,)))
+    return MicroInterpreter(keras_qat.export_tflite(qat)).arena_size()
+
+
+def test_a_plan_tells_what_the_scales_of_dense_layers_keep():
+    pytest.importorskip("tflite_micro")
+    model = functional((40,), build=lambda x: layers.Dense(32)(layers.Dense(128, "relu")(x)))
+    one_scale = recipes.int8(per_channel=False)
+    plan = keras_qat.plan(model, target="tflm")
+    assert plan.channel_bytes == arena_of(model, "int8") - arena_of(model, one_scale) == 1280
+    assert "dense layers keep 1280 bytes in memory" in str(plan)
+    assert "dense layers" not in str(keras_qat.plan(model, one_scale, target="tflm"))

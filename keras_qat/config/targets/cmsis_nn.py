@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
+
 from keras_qat.config.targets import forms
 from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.tflm import TFLM
@@ -51,6 +53,15 @@ def _has_batch_of_one(site: Site) -> bool:
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
+
+
+def _rescales(site: Site) -> bool:
+    """Returns whether float32 holds the ratio of an operator's scales only roughly.
+
+    The sources of some kernels divide scales in float32, TFLite Micro's package in double.
+    """
+    ratio = site.tensors[0].scale / site.outputs[0].scale
+    return float(np.float32(ratio)) != ratio
 
 
 def _is_one_scale_of_many_rows(site: Site) -> bool:
@@ -154,18 +165,6 @@ FAULTS = (
         forms.unpacked,
     ),
     Fault(
-        "DEPTHWISE_CONV_2D",
-        lambda site: _has_int4(site) and site.option("depthMultiplier") > 1,
-        "wrong with 4-bit weights and a multiplier",
-        forms.unpacked,
-    ),
-    Fault(
-        "DEPTHWISE_CONV_2D",
-        _has_int4,
-        "wrong on Cortex-M55 with 4-bit weights",
-        forms.unpacked,
-    ),
-    Fault(
         "FULLY_CONNECTED",
         _is_one_scale_of_many_rows,
         "stops at an assertion",
@@ -184,6 +183,24 @@ FAULTS = (
         forms.without_batch,
     ),
     Fault("MINIMUM MAXIMUM BATCH_MATMUL TRANSPOSE", _has_over_four_axes, "at most 4 axes"),
+    Fault(
+        "RELU",
+        lambda site: _is(site, "int16") and _rescales(site),
+        "some values of int16 are off by one",
+        forms.as_prelu,
+    ),
+    Fault(
+        "LEAKY_RELU",
+        lambda site: _is(site, "int16"),
+        "some values of int16 are off by one",
+        forms.as_prelu,
+    ),
+    Fault(
+        "SUB",
+        lambda site: _is(site, "int16"),
+        "some values of int16 are off by one",
+        change="let a layer before it have the other sign, and add",
+    ),
     Fault(
         "SOFTMAX",
         lambda site: _is(site, "int16") and _shape(site, 0)[-1] == 1,

@@ -20,6 +20,9 @@ Shape = tuple[int, ...]
 NO_ACTIVATION = schema.ActivationFunctionType.NONE
 RELU6 = schema.ActivationFunctionType.RELU6
 
+MOST_AXES = 4
+"""Most axes of TFLite Micro's PRELU."""
+
 MOST_PARTS = 10
 """Most inputs of TFLite Micro's CONCATENATION."""
 
@@ -183,6 +186,24 @@ def unpacked(builder: Builder, site: Site) -> None:
     q = from_halves(builder.model.buffers[weights.buffer].data, shape)
     inputs[1] = _stored(builder, inputs[1], q)
     builder.operator(site.operation.kernel, inputs, [site.outputs[0].index], **_options(site))
+
+
+def as_prelu(builder: Builder, site: Site) -> None:
+    """Computes a ReLU or leaky ReLU as a PReLU with one slope."""
+    (x,), (end,) = _inputs(site), site.outputs
+    slope = site.option("alpha", 0.0)
+    unit = builder.constant(
+        f"{end.name}/slope",
+        np.array([slope != 0], np.int8),
+        scales=np.array([slope or 1.0]),
+    )
+    if len(end.shape) <= MOST_AXES:
+        builder.operator("PRELU", [x, unit], [end.index])
+        return
+    count = (math.prod(end.shape),)
+    made = _similar(builder, end.index, count, "flat")
+    builder.operator("PRELU", [_reshaped(builder, x, count), unit], [made])
+    builder.copy(made, end.index)
 
 
 def clipped_afterwards(builder: Builder, site: Site) -> None:

@@ -38,7 +38,9 @@ def described(target: Target, problems: Sequence[Problem]) -> list[str]:
     if not problems:
         return [f"target {target.name}: {target.title} runs all of it"]
     effect = (
-        f"left to {target.elsewhere}" if target.elsewhere else "lacking: no file with them runs"
+        f"left to {target.elsewhere}"
+        if target.elsewhere
+        else "lacking or not exact: files with them do not give what the model gives"
     )
     head = f"target {target.name}: operators {effect}"
     return [head, *(f"  {problem}" for problem in problems)]

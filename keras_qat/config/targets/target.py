@@ -64,6 +64,8 @@ class Target:
         faults: cases that its kernels refuse or compute wrongly, the first that applies.
         has_float: whether it computes in float. Without it, layers that normalize are computed in
             integers in models that have no float layer then.
+        channel_bytes: TFLite's name of an operator -> bytes of memory that each output channel
+            takes if weights have a scale for each, and none if they have one.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Target:
     source: str = ""
     faults: tuple[Fault, ...] = ()
     has_float: bool = True
+    channel_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def recipe(self) -> Recipe:
         """Returns the default recipe for the target."""

@@ -47,6 +47,7 @@ TFLM = Target(
     checks=(_has_numbers,),
     source="run: the interpreter of the package tflite-micro",
     faults=(WIDE_TABLES,),
+    channel_bytes={"FULLY_CONNECTED": 8},
     operators=operators(
         ("CONV_2D DEPTHWISE_CONV_2D", Kernel((*WEIGHTED, "int4"))),
         ("FULLY_CONNECTED", Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,))),
@@ -59,7 +60,7 @@ TFLM = Target(
         ("AVERAGE_POOL_2D MAX_POOL_2D RELU LEAKY_RELU LOGISTIC TANH", Kernel(REAL)),
         ("BATCH_MATMUL DEQUANTIZE", Kernel(REAL)),
         ("SOFTMAX PRELU L2_NORMALIZATION", Kernel(REAL, max_axes=4)),
-        ("QUANTIZE", Kernel((*REAL, "uint8"))),
+        ("QUANTIZE", Kernel((*REAL, "uint8", "int32"))),
         ("STRIDED_SLICE", Kernel((*INDEXED, "bool"), max_axes=4)),
         ("CAST", Kernel(INDEXED, reads=(*INDEXED, "bool"))),
         ("RESHAPE", Kernel((*INDEXED, "int64", "bool"))),
