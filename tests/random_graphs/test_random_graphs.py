@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, reject, settings
+from hypothesis import HealthCheck, Phase, assume, given, note, reject, settings
 from hypothesis import strategies as some
 
 from keras_qat import recipes, targets
 from keras_qat.frontend.keras2.backend import keras
 from tests.ops.examples import EXAMPLES, elementwise, movement, products, weighted
 from tests.random_graphs.lifecycle import Refused, live, live_on
+from tests.random_graphs.program import as_program
 from tests.random_graphs.sketch import STEPS, Sketch, Step, built, random_inputs
 
 SHAPES = ((6,), (8,), (4, 3), (5, 4, 4), (6, 6, 3), (None, 4), (None, None, 3))
@@ -71,14 +75,26 @@ RECURRENT = sketches(
 )
 
 
+@contextlib.contextmanager
+def reported(model: object, *args: object) -> Iterator[None]:
+    """Rejects what is refused. Of what fails, hypothesis prints the smallest as a program."""
+    try:
+        yield
+    except Refused:
+        reject()
+    except Exception:
+        with contextlib.suppress(TypeError):  # Keras saves no models with `x[..., 0]`.
+            note(as_program(model, *args))
+        raise
+
+
 def try_out(sketch: Sketch, recipe: recipes.Recipe, folder: object) -> None:
     keras.backend.clear_session()
     model = built(sketch)
     assume(len(model.layers) > len(model.inputs))
-    try:
-        live(model, random_inputs(model, scale=sketch.scale), recipe, folder)
-    except Refused:
-        reject()
+    inputs = random_inputs(model, scale=sketch.scale)
+    with reported(model, inputs, recipe, sketch.scale):
+        live(model, inputs, recipe, folder)
 
 
 def try_on(name: str, sketch: Sketch, recipe: recipes.Recipe) -> None:
@@ -87,10 +103,9 @@ def try_on(name: str, sketch: Sketch, recipe: recipes.Recipe) -> None:
     keras.backend.clear_session()
     model = built(sketch)
     assume(len(model.layers) > len(model.inputs))
-    try:
-        live_on(target, model, random_inputs(model, scale=sketch.scale), recipe)
-    except Refused:
-        reject()
+    inputs = random_inputs(model, scale=sketch.scale)
+    with reported(model, inputs, recipe, sketch.scale, name):
+        live_on(target, model, inputs, recipe)
 
 
 def trials(count: int, **options: object) -> settings:
@@ -123,6 +138,21 @@ def test_examples_make_layers_anew(what):
         builds = [EXAMPLES[what](np.random.default_rng(seed)).build for _ in range(2)]
         names = [each.name for each in builds if isinstance(each, keras.layers.Layer)]
         assert len(set(names)) == len(names)
+
+
+def test_what_fails_is_printed_as_a_program(capsys):
+    sketch = Sketch(((6,),), (Step("dense", 1), Step("relu", 2), Step("add", 3)), scale=1e3)
+    model = built(sketch)
+    inputs = random_inputs(model, scale=sketch.scale)
+    names: dict[str, object] = {}
+    exec(as_program(model, inputs, recipes.int8(7), sketch.scale), names)
+    given = names["inputs"] if len(inputs) > 1 else [names["inputs"]]
+    for mine, theirs in zip(inputs, given, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(model.get_weights(), names["model"].get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert names["report"].identical == 1
+    assert "100" in capsys.readouterr().out
 
 
 @trials(2, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
