@@ -8,9 +8,7 @@ and in batches of any size, and neither outliers nor a change of scale cost reso
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -58,20 +56,13 @@ def sample_of(x: Any, most: int) -> Any:
     step = -(-size // most) or 1
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Otherwise some channels are skipped.
         step += 1
-    return _every(step, size if step > 1 else None)(tf.cast(x, tf.float32))
+    return _sampled(tf.cast(x, tf.float32), size if step > 1 else 1, step)
 
 
-@functools.cache
-def _every(step: int, size: int | None) -> Callable[[Any], Any]:
-    """Returns a function that takes every n-th number of examples of a size."""
-
-    @partial(traced_once, signature=[tf.TensorSpec(None)])
-    def sample(x: Any) -> Any:
-        if size is not None:
-            x = tf.reshape(x, [-1, size])[:, ::step]
-        return tf.reshape(x, [-1])
-
-    return sample
+@partial(traced_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
+def _sampled(x: Any, size: Any, step: Any) -> Any:
+    """Returns every n-th number of examples of a size, as a vector."""
+    return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
 def folded(counts: np.ndarray) -> np.ndarray:
