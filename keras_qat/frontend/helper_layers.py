@@ -137,6 +137,52 @@ class ReverseSteps(_SameShape):
         return tf.reverse(inputs, [1])
 
 
+def _finite(is_defined: Any, results: Any) -> Any:
+    """Replaces what is not defined by the largest of the other results, without a gradient.
+
+    Quantization makes zeros of small numbers, whose inverses and slopes are infinite.
+    """
+    known = tf.where(is_defined, results, tf.zeros_like(results))
+    return tf.where(is_defined, results, tf.stop_gradient(tf.reduce_max(tf.abs(known))))
+
+
+@register
+class SquareRoot(_SameShape):
+    """Computes square roots, 0 of what is not positive, with finite slopes.
+
+    Args:
+        inverse: whether to compute 1 / sqrt(x), of what is not positive the largest of the others.
+    """
+
+    def __init__(self, inverse: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inverse = inverse
+
+    def call(self, inputs: Any) -> Any:
+        is_positive = inputs > 0
+        positive = tf.where(is_positive, inputs, tf.ones_like(inputs))
+        if self.inverse:
+            return _finite(is_positive, tf.math.rsqrt(positive))
+        return tf.where(is_positive, tf.sqrt(positive), tf.zeros_like(inputs))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "inverse": self.inverse}
+
+
+@register
+class Quotient(keras.layers.Layer):
+    """Divides two tensors; a quotient by zero is the largest of the others."""
+
+    def call(self, inputs: Any) -> Any:
+        x, y = inputs
+        is_defined = tf.not_equal(y, 0)
+        quotients = x / tf.where(is_defined, y, tf.ones_like(y))
+        return _finite(tf.broadcast_to(is_defined, tf.shape(quotients)), quotients)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.broadcast_static_shape(*map(tf.TensorShape, input_shape))
+
+
 @register
 class Roll(keras.layers.Layer):
     """Computes `tf.roll` from slices and concatenations, for which TFLite has operators.

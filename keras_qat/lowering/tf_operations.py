@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import Roll
+from keras_qat.frontend.helper_layers import Quotient, Roll, SquareRoot
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
@@ -35,8 +35,10 @@ def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_division(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers x / number to Rescaling(1 / number), and x / array to x * (1 / array)."""
+    """Lowers x / y to Quotient, x / number to Rescaling, and x / array to x * (1 / array)."""
     x, divisor = operands(call, "x", "y")
+    if isinstance(x, Value) and isinstance(divisor, Value):
+        return replace_by(call, context, Quotient, inputs=[x, divisor])
     divisor = array(divisor)
     if not isinstance(x, Value) or divisor is None or not np.all(divisor):
         return []
@@ -292,6 +294,8 @@ ARITHMETIC: dict[str, Lowering] = {
     "nn.bias_add": _split_bias,
     "math.add_n": _split_add_n,
     "math.square": _split_square,
+    "math.sqrt": partial(replace_by, make=SquareRoot),
+    "math.rsqrt": partial(replace_by, make=SquareRoot, inverse=True),
     "math.pow": _split_power,
     "math.squared_difference": _split_squared_difference,
     # LeakyReLU with the slope -1: every runtime has an operator for it.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.frontend.helper_layers import Quotient
 from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
 from keras_qat.ops.elementwise import MULTIPLY, accepts_up_to
 from keras_qat.ops.emission import Emission
@@ -97,6 +98,7 @@ DIVIDE = Op(
     _emit,
     prepare=_prepare,
     doc="quotients of two tensors, in parts of 16 bits; the largest quotient where one is by 0",
+    layers=(Quotient,),
     symbols=("math.truediv", "math.divide", "__operators__.truediv"),
     accepts=accepts_up_to(5),
     max_axes=5,

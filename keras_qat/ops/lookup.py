@@ -17,6 +17,7 @@ from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import SquareRoot
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare
@@ -237,6 +238,14 @@ def _softplus(x: Any) -> Any:
     return tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
 
 
+def _accepts_root(inverse: bool) -> Callable[[Call, Attributes], str | None]:
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        is_other = getattr(call.layer, "inverse", inverse) != inverse
+        return "" if is_other else of_reals(call)
+
+    return accepts
+
+
 _NON_NEGATIVE = OwnRange(non_negative=True)
 
 LOOKUPS: tuple[Op, ...] = (
@@ -289,16 +298,20 @@ LOOKUPS: tuple[Op, ...] = (
         "sqrt",
         lambda x: tf.sqrt(tf.maximum(x, 0.0)),
         "square root; 0 of what is negative",
+        layers=(SquareRoot,),
         symbols=("math.sqrt",),
         functions=(tf.sqrt,),
+        accepts=_accepts_root(inverse=False),
         output=_NON_NEGATIVE,
     ),
     lookup_row(
         "rsqrt",
         lambda x: 1.0 / tf.sqrt(tf.maximum(x, 0.0)),
         "1 / square root; the highest value of what is not positive",
+        layers=(SquareRoot,),
         symbols=("math.rsqrt",),
         functions=(tf.math.rsqrt,),
+        accepts=_accepts_root(inverse=True),
         output=_NON_NEGATIVE,
     ),
 )

@@ -67,3 +67,23 @@ def test_strip_puts_constants_back(build):
     assert len(stripped.trainable_weights) == len(model.trainable_weights)
     for before, after in zip(model.weights, stripped.weights, strict=True):
         np.testing.assert_allclose(after, 0.5 * before)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: tf.sqrt(tf.nn.relu(x) + 1e-6),
+        lambda x: x * tf.math.rsqrt(tf.square(x) + 1e-6),
+        lambda x: x / (tf.abs(x) + 1e-6),
+    ],
+)
+def test_training_stays_finite_where_quantization_makes_zeros(function):
+    x = keras.Input((5,))
+    model = keras.Model(x, keras.layers.Dense(2)(function(keras.layers.Dense(8)(x))))
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mse")
+    data = np.float32(np.linspace(-1, 1, 320).reshape(64, 5) ** 9)
+    qat.fit(data, np.zeros((64, 2)), 8, 2, verbose=0)
+    assert all(np.isfinite(weight).all() for weight in qat.get_weights())
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1
