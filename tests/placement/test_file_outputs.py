@@ -35,6 +35,17 @@ def qat():
     return qat
 
 
+def test_verify_says_that_scores_are_drowned(qat):
+    """The signal to noise ratio of all numbers together is that of the boxes."""
+    whole = keras_qat.quantize_model(detector())
+    keras_qat.calibrate(whole, X)
+    report = keras_qat.verify(whole, keras_qat.export_tflite(whole), X)
+    assert report.outputs[0].float_sqnr > 20
+    assert not report.verdict.is_good
+    assert "4, 5, 6 of the 7 channels of 'detections'" in report.verdict.likely_cause
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).verdict.is_good
+
+
 def test_the_file_ends_at_the_named_tensors(qat):
     contents = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, contents, X, per_layer=True)

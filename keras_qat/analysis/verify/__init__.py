@@ -19,6 +19,7 @@ from keras_qat.analysis.verify.compare_outputs import (
 from keras_qat.analysis.verify.match_tensors import float_operations
 from keras_qat.analysis.verify.preconditions import doubts, faults
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
+from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.verdict import Verdict, judge
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
@@ -155,6 +156,7 @@ def verify(
         notes,
         [tensor.name for tensor in tensors if tensor.is_faulty],
         faults(calls, list(inputs.values()), exact, outputs),
+        small_channels(graph.outputs, exact, expected),
         lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
     )
     return Report(

@@ -165,6 +165,7 @@ def judge(
     doubts: Sequence[str],
     faulty: list[str],
     faults: Sequence[str],
+    drowned: Sequence[str],
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
     """Returns the verdict.
@@ -176,12 +177,15 @@ def judge(
         doubts: why the file may not be the model's, a sentence each.
         faulty: names of layers that the file computes in another way, as far as that is known.
         faults: what is wrong with the model in float, likewise.
+        drowned: outputs that are poor in parts, likewise.
         look_inside: compares the tensors inside. It is called if the model is poor.
     """
     if not is_same(outputs, rounds_alike) or faulty:
         of_layers = [f"the file computes {some(faulty)} in another way."] if faulty else []
         return Verdict(OTHER, likely_cause=next(iter([*doubts, *of_layers]), ""))
     if not faults and not any(is_poor(output, examples) for output in outputs):
+        if drowned:
+            return Verdict(POOR, likely_cause=drowned[0])
         is_known = any(output.float_sqnr is not None for output in outputs)
         return Verdict(GOOD if is_known else UNDECIDED)
     tensors = look_inside()

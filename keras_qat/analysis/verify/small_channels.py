@@ -1,0 +1,54 @@
+"""Channels of an output whose numbers are too small for the one range that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.analysis.verify.verdict import LOW_SQNR, SMALL_PART
+from keras_qat.training.readiness import some
+
+MOST_CHANNELS = 100
+"""Channels of an output that are looked at; with more they are classes of one kind."""
+
+
+def small_channels(
+    names: Iterable[str], exact: Iterable[np.ndarray], values: Iterable[np.ndarray]
+) -> list[str]:
+    """Says which outputs hold parts that their range drowns, as scores beside boxes in pixels.
+
+    Args:
+        names: the outputs.
+        exact: what the model computes in float, for each output.
+        values: what it computes quantized, likewise.
+    """
+    causes = []
+    for name, in_float, quantized in zip(names, exact, values, strict=True):
+        channels = in_float.shape[-1] if in_float.ndim > 1 else 0
+        whole = np.ptp(in_float)
+        if not 1 < channels <= MOST_CHANNELS or whole <= 1:  # Of probabilities all are small.
+            continue
+        drowned = [
+            channel
+            for channel in range(channels)
+            if np.ptp(in_float[..., channel]) < SMALL_PART * whole
+            and (_decibels(in_float[..., channel], quantized[..., channel])) < LOW_SQNR
+        ]
+        if 0 < len(drowned) < channels:
+            causes.append(
+                f"{some([str(channel) for channel in drowned])} of the {channels} channels of "
+                f"'{name}' are drowned by the larger numbers that share their range. End the file "
+                f"before they are joined: quantize_model(model, outputs=[...]); plan(model) names "
+                f"the parts."
+            )
+    return causes
+
+
+def _decibels(exact: np.ndarray, values: np.ndarray) -> float:
+    """Returns the signal to noise ratio; infinity without a signal."""
+    ratio = SignalToNoise()
+    ratio.add(exact, values)
+    decibels = ratio.decibels()
+    return np.inf if decibels is None else decibels
