@@ -123,8 +123,12 @@ def _keep(path: Path, kept: dict[str, Figures]) -> None:
 
 
 def table(name: str, task: Task, directory: Path) -> str:
-    """Returns the figures of a task as a Markdown table: mean and spread over the seeds."""
+    """Returns the figures of a task as a Markdown table: mean and spread over the seeds.
+
+    Seeds whose run was cut short are left out.
+    """
     runs = [json.loads(path.read_text()) for path in sorted(directory.glob(f"{name}-*.json"))]
+    runs = [run for run in runs if len(run) == max(map(len, runs))]
     figures = [key for key in runs[0]["float"] if key != "same"] if runs else []
     lines = [f"| {task.title}, {len(runs)} seeds | {' | '.join(figures)} | same codes |"]
     lines.append("| --- " * (len(figures) + 2) + "|")
@@ -137,8 +141,9 @@ def table(name: str, task: Task, directory: Path) -> str:
 
 
 def _spread(values: list[float]) -> str:
-    """Returns the mean and half the distance of the extremes."""
+    """Returns the mean and, of several, half the distance of the extremes."""
     if not values:
         return ""
     digits = 1 if max(map(abs, values)) >= 10 else 3
-    return f"{np.mean(values):.{digits}f} ± {np.ptp(values) / 2:.{digits}f}"
+    spread = f" ± {np.ptp(values) / 2:.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
