@@ -21,7 +21,7 @@ WORKERS := -n 2 --dist worksteal --durations=10
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-legacy test-arm64 test-gpu test-version lint format docs notebooks dist clean
+.PHONY: help demo test test-slow test-legacy test-arm64 test-gpu test-version lint format docs notebooks dist resolve clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
@@ -34,6 +34,7 @@ help:
 	@echo "make lint         check style, formatting and types"
 	@echo "make format       put style and formatting right"
 	@echo "make dist         build the wheel, check it, use it in clean environments of Python 3.10 to 3.13"
+	@echo "make resolve      resolve all extras on Python 3.10 to 3.13, newest and lowest versions (network)"
 	@echo "make docs         build the site in build/site, with warnings as errors"
 	@echo "make notebooks    execute the tutorials, and write their notebooks anew"
 	@echo "make clean        remove the virtual environments and caches"
@@ -71,6 +72,9 @@ format: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check --fix .
 	$(VENV)/bin/python -m ruff format .
 
+resolve: .venv-dist/.complete
+	.venv-dist/bin/python .ci/resolve .venv-dist/bin/uv
+
 dist: .venv-dist/.complete
 	.ci/dist .venv-dist/bin/python
 
@@ -94,7 +98,7 @@ $(VENV_LEGACY)/.complete: pyproject.toml
 	$(call make_venv,$(VENV_LEGACY),-e '.[test]' 'tensorflow==2.15.*')
 
 .venv-dist/.complete:
-	$(call make_venv,.venv-dist,build twine)
+	$(call make_venv,.venv-dist,build twine uv)
 
 $(VENV)-docs/.complete: pyproject.toml
 	@mkdir -p build
