@@ -87,7 +87,13 @@ class WeightQuantizer:
                 phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
             )
             return fake_quant.fake_quantize_if(
-                quantizing, weights, minimum, maximum, spec.bits, spec.narrow_range
+                quantizing,
+                weights,
+                minimum,
+                maximum,
+                spec.bits,
+                spec.narrow_range,
+                gates=step_tensors.current().gates,
             )
 
         if self.learned is not None:
