@@ -17,7 +17,7 @@ _Type = schema.TensorType
 _BY_TYPE = (
     ("ADD SOFTMAX MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU6 RSQRT RELU TANH LOGISTIC", (1, 2, 3)),
     ("CONCATENATION MAX_POOL_2D AVERAGE_POOL_2D PACK PAD PADV2 BATCH_MATMUL ABS", (1, 2, 3)),
-    ("DEQUANTIZE", (1, 2, 3)),
+    ("DEQUANTIZE TOPK_V2", (1, 2, 3)),
     ("MUL SPLIT SLICE MAXIMUM MINIMUM UNPACK GATHER RESIZE_BILINEAR", (1, 2, 4)),
     ("RESIZE_NEAREST_NEIGHBOR SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND", (1, 2, 4)),
     ("QUANTIZE LEAKY_RELU", (1, 1, 2)),
@@ -29,7 +29,7 @@ _BY_TYPE = (
     ("FULLY_CONNECTED", (1, 4, 7)),
     ("BROADCAST_TO", (2, 3, 3)),
     ("CAST", (1, 3, 1)),
-    ("GELU", (1, 2, 1)),
+    ("GELU DEPTH_TO_SPACE SPACE_TO_DEPTH SPLIT_V", (1, 2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
 """Operator -> its version for activations in float, int8 and int16; others have one version."""
@@ -60,6 +60,8 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "LOG": {2: "2.15.0"},
     "CAST": {3: "2.8.0"},
     "SVDF": {3: "2.2.0"},
+    "SPLIT_V": {2: "2.3.0"},
+    "TOPK_V2": {3: "2.13.0"},
     **{key: {3: "2.4.0"} for key in ("ADD", "MEAN")},
     **{key: {3: "2.4.0", 4: "2.6.0"} for key in ("PAD", "PADV2")},
     **{key: {2: "2.5.0"} for key in ("RSQRT", "SQUARED_DIFFERENCE")},

@@ -1,0 +1,37 @@
+"""Versions of operators are those of TensorFlow, which reads a file and writes it anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tensorflow.lite.python.convert import mlir_sparsify
+
+from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, unpack
+from tests.ops.harness import file_of, node_of
+from tests.ops.test_contracts import MATCHING
+
+
+def versions(contents: bytes) -> dict[str, int]:
+    """The highest version of each operator: TensorFlow writes no other."""
+    codes: list[Any] = sorted(unpack(contents).operatorCodes, key=lambda code: code.version)
+    return {OPERATORS[code_of(code)]: code.version for code in codes}
+
+
+def has_int16(contents: bytes) -> bool:
+    return any(tensor.type == TYPES["int16"] for tensor in unpack(contents).subgraphs[0].tensors)
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize(
+    "op", [op for op in MATCHING if op.has_kernel_for(8)], ids=lambda op: op.name
+)
+def test_versions_are_tensorflows(op):
+    """Where TensorFlow makes one operator of two, there is nothing to compare."""
+    for seed in range(2):
+        contents = file_of(node_of(op, 8, seed)[0])
+        ours, theirs = versions(contents), versions(bytes(mlir_sparsify(contents)))
+        for name in ours.keys() & theirs.keys():
+            # TensorFlow sees in no file which scales of 16 bits are powers of two.
+            is_higher = has_int16(contents) and ours[name] > theirs[name]
+            assert is_higher or ours[name] == theirs[name], name
