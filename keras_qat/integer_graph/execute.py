@@ -251,11 +251,17 @@ def compute_node(
     is_bound = isinstance(op.output, FixedRange) and op.output.is_bound
     # Sums of products are clipped below before they are multiplied.
     is_bound |= arguments.merges_relu and op.is_weighted and output.bits != 16
-    results = [_clipped(y, known.ends, is_bound) for y in results]
-    if known.conversion is not None and known.output_ends is not None:
-        converted = [requantized(y, known.conversion) for y in results]
-        results = [_clipped(y, known.output_ends) for y in converted]
-    return results
+    ends, conversion, output_ends = known.ends, known.conversion, known.output_ends
+
+    def finished(y: Any, tensor: Tensor) -> Any:
+        if tensor.params is None:  # An index beside values.
+            return y
+        y = _clipped(y, ends, is_bound)
+        if conversion is None or output_ends is None:
+            return y
+        return _clipped(requantized(y, conversion), output_ends)
+
+    return [finished(y, tensor) for y, tensor in zip(results, node.outputs, strict=True)]
 
 
 def run(

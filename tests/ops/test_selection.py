@@ -69,6 +69,17 @@ def test_strip_puts_constants_back(build):
         np.testing.assert_allclose(after, 0.5 * before)
 
 
+def test_indices_are_not_clipped_to_the_range_of_the_values_beside_them():
+    x = keras.Input((9,))
+    model = keras.Model(x, list(tf.math.top_k(-tf.nn.relu(x), 3)))
+    data = images(8, (9,))
+    qat = observe(keras_qat.quantize_model(model), data)
+    _, indices = qat.predict(data, verbose=0)
+    assert indices.max() > 2
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert {output.identical for output in report.outputs} == {1.0}
+
+
 @pytest.mark.parametrize(
     "function",
     [
