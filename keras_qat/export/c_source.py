@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.config.targets import TFLM
+from keras_qat.export.read_back import report
 from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite import EndType, file_of
 from keras_qat.frontend.keras2.backend import one_at_a_time
@@ -108,12 +109,21 @@ def export_c(
     golden = {} if examples is None else _golden(resolved, examples, graph, rescaled)
     space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
     texts = {
-        header: _header(resolved.name, space, graph, golden, rescaled, keeps_states),
         source: _source(header.name, space, contents, golden),
+        header: _header(resolved.name, space, graph, golden, rescaled, keeps_states),
     }
     for target, lines in texts.items():
-        written("\n".join(lines) + "\n", target)
+        text = "\n".join(lines) + "\n"
+        if target == source and _array_in(text) != contents:
+            report(f"The C++ source of '{resolved.name}'", ["its array is not the TFLite file"], [])
+        written(text, target)
     return contents
+
+
+def _array_in(source: str) -> bytes:
+    """Reads the TFLite file back from the source."""
+    _, body = source.split("kFile[] = {", 1)
+    return bytes.fromhex(body.split("}", 1)[0].replace("0x", "").replace(",", ""))
 
 
 def _golden(

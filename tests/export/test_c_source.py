@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.export import c_source
 from keras_qat.export.c_source import _added
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.tflite.schema import OPERATORS
@@ -57,6 +58,14 @@ def test_the_examples_are_those_of_the_simulation(exported):
     qat, x, path, _ = exported
     found = keras_qat.simulate(qat, x[:2], "tflm").outputs["logits"].codes
     assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
+
+
+def test_an_array_that_is_not_the_file_is_an_error(exported, tmp_path, monkeypatch):
+    qat, *_ = exported
+    monkeypatch.setattr(c_source, "_lines_of", lambda values: [", ".join([*values][:-1])])
+    with pytest.raises(RuntimeError, match="its array is not the TFLite file"):
+        keras_qat.export_c(qat, tmp_path / "model.cc")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("standard", ["c++11", "c++14", "c++17"])
