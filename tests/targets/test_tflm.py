@@ -8,14 +8,16 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
+from keras_qat.export.target_forms import avoiding
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import op_named
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe
 from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
-from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
+from tests.ops.harness import file_of, in_integers, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
 
 layers = keras.layers
@@ -177,3 +179,16 @@ def test_a_plan_tells_what_the_scales_of_dense_layers_keep():
     assert plan.channel_bytes == arena_of(model, "int8") - arena_of(model, one_scale) == 1280
     assert "dense layers keep 1280 bytes in memory" in str(plan)
     assert "dense layers" not in str(keras_qat.plan(model, one_scale, target="tflm"))
+
+
+@pytest.mark.parametrize("name", ["softsign", "softplus"])
+def test_tables_of_16_bits_are_looked_up_in_bytes(name):
+    """Their largest values, 32640 to 32767, once became the smallest."""
+    pytest.importorskip("tflite_micro")
+    node, numbers = node_of(op_named(name), 16, 0)
+    contents = file_of(node, BATCH, avoiding(TFLM))
+    inputs = random_inputs(node, numbers)
+    (expected,) = in_integers(node, inputs, "tflm")
+    assert expected.max() > 32640
+    (found,) = in_the_interpreter(contents, inputs, "tflm")
+    np.testing.assert_array_equal(found, expected)

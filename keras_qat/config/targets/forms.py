@@ -309,11 +309,12 @@ def bytewise(builder: Builder, site: Site) -> None:
     (end,) = site.outputs
     positions = _inputs(site)[1]
     table = _constant(site, 0).astype(np.int32)
-    high = (table + 128) >> 8
+    high, low = table >> 8, table & 255
     parts = []
-    for name, values, weight in (("high", high, 256), ("low", table - 256 * high, 1)):
-        params = QuantParams(np.float32(weight * end.scale), 0)
-        stored = builder.constant(f"{end.name}/{name}", values.astype(np.int8), params)
+    for name, values, weight, zero_point in (("high", high, 256, 0), ("low", low, 1, -128)):
+        params = QuantParams(np.float32(weight * end.scale), zero_point)
+        codes_of_table = (values + zero_point).astype(np.int8)
+        stored = builder.constant(f"{end.name}/{name}", codes_of_table, params)
         codes = builder.tensor(f"{end.name}/{name}_codes", end.shape, "int8", params)
         builder.operator("GATHER", [stored, positions], [codes], **_options(site))
         parts.append(_similar(builder, end.index, end.shape, name))
