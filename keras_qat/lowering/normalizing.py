@@ -17,7 +17,7 @@ ROOTS = ("math.rsqrt", "math.sqrt")
 
 SIZES = (
     *("math.reduce_mean", "math.reduce_sum", "math.reduce_variance", "math.reduce_std"),
-    *("nn.moments", "norm", "linalg.norm", "compat.v1.norm"),
+    *("nn.moments", "compat.v1.nn.weighted_moments", "norm", "linalg.norm", "compat.v1.norm"),
 )
 """Operations that measure a tensor."""
 

@@ -71,6 +71,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model, known until the model is saved and loaded."""
 
+    class_before: type | None = None
+    """The class of the model before it took over the training of a float model's class."""
     trained_as: dict[str, Any] | None = None
     """Configuration of the float model's class, if that defines how it trains."""
     left_out: Mapping[str, str] = MappingProxyType({})
@@ -243,8 +245,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         reasons = {layer.name: why_left_in_float(layer) for layer in self.layers}
         # A user's class may describe itself otherwise.
         config = {**config_of(self), "trainable": self.trainable}
+        layers = {layer.name: layer for layer in self.layers}
         for entry in config["layers"]:
-            entry["config"].update(missing_config(self.get_layer(entry["name"])))
+            if layer := layers.get(entry["name"]):  # Added losses have other names in it.
+                entry["config"].update(missing_config(layer))
         return {
             "load_with": LOADER,
             **config,
@@ -272,8 +276,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         file_outputs = config.pop("file_outputs", {})
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
-            made = super(QuantizedModel, QuantizedModel).from_config
-            model = made(config, custom_objects)
+            plain_class: Any = cls.class_before or cls
+            model = super(QuantizedModel, plain_class).from_config(config, custom_objects)
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)

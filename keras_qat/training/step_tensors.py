@@ -33,6 +33,7 @@ class StepTensors:
     """Tensors of one training step of a model.
 
     Args:
+        graph: the graph that they are in. Graphs within it, which may be saved alone, have none.
         steps: by the layers, their numbers of training steps with this one. They hold for the
             first call of a layer in the step.
         weights: quantized weights, by their quantizers.
@@ -41,6 +42,7 @@ class StepTensors:
         gates: what the gradients of quantizers need of the ranges.
     """
 
+    graph: Any
     steps: dict[Any, Any]
     weights: dict[Any, Any]
     averages: dict[Any, tuple[Any, Any]]
@@ -52,17 +54,21 @@ _current: ContextVar[StepTensors | None] = ContextVar("tensors of the step", def
 
 def current() -> StepTensors:
     """Returns the tensors of the step that is traced; none if there is no such step."""
-    return _current.get() or StepTensors({}, {}, {}, Gates())
+    tensors, graph = _current.get(), tf.compat.v1.get_default_graph()
+    if tensors is not None and tensors.graph is graph:
+        return tensors
+    return StepTensors(graph, {}, {}, {}, Gates())
 
 
 @contextlib.contextmanager
 def computed_together(layers: Iterable[Any]) -> Iterator[None]:
     """Runs a block in which a graph of a training step calls all quantize-aware `layers`."""
-    if tf.executing_eagerly() or _current.get() is not None:
+    outer, graph = _current.get(), tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or (outer is not None and outer.graph is graph):
         yield
         return
     layers = list(layers)
-    tensors = StepTensors(_steps(layers), _weights(layers), _averages(layers), Gates())
+    tensors = StepTensors(graph, _steps(layers), _weights(layers), _averages(layers), Gates())
     token = _current.set(tensors)
     try:
         yield

@@ -21,8 +21,9 @@ def loadable(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The configuration.
     """
+    layers = {layer.name: layer for layer in model.layers}
     for entry in config["layers"]:
-        layer = model.get_layer(entry["name"])
+        layer = layers.get(entry["config"].get("name"))  # A Sequential model hides its input.
         if "layers" in entry["config"] and hasattr(layer, "_network_nodes"):
             loadable(layer, entry["config"])
         function, nodes = entry["config"].get("function"), entry.get("inbound_nodes")

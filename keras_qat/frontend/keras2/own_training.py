@@ -129,10 +129,10 @@ def _set_by_keras() -> frozenset[str]:
 @functools.cache
 def _derived(base: type, user_class: type) -> type:
     """Returns a class that derives from both, and is saved under the name of `base`."""
-    methods: dict[str, Any] = {}
+    methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional all the same.
         names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]
         inherited = {name: inspect.getattr_static(base, name, None) for name in names}
         kinds = (types.FunctionType, property)
-        methods = {name: value for name, value in inherited.items() if isinstance(value, kinds)}
+        methods |= {name: value for name, value in inherited.items() if isinstance(value, kinds)}
     return type(base.__name__, (base, user_class), {"__module__": base.__module__, **methods})

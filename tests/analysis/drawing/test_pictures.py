@@ -28,7 +28,8 @@ def two_branches(x):
     left = layers.Conv2D(4, 3, padding="same", activation="relu", name="left")(x)
     right = layers.Conv2D(4, 1, name="right")(x)
     x = layers.Concatenate(name="join")([left, right])
-    x = layers.Lambda(tf.math.atan, name="angle")(layers.GlobalAveragePooling2D(name="mean")(x))
+    x = layers.GlobalAveragePooling2D(name="mean")(x)
+    x = layers.LayerNormalization(name="angle")(x)
     return layers.Dense(3, activation="softmax", name="logits")(x)
 
 
