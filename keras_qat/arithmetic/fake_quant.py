@@ -201,7 +201,7 @@ def below_ceiling(high: Any, ceiling: Any) -> tuple[Any]:
     """
     if isinstance(high, float):
         return (max(SIX / high, 6.0 / ceiling),)
-    return (tf.maximum(SIX / high, 6.0 / ceiling),)
+    return (tf.maximum(SIX / tf.convert_to_tensor(high), 6.0 / ceiling),)
 
 
 def between(minimum: Any, maximum: Any, bits: Any, narrow_range: Any) -> tuple[Any, Any]:

@@ -11,6 +11,9 @@ from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, unpack
 from tests.ops.harness import file_of, node_of
 from tests.ops.test_contracts import MATCHING
 
+LOWER = "DEPTH_TO_SPACE"
+"""TensorFlow writes its version 2, which TFLite's reference kernels do not take."""
+
 
 def versions(contents: bytes) -> dict[str, int]:
     """The highest version of each operator: TensorFlow writes no other."""
@@ -31,7 +34,7 @@ def test_versions_are_tensorflows(op):
     for seed in range(2):
         contents = file_of(node_of(op, 8, seed)[0])
         ours, theirs = versions(contents), versions(bytes(mlir_sparsify(contents)))
-        for name in ours.keys() & theirs.keys():
+        for name in (ours.keys() & theirs.keys()) - {LOWER}:
             # TensorFlow sees in no file which scales of 16 bits are powers of two.
             is_higher = has_int16(contents) and ours[name] > theirs[name]
             assert is_higher or ours[name] == theirs[name], name

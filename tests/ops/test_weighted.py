@@ -251,8 +251,6 @@ INT4 = {
     "pointwise": (lambda: layers.Conv2D(12, 1), (6, 6, 8)),
     "groups": (lambda: layers.Conv2D(8, 3, groups=2), (6, 6, 4)),
     "sequence": (lambda: layers.Conv1D(8, 3), (9, 4)),
-    "depthwise": (lambda: layers.DepthwiseConv2D(3, padding="same"), (7, 7, 11)),
-    "multiplier": (lambda: layers.DepthwiseConv2D(3, depth_multiplier=2), (6, 6, 5)),
     "dense": (lambda: layers.Dense(16), (24,)),
     "odd": (lambda: layers.Dense(7), (13,)),
     "steps": (lambda: layers.Dense(7), (5, 12)),
@@ -273,11 +271,6 @@ def test_weights_of_four_bits(name, family):
         node = with_weights(node, q=18.0 * small)
         node = packed(node, kernel_family(family))
         assert node.weights.packed
-        contents = operations(node)[2]
-        if family == "reference" and "depthwise" in node.op.name:
-            with pytest.raises(ValueError, match="no reference kernel for an operator"):
-                FileInterpreter(contents, "reference")
-            return
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 

@@ -35,6 +35,7 @@ def trained(model):
 
 @pytest.fixture(scope="module")
 def theirs():
+    keras.utils.set_random_seed(0)
     return trained(tfmot.quantize_model(network()))
 
 

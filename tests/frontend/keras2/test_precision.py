@@ -106,7 +106,9 @@ def test_float32_models_have_no_casts():
         keras_qat.quantize_model(residual_net()), helpers.images(shape=(8, 8, 1))
     )
     dtypes = {dtype for each in found.values() for dtype in each}
-    assert not dtypes & {"float16", "bfloat16", "float64"}
+    assert not dtypes & {"float16", "bfloat16"}
+    # Single numbers: the weight of a batch in the moving averages.
+    assert {op for op, each in found.items() if "float64" in each} <= {"Sub", "Pow", "RealDiv"}
     assert "IsFinite" not in found
 
 
