@@ -52,7 +52,7 @@ test-legacy: $(VENV_LEGACY)/.complete
 	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m 'legacy and not slow' $(PYTEST_ARGS)
 
 test-arm64: $(VENV)/.complete
-	@test -e build/arm64/.complete || PYTHON=$(VENV)/bin/python timeout 300 tests/arm64/setup.sh build/arm64 || \
+	@test -e build/arm64/.complete || PYTHON=$(CURDIR)/$(VENV)/bin/python timeout 300 tests/arm64/setup.sh build/arm64 || \
 		echo "No emulator: that needs root, and apt of Debian 12. Tests that want it are skipped."
 	$(VENV)/bin/python -m pytest tests/arm64 -m '' $(PYTEST_ARGS)
 
