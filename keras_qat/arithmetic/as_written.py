@@ -28,7 +28,8 @@ def quotient(x: Any, y: Any) -> Any:
     """x / y; 0 where y is 0."""
     if isinstance(y, float) and in_xla():
         # XLA multiplies by 1 / y. In float64 that is off by too little to change the result.
-        return tf.cast(tf.cast(x, tf.float64) / y, tf.float32)
+        x = tf.convert_to_tensor(x)
+        return tf.cast(tf.cast(x, tf.float64) / y, x.dtype)
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     return tf.raw_ops.DivNoNan(x=x, y=tf.cast(y, x.dtype))
 

@@ -131,7 +131,7 @@ CASES = [
 def check_forms(op, bits, seed, **options):
     """Other forms of an operator compute in TFLite Micro what the operator does."""
     node, numbers = node_of(op, bits, seed, **options)
-    plain, contents = (file_of(node, BATCH, each) for each in (None, avoiding(CMSIS_NN)))
+    plain, contents = (file_of(node, BATCH, avoiding(each)) for each in (TFLM, CMSIS_NN))
     if contents == plain or problems(contents, CMSIS_NN):
         return False
     inputs = random_inputs(node, numbers)
