@@ -179,7 +179,9 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:
-    """Fake-quantizes; with fewer than 8 bits to the lowest of 256 levels."""
+    """Fake-quantizes real numbers; with fewer than 8 bits to the lowest of 256 levels."""
+    if not x.dtype.is_floating:  # Indices beside values.
+        return x
     scale, bits = float(params.scale), max(params.bits, 8)
     low = (params.lowest - params.zero_point) * scale
     y = tf.quantization.fake_quant_with_min_max_args(x, low, low + (2**bits - 1) * scale, bits)

@@ -25,8 +25,14 @@ class SignalToNoise:
         self._power = self._noise = 0.0
 
     def add(self, exact: np.ndarray, values: np.ndarray) -> None:
-        """Takes in a batch: the tensor in float, and the same with quantization."""
+        """Takes in a batch: the tensor in float, and the same with quantization.
+
+        A smaller batch of a tensor whose first axis is not the batch has other entries, and is
+        left out.
+        """
         exact = np.atleast_1d(exact).astype(np.float64)
+        if self._examples and np.shape(self._sums) != exact.shape[1:]:
+            return
         with np.errstate(all="ignore"):  # A model in float may reach infinity.
             self._examples += len(exact)
             self._size += exact.size
