@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -69,8 +70,7 @@ def differences(qat, x, activations=None):
     qat.kernels = "onnxruntime"
     contents = keras_qat.export_onnx(qat, activations=activations)
     there = run(contents, dict(zip(qat.input_names, x, strict=True)))
-    here = qat.predict(x[0] if len(x) == 1 else x, verbose=0)
-    here = here if isinstance(here, list) else [here]
+    here = tf.nest.flatten(qat.predict(x[0] if len(x) == 1 else x, verbose=0))
     tensors = keras_qat.resolve(qat).outputs
     assert list(there) == list(tensors)
     for (name, tensor), values in zip(tensors.items(), here, strict=True):
