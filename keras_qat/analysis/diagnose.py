@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
-from keras_qat.config.recipes import Recipe, int8, int16x8
+from keras_qat.config.recipe import Recipe
+from keras_qat.config.recipes import int8, int16x8
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
 from keras_qat.export.target_problems import channel_bytes, file_problems, planned_file

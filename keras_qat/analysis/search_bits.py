@@ -16,7 +16,8 @@ from keras_qat.analysis.sensitivity import (
     noise,
     sensitivity,
 )
-from keras_qat.config.recipes import NAMED, Recipe
+from keras_qat.config.recipe import Recipe
+from keras_qat.config.recipes import NAMED
 from keras_qat.config.recipes import get as get_recipe
 
 _UNITS = 8192

@@ -1,16 +1,13 @@
-"""Recipes: descriptions of how to quantize a model, as data.
-
-A recipe names its placement (which tensors get a quantizer) and holds the specifications of weights
-and activations. `int8` fits TFLite's int8 kernels.
-"""
+"""The recipes that there are, and `get`, which finds one by its name."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from keras_qat.config import lost_results, specs
+from keras_qat.config import lost_results
+from keras_qat.config.recipe import Override, Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.messages import suggestion
 
@@ -28,174 +25,6 @@ __all__ = [
 
 
 Ranges = Literal["moving_average", "learned", "learned_clipping"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Override:
-    """Settings of a recipe that differ for some layers.
-
-    Args:
-        layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
-        weight_bits: 2 to 8, or None for the recipe's bits.
-        activation_bits: 2 to 8, or None for the recipe's bits.
-        quantize: False to leave the layers in float; True to undo an earlier False, and to quantize
-            layers that stay in float by default: LayerNormalization and GroupNormalization.
-        open: False to compute custom layers in float as a whole; True to open layers that
-            normalize, too; None for the default.
-    """
-
-    layers: str
-    weight_bits: int | None = None
-    activation_bits: int | None = None
-    quantize: bool | None = None
-    open: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.layers, str) and self.layers):
-            name = getattr(self.layers, "__name__", getattr(self.layers, "name", "Dense"))
-            if isinstance(self.layers, (list, tuple)):
-                raise ValueError(
-                    f"override({self.layers!r}): name one layer, class or pattern, and call "
-                    f"override once for each."
-                )
-            raise ValueError(
-                f"override({self.layers!r}): pass the name of a layer or a class, e.g. {name!r}."
-            )
-        settings = (self.weight_bits, self.activation_bits, self.quantize, self.open)
-        if all(setting is None for setting in settings):
-            raise ValueError(
-                f"override({self.layers!r}) changes nothing. Pass at least one of "
-                f"weight_bits=, activation_bits=, quantize= and open=."
-            )
-        for bits in (self.weight_bits, self.activation_bits):
-            if bits is not None:
-                specs.check_bits(bits)
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Description of how a model is quantized.
-
-    Args:
-        name: the name in reports.
-        placement: name of the rules that decide which tensors are quantized, in `placement.RULES`.
-        weights: specification of weights.
-        activations: specification of activations.
-        fold: how BatchNormalization and weight quantization are combined, in `folding.FOLDS`.
-        folded_weights: specification of weights with a folded BatchNormalization, if it differs.
-        quant_delay: first training step, counted from 1, that quantizes; `callbacks.QuantDelay`
-            overrides it.
-        freeze_bn_delay: first training step that freezes BatchNormalization, or None;
-            `callbacks.FreezeBatchNorm` overrides it.
-        overrides: settings that differ for some layers; later ones win. See `override`.
-        end_bits: bits of the first and last layers; None for the same as the others. They hold for
-            weights, inputs and outputs of these layers, and for activations that no weighted layer
-            multiplies, such as terms of sums. Activations never get fewer bits than `activations`.
-        without_float: whether LayerNormalization, GroupNormalization and layers of users that
-            normalize are computed in integers too, which is slower where there is float. Targets
-            without float and `strict=True` set it for models that have no float layer then.
-    """
-
-    name: str
-    placement: str
-    weights: QuantSpec
-    activations: QuantSpec
-    fold: str
-    folded_weights: QuantSpec | None = None
-    quant_delay: int = 0
-    freeze_bn_delay: int | None = None
-    overrides: tuple[Override, ...] = ()
-    end_bits: int | None = None
-    without_float: bool = False
-
-    def __post_init__(self) -> None:
-        if self.end_bits is not None:
-            specs.check_bits(self.end_bits)
-        wide = self.activations.bits == 16
-        for override in self.overrides:
-            if override.activation_bits is not None and wide:
-                raise ValueError(
-                    f"activation_bits={override.activation_bits} for '{override.layers}': all "
-                    f"activations of recipe '{self.name}' have 16 bits, as TFLite's kernels take "
-                    f"no mixture. Leave layers in float with quantize=False."
-                )
-
-    def override(
-        self,
-        layers: str,
-        *,
-        weight_bits: int | None = None,
-        activation_bits: int | None = None,
-        quantize: bool | None = None,
-        open: bool | None = None,
-    ) -> Recipe:
-        """Returns a copy of the recipe with other settings for some layers. Later calls win.
-
-        The recipe itself stays as it is: assign the result, or pass it to `quantize_model`.
-
-        Args:
-            layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
-            weight_bits: 2 to 8, or None for the recipe's bits.
-            activation_bits: 2 to 8, or None for the recipe's bits.
-            quantize: False to leave the layers in float; True to undo an earlier False, and to
-                quantize layers that stay in float by default: LayerNormalization and
-                GroupNormalization.
-            open: False to compute custom layers in float as a whole; True to open layers that
-                normalize, too; None for the default.
-
-        Raises:
-            ValueError: on bits outside 2 to 8, or without any setting.
-
-        Example:
-            >>> recipe = keras_qat.recipes.int8().override("Dense", weight_bits=4)
-            >>> recipe = recipe.override("head*", quantize=False)
-        """
-        override = Override(layers, weight_bits, activation_bits, quantize, open)
-        result = dataclasses.replace(self, overrides=(*self.overrides, override))
-        lost_results.made(self, result, layers)
-        return result
-
-    def preserve(self, what: specs.Preserve) -> Recipe:
-        """Returns the recipe with training that keeps zeros or clusters of the weights.
-
-        Args:
-            what: "zeros" keeps zero weights at zero, also in the file, so that a pruned model stays
-                pruned. "clusters" keeps equal weights of a layer equal, as in a clustered model,
-                and zeros at zero; in the file, equal weights of one output channel stay equal, as
-                each channel has its own scale. Finding clusters takes time in each step.
-
-        Raises:
-            ValueError: if the recipe quantizes folded weights, with one range for the tensor.
-
-        Example:
-            >>> recipe = keras_qat.recipes.int8().preserve("zeros")
-        """
-        if self.fold != "per_channel":
-            raise ValueError(
-                f"Recipe '{self.name}' has one range for all weights of a layer. To preserve "
-                f"{what}, use a recipe with one range per channel, such as recipes.int8()."
-            )
-        return dataclasses.replace(self, weights=dataclasses.replace(self.weights, preserve=what))
-
-    def to_config(self) -> dict[str, Any]:
-        """Returns the recipe as JSON data."""
-        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        overrides = [dataclasses.asdict(override) for override in self.overrides]
-        return (
-            config
-            | {part: specs.to_config(config[part]) for part in _SPECS}
-            | {"overrides": overrides}
-        )
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Recipe:
-        """Makes a recipe from the data of `to_config`."""
-        parts = {part: specs.from_config(config[part]) for part in _SPECS}
-        overrides = tuple(Override(**settings) for settings in config.get("overrides", ()))
-        return cls(**{**config, **parts, "overrides": overrides})
-
-
-_SPECS = ("weights", "activations", "folded_weights")
 
 
 def int8(
@@ -438,7 +267,7 @@ def get(recipe: str | Recipe) -> Recipe:
     """Returns a recipe by name, or the recipe itself.
 
     Args:
-        recipe: "int8", "int16x8", "int4_weights", "low_bits", "contrib", or a recipe.
+        recipe: "int8", "int16x8", "int4_weights", "low_bits", "symmetric", "contrib", or a recipe.
 
     Raises:
         ValueError: on an unknown name.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, target_of
 from keras_qat.frontend.graph import Graph
 from keras_qat.io.data import Inputs, inputs_of

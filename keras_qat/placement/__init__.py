@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.frontend.graph import Call, Graph, split_loss_only, values_in
 from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.lowering import lower

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable
 
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match

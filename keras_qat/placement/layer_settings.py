@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.ops.op import SharedRange

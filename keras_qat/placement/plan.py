@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
 from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_qat.config import recipes
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.frontend import tfmot
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.calibration.calibrate import calibrate

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from keras_qat.config.other_libraries import reject_arguments
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
 from keras_qat.frontend.keras2.backend import deserialization_scope

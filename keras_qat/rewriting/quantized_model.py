@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
 from keras_qat.frontend.graph import config_of, layers_in, name_outputs, nested_inputs, symbols
 from keras_qat.frontend.keras2.backend import (

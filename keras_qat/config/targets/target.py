@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config import recipes
-from keras_qat.config.recipes import Recipe
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.fault import Fault
 from keras_qat.frontend.messages import suggestion
 
