@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, values_in
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import clone
 
 Range = tuple[float, float]
 """The least and the greatest real value."""
@@ -107,7 +108,7 @@ def read(model: Any) -> tuple[Any, Quantization]:
         elif _is(layer, "QuantizeWrapper"):
             copies[layer] = _read_wrapper(layer, quantization)
         else:
-            copies[layer] = graph_lib.clone(layer)
+            copies[layer] = clone(layer)
             quantization.float_layers.append(layer.name)
 
     def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -150,7 +151,7 @@ def _read_wrapper(wrapper: Any, quantization: Quantization) -> Any:
         activation = activation.activation
     if type(activation).__name__ == "NoOpActivation":
         activation = keras.activations.linear
-    return graph_lib.clone(layer, **({"activation": activation} if callable(activation) else {}))
+    return clone(layer, **({"activation": activation} if callable(activation) else {}))
 
 
 def _range(layer: Any, prefix: str) -> Range:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import map_values, takes_training
+from keras_qat.frontend.graph import map_values
 from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped, takes_mask
+from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32, is_half
 from keras_qat.integer_graph.float_forms import form_of
 from keras_qat.integer_graph.float_recurrent import rnn

@@ -18,6 +18,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.integer_graph.cached_inference import CachedInference
 from keras_qat.integer_graph.execute import Numbers, prepare, run
@@ -143,7 +144,7 @@ class Inference:
         applies = self._applies(training)
         if applies is False:
             return simulated(x)
-        flat = graph_lib.flat_inputs(self.model, x)
+        flat = flat_inputs(self.model, x)
         if applies is not True:
             with unchanged(self.states):
                 y = simulated(x)
@@ -156,12 +157,12 @@ class Inference:
             exact = self._infer_settled
 
         def again(model: Any, *inputs: Any) -> list[Any]:
-            given = tf.nest.pack_sequence_as(graph_lib.nested_inputs(model), list(inputs))
+            given = tf.nest.pack_sequence_as(nested_inputs(model), list(inputs))
             with unchanged(states_of(model)):
                 return tf.nest.flatten(model.simulated(given, **options))
 
         outputs = with_gradient_of(exact, self.model, again, flat)
-        return tf.nest.pack_sequence_as(graph_lib.nested_outputs(self.model), outputs)
+        return tf.nest.pack_sequence_as(nested_outputs(self.model), outputs)
 
     def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:
         """Returns what TFLite's kernels compute if `applies`, else `y`, with the gradient of `y`.

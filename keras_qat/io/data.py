@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import nested_inputs
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import nested_inputs
 
 BATCH_SIZE = 32
 """Default batch size, as in Keras."""

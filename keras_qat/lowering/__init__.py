@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.frontend.graph import Call, Graph, class_path, is_batch_norm, values_in
+from keras_qat.frontend.graph import Call, Graph, is_batch_norm, values_in
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.keras2.layers_and_models import class_path
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import (
     split_activation,
@@ -121,7 +122,7 @@ ALWAYS: dict[Any, Lowering] = {
     layers.Average: split_average,
     "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
 }
-"""Layer class, or `graph.class_path` of one that Keras does not export -> its lowering."""
+"""Layer class, or `class_path` of one that Keras does not export -> its lowering."""
 
 LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,

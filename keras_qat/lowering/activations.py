@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import HardSwish, Regularize
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras3 import activations as keras_3
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 
@@ -51,7 +51,7 @@ def activation_of(parts: PartsBuilder) -> Any:
     """Makes a layer of the activation in a layer; copies an activation that is a layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
-        return parts.new("activation", graph_lib.clone, inner, weights=inner.weights)
+        return parts.new("activation", clone, inner, weights=inner.weights)
     return parts.new("activation", layers.Activation, inner, dtype=layer.dtype_policy)
 
 
@@ -72,7 +72,7 @@ def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers an Activation that has no TFLite operator, or that holds a layer."""
     parts, inner = PartsBuilder(call, context), call.layer.activation
     if isinstance(inner, layers.Layer):
-        return parts.chain(parts.new("", graph_lib.clone, inner, weights=inner.weights))
+        return parts.chain(parts.new("", clone, inner, weights=inner.weights))
     split = ACTIVATIONS.get(inner)
     return split(call, context) if split else []
 

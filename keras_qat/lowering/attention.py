@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
 from keras_qat.frontend.keras2.backend import attention_parts, layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 
@@ -35,7 +35,7 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
         dense = details[name]
         trainable = layer.trainable and dense.trainable
         options = {"weights": dense.weights, "trainable": trainable}
-        part = parts.new("" if name == "output" else name, graph_lib.clone, dense, **options)
+        part = parts.new("" if name == "output" else name, clone, dense, **options)
         shape = dense.compute_output_shape(source.shape)
         return parts.add(part, source, output=output, shape=shape)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, clone
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.precision import policy_of
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_training
+from keras_qat.frontend.graph import Call, Graph, Value, map_values
+from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.registry import op_of
 

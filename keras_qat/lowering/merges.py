@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, clone, map_values
+from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of

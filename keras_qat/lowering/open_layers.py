@@ -16,6 +16,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.layers_and_models import rename
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
@@ -188,7 +189,7 @@ def _calls_of(
         layer, source = inner.layer, None
         if is_operation(layer):
             source = call.source
-            graph_lib.rename(layer, name.rsplit("/", 1)[-1])
+            rename(layer, name.rsplit("/", 1)[-1])
             layer = context.layer(call.layer, f"{symbol} {name}", partial(_itself, layer))
         parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
     for value, output in outputs_of.items():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 
@@ -37,7 +37,7 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
         inner = _inner(layer, direction)
         trainable = layer.trainable and inner.trainable
         options = {"trainable": trainable, "weights": inner.weights}
-        part = parts.new(direction, graph_lib.clone, inner, **options)
+        part = parts.new(direction, clone, inner, **options)
         turns = direction == "backward" and layer.return_sequences
         shape = inner.compute_output_shape(sequence.shape)
         shape = shape[0] if states else shape
@@ -74,7 +74,7 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
         return []
     parts = PartsBuilder(call, context)
     weights = {"weights": context.weights_of(layer)}
-    alone = parts.new("", graph_lib.clone, layer, return_state=False, **weights)
+    alone = parts.new("", clone, layer, return_state=False, **weights)
     parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
     make = (LastStep,) if layer.return_sequences else (layers.Activation, "linear")
     parts.add(parts.new("state", *make), output, output=states[0])

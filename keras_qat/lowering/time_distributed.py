@@ -8,6 +8,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import is_listed, op_of
@@ -25,7 +26,7 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     if is_graph_model(inner):
         return _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
-    layer = parts.new("", graph_lib.clone, inner, trainable=trainable, weights=inner.weights)
+    layer = parts.new("", clone, inner, trainable=trainable, weights=inner.weights)
     if type(inner) is layers.Dense:
         return parts.chain(layer)
     is_known = is_listed(inner) or type(inner) in _SPLIT_LATER

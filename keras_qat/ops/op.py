@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.graph import Call, map_values, takes_training
+from keras_qat.frontend.graph import Call, map_values
+from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Op:
         doc: what the Layers page says of it.
         layers: Keras layer classes that are this operator. Where several rows list a class, the
             first one that accepts a call has it.
-        paths: likewise, of layers that Keras does not export, by `graph.class_path`.
+        paths: likewise, of layers that Keras does not export, by `class_path`.
         symbols: TensorFlow's names of operations on symbolic tensors.
         functions: activation functions.
         attributes: reads the options of a call, once; everything else uses what it returns.

@@ -8,8 +8,9 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.frontend.graph import Call, Value, class_path, values_in
+from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.keras2.layers_and_models import class_path
 from keras_qat.frontend.messages import suggestion
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.all_ops import ROWS

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, takes_training
+from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import swapped
+from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import counted
 from keras_qat.ops.conv import (

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
-from keras_qat.frontend.graph import config_of, layers_in, name_outputs, nested_inputs, symbols
+from keras_qat.frontend.graph import config_of, symbols
 from keras_qat.frontend.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
     CustomObjects,
@@ -28,6 +28,7 @@ from keras_qat.frontend.keras2.backend import (
     register,
     resolve_training,
 )
+from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
 from keras_qat.frontend.keras2.own_training import (
     class_config,
     from_class_config,

@@ -11,6 +11,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Regularize
 from keras_qat.frontend.keras2.backend import custom_objects_in, deserialization_scope, keras
+from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.lowering import lower
 from keras_qat.placement import lowered, placed
@@ -57,7 +58,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"'{model.name}' knows no float model: Keras has no configuration for something in "
             f"it, such as an activation that is a functools.partial."
         )
-    customs = custom_objects_in(graph_lib.layers_in(model)), model.customs
+    customs = custom_objects_in(layers_in(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
         # A copy, as some layers of Keras remove entries from the configuration.
         plain = keras.Model.from_config(deepcopy(model.float_config))
@@ -96,7 +97,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             part.source.trainable = trained.trainable and source.trainable
             for new, old in zip(weights, source.weights, strict=True):
                 new.assign(tf.cast(old, new.dtype))
-    for layer in graph_lib.layers_in(plain)[1:]:
+    for layer in layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
         layer.finalize_state()  # Normalization precomputes from its weights.
@@ -115,7 +116,7 @@ def _fold(model: Any) -> Any:
             return args[0]
         if layer not in copies:
             changes = {"use_bias": True} if layer in folds else {}
-            copies[layer] = graph_lib.clone(layer, name=call.name, **changes)
+            copies[layer] = clone(layer, name=call.name, **changes)
         return copies[layer](*args, **kwargs)
 
     folded = graph_lib.rebuild(graph, apply=apply)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.graph import layers_in
+from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.ops.registry import row_listing
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import is_quantized

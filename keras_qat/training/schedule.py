@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_qat.config.arguments import switch
 from keras_qat.frontend import graph
+from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.training.layers import ScheduledLayer
 from keras_qat.training.layers.quantize import ActivationQuantizer
@@ -16,7 +17,7 @@ from keras_qat.training.layers.scheduled_layer import NEVER
 
 def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
     """Yields the quantize-aware layers of a model, and of models inside it."""
-    return (layer for layer in graph.layers_in(model) if isinstance(layer, ScheduledLayer))
+    return (layer for layer in layers_in(model) if isinstance(layer, ScheduledLayer))
 
 
 def quantizers_in(model: Any) -> list[ActivationQuantizer]:

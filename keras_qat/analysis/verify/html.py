@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from keras_qat.analysis.drawing.html_page import Cell, Table, page
-from keras_qat.analysis.verify.report import OutputReport, Report, TensorReport, kernel_names, share
+from keras_qat.analysis.verify.report import OutputReport, Report, TensorReport
+from keras_qat.analysis.verify.report_text import kernel_names, share
 
 NINES = 6
 """End of the axis of identical codes: less than one in a million differs."""

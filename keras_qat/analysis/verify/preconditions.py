@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from keras_qat.analysis.verify.report import OutputReport
-from keras_qat.frontend.graph import Graph, layers_in
+from keras_qat.frontend.graph import Graph
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.messages import counted
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import FileInterpreter, to_values

@@ -6,11 +6,10 @@ import dataclasses
 import json
 import os
 import shutil
-import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from keras_qat.analysis.verify.report_text import kernel_names, listed, report_text
 from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import written
 from keras_qat.training.calibration.far_values import FarValues
@@ -326,7 +325,7 @@ class Report:
                 f"{tensor.name} ({kernel_names(tensor)})" for tensor in self.unexplained
             ],
         }
-        about_layers = [f"{text}: {_some(names)}." for text, names in sentences.items() if names]
+        about_layers = [f"{text}: {listed(names)}." for text, names in sentences.items() if names]
         of_packed = [PACKED] if self.packs_int4 else []
         return [*self.notes, *of_packed, *about_layers]
 
@@ -336,76 +335,7 @@ class Report:
         Args:
             width: the columns of the text, 80 at least.
         """
-        arena = "" if self.arena_size is None else f", arena {self.arena_size} bytes"
-        lines = [
-            f"TFLite ({self.kernels} kernels{arena}) against the model on {self.examples} examples",
-            f"{'output':<20} {'codes identical':>16} {'largest diff.':>14} {'mean diff.':>12} "
-            f"{'same argmax':>12}",
-        ]
-        for output in self.outputs:
-            argmax = "-" if output.argmax_agreement is None else f"{output.argmax_agreement:.2%}"
-            lines.append(
-                f"{_fit(output.name, 20):<20} {output.identical:>16.3%} "
-                f"{output.max_difference:>10.3g} LSB {output.mean_difference:>8.2g} LSB "
-                f"{argmax:>12}"
-            )
-        if self.tensors:
-            lines += ["", *self._tensor_lines(max(width, 80) - 58)]
-            lines.append("")
-            if self.merged:
-                lines += _wrapped(f"Merged into others in the file: {_some(self.merged)}.", width)
-        figures = filter(None, (output.against_float() for output in self.outputs))
-        for sentence in [*self.findings(), *figures, str(self.verdict)]:
-            lines += _wrapped(sentence, width)
-        if self.runtime and self.identical < 1:
-            lines.append(f"Run by {self.runtime}.")
-        return "\n".join(lines)
-
-    def _tensor_lines(self, width: int) -> Iterable[str]:
-        yield f"{'':<{width + 17}}  {'fed':>12} {'free run':>13} {'at':>5} {'SQNR':>5}"
-        yield (
-            f"{'layer':<{width}} {'kernel':<17} {'same':>8} {'LSB':>4} {'same':>8} {'LSB':>4} "
-            f"{'ends':>5} {'dB':>5}"
-        )
-        for tensor in self.tensors:
-            fed = "" if tensor.fed is None else share(tensor.fed.identical)
-            off = "" if tensor.fed is None else f"{tensor.fed.max_difference:.0f}"
-            sqnr = "-" if tensor.sqnr is None else f"{tensor.sqnr:.1f}"
-            yield (
-                f"{_fit(tensor.name, width):<{width}} {_fit(kernel_names(tensor), 17):<17} "
-                f"{fed:>8} {off:>4} {share(tensor.run.identical):>8} "
-                f"{tensor.run.max_difference:>4.0f} {tensor.at_ends:>5.1%} {sqnr:>5}"
-            )
+        return report_text(self, max(width, 80))
 
     def __str__(self) -> str:
         return self.table(shutil.get_terminal_size((80, 24)).columns)
-
-
-def _wrapped(sentence: str, width: int) -> list[str]:
-    return textwrap.wrap(sentence, max(width, 80), subsequent_indent="  ")
-
-
-MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operations that tables do not name beside those that compute."""
-
-
-def kernel_names(tensor: TensorReport) -> str:
-    computing = [name for name in tensor.kernels if name not in MOVING]
-    return "+".join(dict.fromkeys(computing or tensor.kernels)) or "input"
-
-
-def share(part: float) -> str:
-    """Formats a share in percent, rounded down: only a share of exactly 1 gives 100."""
-    return f"{int(part * 100_000) / 1000:.3f}%"
-
-
-def _fit(name: str, width: int) -> str:
-    """Leaves out the middle of a name that is too long."""
-    if len(name) <= width:
-        return name
-    return f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from keras_qat.frontend.graph import Graph, clone, layers_in, values_in
+from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.messages import counted
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}

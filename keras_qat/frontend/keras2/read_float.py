@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Graph, clone, read
+from keras_qat.frontend.graph import Graph, read
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable
 

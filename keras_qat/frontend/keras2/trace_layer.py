@@ -20,8 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, takes_training, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
+from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.tf_operations import is_operation
 
 SIZE = 8
@@ -176,7 +177,7 @@ class _Trace:
     @property
     def nodes(self) -> list[Any]:
         """Keras' nodes of the traced calls, in order."""
-        return graph_lib.nodes_of(self.model)
+        return nodes_of(self.model)
 
     def read(self) -> OpenedLayer:
         """Returns the trace as a graph."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import nodes_of
 from keras_qat.frontend.keras2.backend import keras, mask_of
+from keras_qat.frontend.keras2.layers_and_models import nodes_of
 from keras_qat.frontend.keras3.backend import (
     check_model,
     is_layer,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.graph import weights_in_order
+from keras_qat.frontend.keras2.layers_and_models import weights_in_order
 from keras_qat.frontend.keras3.backend import is_model
 
 

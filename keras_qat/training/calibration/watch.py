@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, takes_training
+from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import swapped, traced
+from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batch_count, batches

@@ -11,6 +11,7 @@ import numpy as np
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.own_training import trains_itself
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras3 import as_keras_2
@@ -83,7 +84,7 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
             f"keras_qat.equalize(keras.Model(model.inputs, model.outputs)).get_weights())."
         )
     model, _ = read_float(as_keras_2(model))
-    copy = keras.models.clone_model(model, clone_function=graph_lib.clone)
+    copy = keras.models.clone_model(model, clone_function=clone)
     copy.set_weights(model.get_weights())
     graph = lower(graph_lib.read(copy), activations=False)
     candidates = list(_pairs(graph))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras, one_at_a_time, swapped, traced
+from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.training.calibration.watch import infer, shown_batches
 from keras_qat.training.layers import QuantizeWrapper
@@ -58,9 +59,7 @@ def reestimate_batch_norm(
     check_calibrated(model)
     layers = list(scheduled_layers(model))
     norms = [
-        layer
-        for layer in graph_lib.layers_in(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
+        layer for layer in layers_in(model) if isinstance(layer, keras.layers.BatchNormalization)
     ]
     statistics = [weight for norm in norms for weight in (norm.moving_mean, norm.moving_variance)]
     before = model.get_weights()

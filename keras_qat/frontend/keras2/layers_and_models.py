@@ -1,0 +1,88 @@
+"""What Keras layers and models consist of, read from attributes that are private to Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.backend import keras
+
+
+def flat_inputs(model: Any, x: Any) -> list[Any]:
+    """Returns data for a functional model as tensors in its input order and of its types."""
+    flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
+    return [
+        model._conform_to_reference_input(tf.convert_to_tensor(tensor), ref_input=spec)
+        for tensor, spec in flat
+    ]
+
+
+def layers_in(model: Any) -> list[Any]:
+    """Returns a layer or model and all layers inside it; nothing for any other object."""
+    return list(getattr(model, "_flatten_layers", lambda: ())())
+
+
+def weights_in_order(layer: Any) -> list[Any]:
+    """Returns a layer's own weights, then its inner layers', whatever is trainable."""
+    own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers_in(layer)]
+    unique = {id(weight): weight for weights in own for weight in weights}
+    return list(unique.values())
+
+
+def clone(layer: Any, **changes: Any) -> Any:
+    """Makes an unbuilt copy of a layer from its configuration, with some entries changed."""
+    if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
+        shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
+        return keras.layers.Lambda(
+            layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
+        )
+    activation = vars(layer).get("activation")
+    if callable(activation) and not isinstance(activation, keras.layers.Layer):
+        changes = {"activation": activation, **changes}  # A config may be unable to hold it.
+        with backend.swapped(layer, activation=keras.activations.linear):
+            config = layer.get_config()
+    else:
+        config = layer.get_config()
+    with backend.deserialization_scope(backend.custom_objects_in(layer._flatten_layers())):
+        return type(layer).from_config({**config, **backend.missing_config(layer), **changes})
+
+
+def rename(layer: Any, name: str) -> None:
+    """Renames a layer that is in no model."""
+    layer._name = name
+
+
+def name_outputs(model: Any, names: list[str]) -> None:
+    """Names a model's outputs, past Keras, which would track the list among its layers."""
+    object.__setattr__(model, "output_names", list(names))
+
+
+def class_path(layer: Any) -> str:
+    """Returns the module path of a layer class that Keras does not export."""
+    module = type(layer).__module__
+    inside = module.split("keras.src.")[-1] if "keras.src." in module else module
+    return f"{inside}.{type(layer).__name__}"
+
+
+def nested_inputs(model: Any) -> Any:
+    """Returns the symbolic inputs of a model, in the structure that it takes."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
+
+
+def nested_outputs(model: Any) -> Any:
+    """Returns the symbolic outputs of a model, in the structure that it returns."""
+    return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
+
+
+def nodes_of(model: Any) -> list[Any]:
+    """Returns Keras' nodes for the layer calls in a model, in the order of computation."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [node for node in nodes if not node.is_input]
+
+
+def takes_training(layer: Any) -> bool:
+    """Returns whether a layer computes differently in training."""
+    return bool(layer._call_spec.expects_training_arg)
