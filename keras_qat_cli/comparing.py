@@ -27,7 +27,7 @@ from keras_qat_cli.outputs import OutputFile
 @click.option("--labels", help="As of evaluate: the verdict goes by accuracy.")
 @click.option("--max-difference", type=click.FloatRange(0), help="Fail beyond so many LSB.")
 @options.html
-@options.kernels
+@options.tflite_kernels
 @options.json_output
 @click.pass_obj
 def verify(

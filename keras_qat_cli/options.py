@@ -17,7 +17,7 @@ Command = Callable[..., Any]
 
 TARGETS = (
     *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
-    *("edgetpu", "stm32_npu", "esp_nn"),
+    *("edgetpu", "stm32_npu", "stm32n6", "neutron", "esp_nn", "coral_npu"),
 )
 """Names of `keras_qat.targets`, which cannot be asked before TensorFlow is loaded."""
 
@@ -27,12 +27,24 @@ quantized_model = click.argument("model", type=models.ModelFile(quantized=True))
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
-kernels = click.option(
-    "--kernels",
-    type=click.Choice(["xnnpack", "xnnpack_arm64", "tflm", "reference"]),
-    show_default="the target's, without one xnnpack",
-    help="Whose rounding: that of phones, or of microcontrollers.",
-)
+
+def _kernels(*names: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--kernels",
+        type=click.Choice(names),
+        show_default="the target's, without one xnnpack",
+        help="Whose rounding: that of phones, of microcontrollers, or of another runtime.",
+    )
+
+
+TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
+"""Runtimes of TFLite files, of those that `verify(kernels=)` takes."""
+
+KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime")
+"""Names of `kernel_families.FAMILIES`, in the order that helps most."""
+
+tflite_kernels = _kernels(*TFLITE_KERNELS)
+kernels = _kernels(*KERNEL_FAMILIES)
 
 html = click.option("--html", type=OutputFile("the page"), help="Write the result as a page, too.")
 

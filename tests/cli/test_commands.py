@@ -15,11 +15,12 @@ from click.testing import CliRunner
 
 import keras_qat
 from keras_qat.analysis.verify import OutputReport, Verdict
+from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat_cli.commands import cli
 from keras_qat_cli.labels import measured
 from keras_qat_cli.models import takes_pixels
-from keras_qat_cli.options import TARGETS
+from keras_qat_cli.options import KERNEL_FAMILIES, TARGETS
 from tests.helpers import images, scramble
 from tests.networks.small import functional, layers, tiny_net
 
@@ -491,6 +492,27 @@ def test_nothing_waits_for_tensorflow(files):
 
 def test_all_targets_are_listed():
     assert keras_qat.targets.known()[: len(TARGETS)] == TARGETS
+
+
+def test_all_kernel_families_are_listed():
+    assert set(FAMILIES) == set(KERNEL_FAMILIES)
+
+
+def test_the_rounding_of_servers(files):
+    arguments = files / "qat.keras", files / "x.npy", "--kernels", "onnxruntime"
+    told = run("evaluate", *arguments, "--labels", files / "labels.npy")
+    assert "in integers (onnxruntime kernels)" in told
+    written = "-o", files / "server.npz"
+    assert json.loads(run("simulate", *arguments, *written, "--json"))["kernels"] == "onnxruntime"
+    qat = keras.models.load_model(files / "qat.keras")
+    qat.kernels = "onnxruntime"
+    expected = keras_qat.simulate(qat, X).outputs["logits"].codes
+    with np.load(files / "server.npz") as codes:
+        np.testing.assert_array_equal(codes["logits"], expected)
+    files_only = files / "qat.keras", files / "model.tflite", files / "x.npy"
+    assert "'onnxruntime' is not one of" in run(
+        "verify", *files_only, "--kernels", "onnxruntime", code=2
+    )
 
 
 def test_files_for_microcontrollers(files, tmp_path):
