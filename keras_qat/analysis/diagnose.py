@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
 from keras_qat.frontend import graph as graph_lib
@@ -247,18 +247,12 @@ def _in_float(
     }
 
 
-def _sqnr(exact: np.ndarray, values: np.ndarray) -> float | None:
-    ratio = SignalToNoise()
-    ratio.add(exact, values)
-    return ratio.decibels()
-
-
 def _quality(simulation: Simulation, exact: list[np.ndarray]) -> Quality:
     """Compares the outputs of a simulation with those in float."""
     ratios, same = [], []
     for in_float, output in zip(exact, simulation.outputs.values(), strict=True):
         values = output.values if isinstance(output, Codes) else output
-        ratios.append(_sqnr(in_float, values))
+        ratios.append(decibels(in_float, values))
         if in_float.ndim > 1 and in_float.shape[-1] > 1:
             same.append(np.mean(in_float.argmax(-1) == values.argmax(-1)))
     known = [ratio for ratio in ratios if ratio is not None]
@@ -270,7 +264,7 @@ def _falls(
 ) -> dict[str, tuple[float, float]]:
     """Returns signal to noise before and behind the layers where it falls most."""
     ratios: dict[Any, float | None] = {
-        tensor: _sqnr(values, simulation.tensors[tensor.label].values)
+        tensor: decibels(values, simulation.tensors[tensor.label].values)
         for tensor, values in exact.items()
     }
     config = getattr(model, "float_config", None) or {"layers": ()}

@@ -306,7 +306,7 @@ RIGHT = (3, 5, 6, 8, 9, 10)
 def _cells(layer: LayerSummary) -> Iterator[str]:
     yield layer.name
     yield layer.operator
-    yield "x".join("?" if size is None else str(size) for size in layer.shape[1:]) or "1"
+    yield shape_text(layer.shape)
     yield "-" if layer.bits is None else str(layer.bits)
     if layer.scale is None:
         yield from ("-" if layer.bits is None else "not set", "-", "-")
@@ -319,6 +319,11 @@ def _cells(layer: LayerSummary) -> Iterator[str]:
     yield "?" if layer.activation_bytes is None else _size(layer.activation_bytes)
     macs = layer.multiply_accumulates
     yield "-" if macs == 0 or layer.operator == "float" else "?" if macs is None else _count(macs)
+
+
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    """Formats the shape of one example: "28x28x1"."""
+    return "x".join("?" if size is None else str(size) for size in shape[1:]) or "1"
 
 
 def _size(count: int | None) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.arithmetic.as_written import quotient
+from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import Arguments, Attributes, Op, held_in
@@ -23,6 +24,23 @@ Number = tuple[Any, QuantParams]
 """Quantized values less their zero point, or a tensor of a file, with quantization parameters."""
 
 Shape = tuple[int | None, ...]
+
+WIDE = QuantParams(None, None, 16)
+"""Stands for the parameters of a number of 16 bits where they are prepared already."""
+
+MOST = 2.0**15 - 1
+"""The largest quantized value of 16 bits."""
+
+
+def wide_params(scale: Any) -> QuantParams:
+    """Returns parameters of 16 bits with the zero point 0, as tensors."""
+    return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
+
+
+def wide_scale_of(output: QuantParams) -> Any:
+    """Returns the smallest scale with which 16 bits hold all numbers of an output's range."""
+    ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
+    return quotient(tf.maximum(*ends) * output.scale, MOST)
 
 
 @dataclasses.dataclass(frozen=True)

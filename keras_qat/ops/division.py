@@ -10,18 +10,24 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
-from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.helper_layers import Quotient
-from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
+from keras_qat.ops.composed import (
+    MOST,
+    WIDE,
+    Computing,
+    Machine,
+    Number,
+    Preparing,
+    Shape,
+    Writing,
+    wide_params,
+    wide_scale_of,
+)
 from keras_qat.ops.elementwise import MULTIPLY, accepts_up_to
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
 from keras_qat.ops.requantize import REQUANTIZE
-
-MOST = 2.0**15 - 1
-"""The largest quantized value of 16 bits."""
-
-Shape = tuple[int | None, ...]
 
 
 class _Parts(NamedTuple):
@@ -40,27 +46,20 @@ class _Parts(NamedTuple):
     table: Any = None
 
 
-def _wide(scale: Any) -> QuantParams:
-    return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
-
-
 def _parts(x: QuantParams, y: QuantParams, output: QuantParams) -> _Parts:
     x, y, output = (params.as_tensors() for params in (x, y, output))
-    numerator = _wide(x.scale * 2.0**-7)
-    inverse = _wide(quotient(quotient(1.0, y.scale), MOST))
-    ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
-    reach = quotient(tf.maximum(*ends) * output.scale, MOST)
+    numerator = wide_params(x.scale * 2.0**-7)
+    inverse = wide_params(quotient(quotient(1.0, y.scale), MOST))
     q = tf.range(2.0**8, dtype=tf.float64) + y.lowest - y.zero_point
     return _Parts(
         numerator=numerator,
         inverse=inverse,
         # Products of 16 bits overflow where they are multiplied by more than a half.
-        quotient=_wide(tf.maximum(reach, 2.0 * numerator.scale * inverse.scale)),
+        quotient=wide_params(
+            tf.maximum(wide_scale_of(output), 2.0 * numerator.scale * inverse.scale)
+        ),
         table=round_half_away(quotient(MOST, tf.where(q == 0, tf.ones_like(q), q))),
     )
-
-
-_WIDE = QuantParams(None, None, 16)
 
 
 def _divided(m: Machine, x: Number, y: Number, shape: Shape, parts: _Parts) -> Number:
@@ -81,7 +80,7 @@ def _prepare(a: Arguments) -> list[Any]:
 
 def _compute(a: Arguments) -> Any:
     x, y = zip(a.q, a.params, strict=True)
-    m, parts = Computing(a, a.numbers), _Parts(_WIDE, _WIDE, _WIDE)
+    m, parts = Computing(a, a.numbers), _Parts(WIDE, WIDE, WIDE)
     return m.run(REQUANTIZE, [_divided(m, x, y, (), parts)], a.output)[0]
 
 

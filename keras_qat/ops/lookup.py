@@ -27,6 +27,7 @@ Table = Callable[[Arguments], Any]
 all quantized values that the input's type can hold, less the zero point. There is no call."""
 
 
+@functools.cache
 def _entries_of(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], Any]:
@@ -73,14 +74,10 @@ def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
         of_neon: that of ARM's vector instructions, which take 8 values at a time, if it differs.
     """
 
-    @functools.cache
-    def entries(of: Table, family: KernelFamily) -> Any:
-        return _entries_of(of, family)
-
     def prepare(a: Arguments) -> Entries:
         (x,), dtype = a.params, a.q[0].dtype
         tables = (table, of_neon) if of_neon and a.family.neon else (table,)
-        values = [entries(one, a.family)(x, a.output, a.attributes) for one in tables]
+        values = [_entries_of(one, a.family)(x, a.output, a.attributes) for one in tables]
         values, *of_eights = (tf.cast(value, dtype) for value in values)
         return Entries(values, tf.cast(x.zero_point - x.lowest, dtype), *of_eights)
 

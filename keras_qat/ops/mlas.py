@@ -92,6 +92,11 @@ def softmax(q: Any, numbers: SoftmaxNumbers, axis: int) -> Any:
     """Divides exponentials from a table by their sum, which is added up one after another."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
-    sums = tf.cumsum(exponentials, axis)
-    total = tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)
+    total = summed_in_order(exponentials, axis)
     return tf.round(quotient(product(exponentials, numbers.levels), total))
+
+
+def summed_in_order(x: Any, axis: int) -> Any:
+    """Adds up numbers along an axis one after another, as their sum in float32 depends on it."""
+    sums = tf.cumsum(x, axis)
+    return tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)

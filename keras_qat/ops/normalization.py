@@ -16,10 +16,20 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
-from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
+from keras_qat.ops.composed import (
+    MOST,
+    WIDE,
+    Computing,
+    Machine,
+    Number,
+    Preparing,
+    Writing,
+    wide_params,
+    wide_scale_of,
+)
 from keras_qat.ops.elementwise import ADD, MULTIPLY, SUBTRACT
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
@@ -27,9 +37,6 @@ from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.pooling import MEAN
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weighted_sums import RECENT
-
-MOST = 2.0**15 - 1
-"""The largest quantized value of 16 bits."""
 
 LARGEST = 64.0
 """Largest normalized value: that of the only value of 4096 that is not zero."""
@@ -59,10 +66,6 @@ class _Parts:
     table: Any
     gamma: Number | None
     beta: Number | None
-
-
-def _wide(scale: Any) -> QuantParams:
-    return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
 
 
 class _View(NamedTuple):
@@ -103,7 +106,7 @@ def _quantized(weight: Any, shape: tuple[int, ...]) -> Number | None:
         return None
     values = tf.reshape(tf.cast(weight, tf.float64), shape)
     largest = tf.reduce_max(tf.abs(values))
-    params = _wide(quotient(tf.where(largest > 0, largest, tf.ones_like(largest)), MOST))
+    params = wide_params(quotient(tf.where(largest > 0, largest, tf.ones_like(largest)), MOST))
     return round_half_away(values / params.scale), params
 
 
@@ -111,34 +114,29 @@ def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: Quan
     x, output = x.as_tensors(), output.as_tensors()
     weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
     gamma, beta = (_quantized(weight, view.weights) for weight in weights)
-    squares = _wide(tf.clip_by_value(quotient(tf.square(255.0 * x.scale), MOST), 1e-30, 1e30))
-    variance = _wide(squares.scale * 0.25)
-    inverse = _wide(quotient(quotient(1.0, tf.sqrt(variance.scale + epsilon)), MOST))
+    squares = wide_params(tf.clip_by_value(quotient(tf.square(255.0 * x.scale), MOST), 1e-30, 1e30))
+    variance = wide_params(squares.scale * 0.25)
+    inverse = wide_params(quotient(quotient(1.0, tf.sqrt(variance.scale + epsilon)), MOST))
     variances = tf.range(2.0**15, dtype=tf.float64) * variance.scale
     inverses = quotient(1.0, tf.sqrt(variances + max(epsilon, 1e-60)))
     table = round_half_away(quotient(inverses, inverse.scale))
-    normalized = _wide(tf.constant(min(view.size**0.5, LARGEST) / MOST, tf.float64))
-    ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
-    reach = quotient(tf.maximum(*ends) * output.scale, MOST)
+    normalized = wide_params(tf.constant(min(view.size**0.5, LARGEST) / MOST, tf.float64))
+    reach = wide_scale_of(output)
     if beta is not None:
         reach += beta[1].scale
     if gamma is not None:  # Below half of it, products would overflow.
         reach = tf.maximum(reach, 2.0 * normalized.scale * gamma[1].scale)
     return _Parts(
-        x=_wide(x.scale * 2.0**-7),
+        x=wide_params(x.scale * 2.0**-7),
         squares=squares,
         variance=variance,
         inverse=inverse,
         normalized=normalized,
-        scaled=_wide(reach),
+        scaled=wide_params(reach),
         table=tf.minimum(table, MOST),
         gamma=gamma,
         beta=beta,
     )
-
-
-OF_16_BITS = QuantParams(None, None, 16)
-"""Stands for the parameters of a part where they are prepared already."""
 
 
 def _normalized(m: Machine, x: Number, view: _View, parts: _Parts) -> Number:
@@ -170,9 +168,8 @@ def _compute(a: Arguments) -> Any:
     (x,), layer = a.q, a.call.layer
     view, m = _view(a.call.inputs[0].shape, a.attributes), Computing(a, a.numbers)
     weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    gamma, beta = (None if weight is None else (None, OF_16_BITS) for weight in weights)
-    wide = OF_16_BITS
-    parts = _Parts(wide, wide, wide, wide, wide, wide, None, gamma, beta)
+    gamma, beta = (None if weight is None else (None, WIDE) for weight in weights)
+    parts = _Parts(WIDE, WIDE, WIDE, WIDE, WIDE, WIDE, None, gamma, beta)
     source = x
     if view.shape != a.call.inputs[0].shape:
         source = tf.reshape(x, [-1, *view.shape[1:]])

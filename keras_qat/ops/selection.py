@@ -10,10 +10,18 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import multiply
-from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.tf_operations import number, operands
-from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
+from keras_qat.ops.composed import (
+    WIDE,
+    Computing,
+    Machine,
+    Number,
+    Preparing,
+    Writing,
+    wide_params,
+)
 from keras_qat.ops.elementwise import accepts_up_to
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
@@ -22,14 +30,12 @@ from keras_qat.ops.op import Arguments, Attributes, Op, held_in
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.tflite.tensor_names import SCOPE
 
-_WIDE = QuantParams(None, None, 16)
-
 
 def _common(params: Sequence[QuantParams]) -> QuantParams:
     """Returns 16-bit parameters that hold two tensors: 128 values for a step of the wider one."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
-    return QuantParams(single(tf.maximum(first, second) * finer), tf.zeros([], tf.float64), 16)
+    return wide_params(tf.maximum(first, second) * finer)
 
 
 def _both(m: Machine, inputs: Sequence[Number], common: QuantParams) -> list[Any]:
@@ -45,7 +51,7 @@ def _prepare_comparison(a: Arguments) -> list[Any]:
 
 def _comparison(name: str, code: str, words: str) -> Op:
     def compute(a: Arguments) -> Any:
-        x, y = _both(Computing(a, a.numbers), list(zip(a.q, a.params, strict=True)), _WIDE)
+        x, y = _both(Computing(a, a.numbers), list(zip(a.q, a.params, strict=True)), WIDE)
         return getattr(tf.math, name)(x, y)
 
     def emit(e: Emission) -> None:

@@ -112,9 +112,7 @@ def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
     """TFLite's optimized kernel: exponentials from a table, added up one after another."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
-    last = tf.constant([-1])
-    sums = tf.cumsum(exponentials, axis)
-    total = tf.gather(sums, tf.shape(sums)[axis] + last, axis=axis)
+    total = mlas.summed_in_order(exponentials, axis)
     return tf.floor(exponentials * quotient(1.0, total * numbers.output) + 0.5)
 
 

@@ -18,14 +18,6 @@ INDICES = ("int32", "int64")
 """Types of indices that GATHER takes; others are converted."""
 
 
-def _rounded(make: Any, q: Any, ratio: Any) -> Any:
-    """Entries of a table as the file holds them: in the output's parameters, less the zero point.
-
-    Those that have its scale already stay as they are.
-    """
-    return make.round(q * ratio)
-
-
 def _stored(values: np.ndarray, params: QuantParams) -> np.ndarray:
     """Values less the zero point as a file holds them."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
@@ -43,14 +35,14 @@ def _compute(a: Arguments) -> Any:
     (indices,), (table, ratio) = a.q, a.numbers
     if indices.dtype.name not in INDICES:
         indices = tf.cast(indices, tf.int32)
-    entries = _rounded(tf, tf.cast(tf.gather(table, indices), tf.float64), ratio)
-    return tf.cast(entries, held_in(a.output))
+    entries = tf.cast(tf.gather(table, indices), tf.float64)
+    return tf.cast(tf.round(entries * ratio), held_in(a.output))
 
 
 def _emit(e: Emission) -> None:
     weights, params = e.weights, e.params
     (scale,) = np.asarray(weights.scale, np.float64).reshape(-1)
-    table = _rounded(np, np.asarray(weights.q, np.float64), scale / np.float64(params.scale))
+    table = np.round(np.asarray(weights.q, np.float64) * (scale / np.float64(params.scale)))
     indices = e.inputs[0]
     if e.dtype(indices) not in INDICES:
         indices = e.temporary("indices", e.shape(indices), "int32")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_qat.analysis.drawing.picture import GREY, INK, Picture, new_figure, picture, shortened
-from keras_qat.analysis.summary import LayerSummary, summarized
+from keras_qat.analysis.summary import LayerSummary, shape_text, summarized
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.node import Node, Tensor
@@ -108,7 +108,7 @@ def _color(tensor: Tensor, colors: dict[int, str], is_set: bool = True) -> str:
 
 
 def _input_words(name: str, tensor: Tensor) -> tuple[str, str, str, str, str]:
-    params, shape = tensor.params, _shape(tensor.shape)
+    params, shape = tensor.params, shape_text(tensor.shape)
     if params is None:
         return name, "input", tensor.dtype, "", shape
     low, high = params.dequantize(np.array([params.lowest, params.highest]))
@@ -129,11 +129,7 @@ def _node_words(node: Node, layer: LayerSummary) -> tuple[str, str, str, str, st
     elif layer.scale is not None:
         band = f"int{layer.bits} [{layer.minimum:.4g}, {layer.maximum:.4g}]"
         step = f"{layer.scale:.4g}, zero {layer.zero_point}"
-    return layer.name, kind, band, step, _shape(layer.shape)
-
-
-def _shape(shape: tuple[int | None, ...]) -> str:
-    return "x".join("?" if size is None else str(size) for size in shape[1:]) or "1"
+    return layer.name, kind, band, step, shape_text(layer.shape)
 
 
 def _lanes(rows: list[_Row]) -> dict[Any, int]:

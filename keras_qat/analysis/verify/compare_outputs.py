@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.analysis.verify.report import OutputReport
-from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.own_training import PREDICTION
 from keras_qat.frontend.keras2.readability import defines
@@ -195,15 +195,13 @@ def _compare(
         classes = np.argmax(codes, -1)
         agreement = float(np.mean(classes == np.argmax(expected, -1)))
         float_agreement = float(np.mean(classes == np.argmax(exact, -1)))
-    noise = SignalToNoise()
-    noise.add(exact, values)
     return OutputReport(
         identical,
         float(differences.max()),
         float(differences.mean()),
         name,
         agreement,
-        noise.decibels(),
+        decibels(exact, values),
         float_agreement,
         _accuracy(values, labels),
         _accuracy(exact, labels),

@@ -11,6 +11,13 @@ ROUNDING = 1e-12
 """Share of a tensor's power that float32 gives to the variance of what is constant."""
 
 
+def decibels(exact: np.ndarray, values: np.ndarray) -> float | None:
+    """Returns the signal to noise ratio of a tensor in dB; None without a signal."""
+    ratio = SignalToNoise()
+    ratio.add(exact, values)
+    return ratio.decibels()
+
+
 class SignalToNoise:
     """The ratio of a tensor's signal to its quantization noise, over batches.
 

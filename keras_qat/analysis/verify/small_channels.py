@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.analysis.verify.verdict import LOW_SQNR, SMALL_PART
 from keras_qat.training.readiness import some
 
@@ -34,7 +34,7 @@ def small_channels(
             channel
             for channel in range(channels)
             if np.ptp(in_float[..., channel]) < SMALL_PART * whole
-            and (_decibels(in_float[..., channel], quantized[..., channel])) < LOW_SQNR
+            and _is_drowned(in_float[..., channel], quantized[..., channel])
         ]
         if 0 < len(drowned) < channels:
             causes.append(
@@ -46,9 +46,7 @@ def small_channels(
     return causes
 
 
-def _decibels(exact: np.ndarray, values: np.ndarray) -> float:
-    """Returns the signal to noise ratio; infinity without a signal."""
-    ratio = SignalToNoise()
-    ratio.add(exact, values)
-    decibels = ratio.decibels()
-    return np.inf if decibels is None else decibels
+def _is_drowned(exact: np.ndarray, values: np.ndarray) -> bool:
+    """Whether a channel has a signal, and a low ratio of it to the noise."""
+    ratio = decibels(exact, values)
+    return ratio is not None and ratio < LOW_SQNR

@@ -237,7 +237,10 @@ def _emit(e: Emission) -> None:
         reversed_ = e.temporary("reversed", e.shape(x), x)
         e.add("REVERSE_V2", [x, e.constant("time", [1])], [reversed_])
         x = reversed_
-    states = _states(e, (batch, units))
+    hidden, cell = (
+        e.builder.variable(e.temporary(name, (batch, units), like))
+        for name, like in (("hidden", HIDDEN.params(16 if e.wide else 8)), ("cell", CELL))
+    )
     kernels, scales = _gates(e, weights, "kernel")
     recurrent, _ = _gates(e, weights.recurrent, "recurrent")
     bias_type = np.int64 if e.wide else np.int32
@@ -253,7 +256,7 @@ def _emit(e: Emission) -> None:
     e.add(
         "UNIDIRECTIONAL_SEQUENCE_LSTM",
         # No peepholes, no projection, no layer normalization.
-        [x, *kernels, *recurrent, *[-1] * 3, *biases, *[-1] * 2, *states, *[-1] * 4],
+        [x, *kernels, *recurrent, *[-1] * 3, *biases, *[-1] * 2, hidden, cell, *[-1] * 4],
         [sequence],
         intermediates=[
             *(e.temporary(f"gate_{gate}", (0,), GATE) for gate in range(4)),
@@ -263,7 +266,7 @@ def _emit(e: Emission) -> None:
     )
     if not e.attributes["keeps"]:
         times = _times(e, x)
-        e.builder.once_known(lambda: _zeros(e, x, states, times))
+        e.builder.once_known(lambda: _zeros(e, x, (hidden, cell), times))
     if sequence != output:
         whole_axis = (None, None, 1)
         take_parts(e, sequence, output, [whole_axis, (-1, None, 1), whole_axis], dropped=[1])
@@ -278,15 +281,6 @@ def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np
         for gate, (part, scale) in enumerate(zip(parts, scales, strict=True))
     ]
     return tensors, scales
-
-
-def _states(e: Emission, shape: tuple[int | None, int]) -> tuple[int, int]:
-    """The hidden and the cell state."""
-    hidden, cell = (
-        e.builder.variable(e.temporary(name, shape, like))
-        for name, like in (("hidden", HIDDEN.params(16 if e.wide else 8)), ("cell", CELL))
-    )
-    return hidden, cell
 
 
 def _times(e: Emission, x: int) -> int:
