@@ -18,6 +18,15 @@ import tensorflow as tf
 MANTISSA = 52
 """Bits behind the point of a float64."""
 
+LEAST_RATIO = 2.0**-8
+"""The least ratio of scales by which int8 values get another scale in one step.
+
+Below it XNNPACK leaves QUANTIZE to TFLite, whose vectorized kernels round halves up and whose
+other kernels round halves away from zero: which of them runs depends on an element's position.
+"""
+FINER_STEPS = 2.0**7
+"""Such values first get so many int16 steps for each of theirs. From int16 one kernel rounds."""
+
 
 def shift(x: Any, bits: Any) -> Any:
     """x * 2^bits."""

@@ -113,7 +113,7 @@ def _bring(
     source, target = ends
     if converts:
         end = builder.tensor(f"{name}/unclipped", tensor.shape, "int8", params) if clips else target
-        builder.operator("QUANTIZE", [source], [end])
+        builder.quantize(source, end)
         source = end
     if clips:
         highest = builder.constant(f"{SCOPE}/highest", np.array(params.highest, np.int8), params)

@@ -37,7 +37,7 @@ def _emit(e: Emission) -> None:
         masks.append(e.constant("causal", causal.reshape((1,) * (len(shape) - 2) + causal.shape)))
     lowest = e.constant("lowest", np.array([params.lowest], params.dtype), params)
     result = e.temporary("scores", shape, target)
-    e.add("QUANTIZE", e.inputs[:1], [result])
+    e.builder.quantize(e.inputs[0], result)
     for index, mask in enumerate(masks, 1):
         masked = target if index == len(masks) else e.temporary(f"masked_{index}", shape, target)
         e.add("SELECT_V2", [mask, *((lowest, result) if hidden else (result, lowest))], [masked])

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
-from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO, fixed_point, multiply
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.ops.op import Arguments, Op, held_in
@@ -43,11 +43,13 @@ class Multiplier:
         fixed: the ratio in fixed point.
         other: what the family's own kernel multiplies by, None where no kernel does.
         is_other: whether the family's kernel does.
+        steps: int16 steps for each int8 step, where values are held in int16 in between.
     """
 
     fixed: tuple[Any, Any]
     other: Any = None
     is_other: Any = False
+    steps: Any = None
 
     def times(
         self, whole: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
@@ -61,7 +63,8 @@ class Multiplier:
         """
 
         def in_fixed_point() -> Any:
-            return tf.cast(multiply(whole(), self.fixed), dtype)
+            x = whole() if self.steps is None else whole() * self.steps
+            return tf.cast(multiply(x, self.fixed), dtype)
 
         return cond(self.is_other, lambda: in_other(self.other), in_fixed_point)
 
@@ -70,17 +73,22 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     """Prepares `requantized`.
 
     XNNPACK multiplies by a whole number of 256ths where the ratio of the scales is from 2^-8 to
-    2^7; TFLite's kernel by a 31-bit number.
+    2^7; TFLite's kernel by a 31-bit number. `Builder.quantize` writes what is prepared here.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
-    ratio = fixed_point(before / after)
-    if family.requantize == "fixed_point" or 16 in (params.bits, output.bits):
-        return Multiplier(ratio)
+    if 16 in (params.bits, output.bits):
+        return Multiplier(fixed_point(before / after))
     if family.requantize == "float32":
-        return Multiplier(ratio, (before, after), True)
+        return Multiplier(fixed_point(before / after), (before, after), True)
     coarse = single(before / after)
-    is_coarse = (coarse >= 2.0**-8) & (coarse <= 2.0**7)
-    return Multiplier(ratio, tf.cast(tf.round(256.0 * coarse), tf.float32), is_coarse)
+    one, finer = (tf.constant(steps, tf.float64) for steps in (1.0, FINER_STEPS))
+    steps = tf.where(coarse < LEAST_RATIO, finer, one)
+    precise = Multiplier(fixed_point(before / steps / after), steps=tf.cast(steps, tf.int64))
+    if family.requantize == "fixed_point":
+        return precise
+    factor = tf.cast(tf.round(256.0 * coarse), tf.float32)
+    is_coarse = (coarse >= LEAST_RATIO) & (coarse <= 2.0**7)
+    return dataclasses.replace(precise, other=factor, is_other=is_coarse)
 
 
 def requantized(q: Any, numbers: Multiplier) -> Any:
@@ -103,7 +111,7 @@ def requantized(q: Any, numbers: Multiplier) -> Any:
 QUANTIZE = Op(
     "quantize",
     _quantize,
-    lambda e: e.add("QUANTIZE"),
+    lambda e: e.builder.quantize(e.inputs[0], e.outputs[0]),
     doc="real numbers to quantized values",
     prepare=_prepare_quantize,
     only_rounds=True,

@@ -267,7 +267,7 @@ def _with_least_scale(e: Emission) -> int:
         return source
     params = dataclasses.replace(params, scale=np.float32(LEAST_SCALE))
     wider = e.temporary("wider", e.shape(source), params)
-    e.add("QUANTIZE", [source], [wider])
+    e.builder.quantize(source, wider)
     return wider
 
 

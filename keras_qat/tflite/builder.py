@@ -9,6 +9,7 @@ import flatbuffers
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.metadata import compressed
 from keras_qat.tflite.op_versions import min_runtime_version, version_of
@@ -232,6 +233,22 @@ class Builder:
         """Returns the sizes of a tensor's axes, -1 for open ones."""
         tensor = self.graph.tensors[index]
         return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
+
+    def quantize(self, source: int, target: int) -> None:
+        """Adds the operators that give a tensor's values the scale and zero point of `target`.
+
+        One QUANTIZE; two, by way of int16, where int8 values get a far wider scale.
+        """
+        ends = [self.graph.tensors[index] for index in (source, target)]
+        if all(end.type == TYPES["int8"] for end in ends):
+            before, after = (end.quantization.scale[0] for end in ends)
+            if before / after < LEAST_RATIO:
+                shape = tuple(None if size < 0 else size for size in self.sizes(source))
+                params = QuantParams(before / np.float32(FINER_STEPS), 0, 16)
+                finer = self.tensor(f"{ends[1].name.decode()}/finer", shape, "int16", params)
+                self.operator("QUANTIZE", [source], [finer])
+                source = finer
+        self.operator("QUANTIZE", [source], [target])
 
     def copy(self, source: int, target: int) -> None:
         """Adds an operator that copies a tensor into another, of any shape: a RESHAPE."""

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.fold_weights import LARGEST_MULTIPLIER
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
+from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import KERNELS
-from tests.ops.harness import assert_same, node_of, random_inputs
+from tests.ops.harness import BATCH, assert_same, node_of, random_inputs
 
 OPS = (
     *("conv", "depthwise_conv", "transpose_conv", "dense", "affine", "add", "subtract", "multiply"),
@@ -85,3 +87,25 @@ def test_wide_steps_in_tflite_micro(name, scale):
         node, inputs=tuple(finer(each, scale / each.params.scale) for each in node.inputs)
     )
     assert_same(node, random_inputs(node, numbers), "tflm")
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("family", [*KERNELS, "tflm"])
+@pytest.mark.parametrize("exponent", [-10, -9, -8.5, -8, -7.5, 6.5, 7, 8])
+def test_far_wider_scales_round_the_same_at_each_position(exponent, family):
+    """TFLite's vectorized QUANTIZE rounded halves otherwise than its own last elements."""
+    source, _ = node_of(op_named("relu"), 8, 1)
+    x = dataclasses.replace(source.inputs[0], shape=(None, 128 + 5))
+    every = np.resize(np.arange(-128, 128), (BATCH, 128 + 5)).astype(np.int8)
+    for step in range(12):
+        ratio = 2.0 ** (exponent + step / 24)
+        for zero_point in (-128, 5, 127):
+            ends = [
+                QuantParams(np.float32(scale), zero_point if scale == 0.01 else 3)
+                for scale in (0.01, 0.01 / ratio)
+            ]
+            tensors = [
+                dataclasses.replace(x, name=f"end_{i}", params=p) for i, p in enumerate(ends)
+            ]
+            node = Node("requantize", REQUANTIZE, {}, source.call, (tensors[0],), (tensors[1],))
+            assert_same(node, {"end_0": every}, family, f"ratio {ratio}")

@@ -185,7 +185,7 @@ def _emit_output(e: Emission, hidden_states: list[Number], output: int) -> None:
     if written != native:
         e.reshape(written, native)
     if native != output:
-        e.add("QUANTIZE", [native], [output])
+        e.builder.quantize(native, output)
 
 
 def _steps(e: Emission, x: Number, name: str) -> list[Number]:
