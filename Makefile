@@ -98,7 +98,7 @@ $(VENV_LEGACY)/.complete: pyproject.toml
 	$(call make_venv,$(VENV_LEGACY),-e '.[test]' 'tensorflow==2.15.*')
 
 .venv-dist/.complete:
-	$(call make_venv,.venv-dist,build twine uv)
+	$(call make_venv,.venv-dist,build twine uv cyclonedx-bom)
 
 $(VENV)-docs/.complete: pyproject.toml
 	@mkdir -p build
