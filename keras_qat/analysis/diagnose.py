@@ -181,17 +181,17 @@ def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[],
     """Returns functions that make a treated model, by the code that a user writes for it."""
     recipe: Recipe = recipe_of(model)
 
-    def again(**options: Any) -> Any:
+    def calibrated(**options: Any) -> Any:
         treated = quantize_model(model, recipe)  # A copy.
         calibrate(treated, x, **options)
         return treated
 
     def corrected() -> Any:
-        treated = again()
+        treated = calibrated()
         bias_correction(treated, x)
         return treated
 
-    def anew(recipe: Recipe, prepare: Callable[[Any], Any] | None = None) -> Any:
+    def requantized(recipe: Recipe, prepare: Callable[[Any], Any] | None = None) -> Any:
         for layer in model.layers:
             if (why_left_in_float(layer) or "").startswith(OUT_OF_SCOPE):
                 recipe = recipe.override(layer.name.removeprefix(PREFIX), quantize=False)
@@ -201,18 +201,18 @@ def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[],
         return treated
 
     remedies: dict[str, Callable[[], Any]] = {
-        CALIBRATE: again,
+        CALIBRATE: calibrated,
         **{
-            f"calibrate(qat, x, method={method!r})": partial(again, method=method)
+            f"calibrate(qat, x, method={method!r})": partial(calibrated, method=method)
             for method in ("mse", "percentile")
         },
         f"{CALIBRATE}; bias_correction(qat, x)": corrected,
-        "quantize_model(equalize(model))": partial(anew, recipe, equalize),
+        "quantize_model(equalize(model))": partial(requantized, recipe, equalize),
     }
     bits = {"weight_bits": recipe.weights.bits, "activation_bits": recipe.activations.bits}
     more: dict[str, Any] = {name: 8 for name, count in bits.items() if count < 8}
     if more:
-        remedies["recipes.int8()"] = partial(anew, int8())
+        remedies["recipes.int8()"] = partial(requantized, int8())
     more = more or {"quantize": False}
     options = ", ".join(f"{name}={value}" for name, value in more.items())
     for layers in [[layer] for layer in suspects] + [suspects] * (len(suspects) > 1):
@@ -221,9 +221,9 @@ def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[],
             for layer in layers:
                 overridden = overridden.override(layer, **more)
                 code += f".override({layer!r}, {options})"
-            remedies[code] = partial(anew, overridden)
+            remedies[code] = partial(requantized, overridden)
     if recipe.activations.bits < 16:
-        remedies["recipes.int16x8()"] = partial(anew, int16x8())
+        remedies["recipes.int16x8()"] = partial(requantized, int16x8())
     return remedies
 
 

@@ -78,7 +78,7 @@ class CachedInference:
         return self.version > 0
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """The tensors, from one tensor for each input."""
+        """Computes the tensors, given one tensor for each input."""
         if self._eager is not None and tf.executing_eagerly():
             return self._eager(*inputs)
         return list(self._traced(*inputs))

@@ -85,9 +85,9 @@ class Inference:
         return prepare(resolved, self.family)
 
     def _tensors(self, resolved: ResolvedGraph, numbers: Numbers, inputs: list[Any]) -> list[Any]:
-        """The real values of the outputs, and of what layers that add losses read."""
-        given = list(map(numbers.quantized, inputs, resolved.inputs.values()))
-        tensors = run(resolved, given, self.family, compute_in_float, numbers)
+        """Computes real values of the outputs, and of what layers that add losses read."""
+        quantized = list(map(numbers.quantized, inputs, resolved.inputs.values()))
+        tensors = run(resolved, quantized, self.family, compute_in_float, numbers)
         wanted = [
             *resolved.outputs.values(),
             *(resolved.tensors[value] for value in self.read_by_losses),
@@ -102,7 +102,7 @@ class Inference:
         return [value for value in dict.fromkeys(read) if value not in made]
 
     def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
-        """The outputs among `_tensors`, the losses and metrics of layers being added."""
+        """Returns the outputs among `_tensors`, after adding the losses and metrics of layers."""
         outputs = graph_lib.values_in(self.graph.outputs)
         real = dict(zip(self.read_by_losses, tensors[len(outputs) :], strict=True))
         for call in self.with_losses if adds_losses else []:
@@ -131,7 +131,7 @@ class Inference:
         )
 
     def __call__(self, x: Any, training: Any, **options: Any) -> Any:
-        """The model's outputs.
+        """Computes the model's outputs.
 
         Args:
             x: its inputs, in whatever structure it takes.
@@ -156,12 +156,12 @@ class Inference:
         elif is_exact(self.layers[0].assumed) and self.settled.is_ready:
             exact = self._infer_settled
 
-        def again(model: Any, *inputs: Any) -> list[Any]:
-            given = tf.nest.pack_sequence_as(nested_inputs(model), list(inputs))
+        def simulate(model: Any, *inputs: Any) -> list[Any]:
+            nested = tf.nest.pack_sequence_as(nested_inputs(model), list(inputs))
             with unchanged(states_of(model)):
-                return tf.nest.flatten(model.simulated(given, **options))
+                return tf.nest.flatten(model.simulated(nested, **options))
 
-        outputs = with_gradient_of(exact, self.model, again, flat)
+        outputs = with_gradient_of(exact, self.model, simulate, flat)
         return tf.nest.pack_sequence_as(nested_outputs(self.model), outputs)
 
     def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:
@@ -169,17 +169,17 @@ class Inference:
 
         `after` are the states that training keeps.
         """
-        given = tf.nest.flatten(y)
+        simulated = tf.nest.flatten(y)
 
         def as_trained() -> list[Any]:
             for state, value in zip(self.states, after, strict=True):
                 state.assign(value)
-            return [tf.identity(output) for output in given]
+            return [tf.identity(output) for output in simulated]
 
         exact = cond(applies, lambda: self._infer(*flat, adds_losses=False), as_trained)
         outputs = [
-            straight_through(functools.partial(_instead, one), simulated)
-            for one, simulated in zip(exact, given, strict=True)
+            straight_through(functools.partial(_instead, exact_output), output)
+            for exact_output, output in zip(exact, simulated, strict=True)
         ]
         return tf.nest.pack_sequence_as(y, outputs)
 

@@ -72,13 +72,16 @@ def _gelu_in_float32(x: Any, approximate: bool) -> Any:
 
 
 def _takes_hard_swish(x: QuantParams, output: QuantParams) -> Any:
-    """Kernels check the output's scale, and shift by no more than 31 bits, unchecked."""
+    """Returns whether TFLite's HARD_SWISH takes these scales.
+
+    Kernels check the output's scale, and shift by no more than 31 bits, which they do not check.
+    """
     fine = x.scale / 128.0
     return (single(fine / output.scale) < 1) & (fine / (3 / 32768) < 2.0**30)
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> Any:
-    """x * relu6(x + 3) / 6 in 16 bits; rounded to the nearest, halves away from zero or `up`."""
+    """Computes x * relu6(x + 3) / 6 in 16 bits, rounding halves away from zero or `up`."""
     rounded = divide_up if up else divide
     fine = a.params[0].scale / 128.0
     value = shift(tf.cast(a.q[0], tf.int64), 7)
@@ -99,7 +102,7 @@ def _hard_swish_table(a: Arguments, up: bool = False) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Direct:
-    """The numbers of a curve of 8 bits.
+    """The prepared numbers of an 8-bit curve.
 
     Args:
         is_clear: whether no entry of the table lies so near a half that the last bits of float32
@@ -194,7 +197,7 @@ def _scaled_tanh(q: Any, before: Any, after: Any) -> Any:
 
 
 def _scaled_sigmoid(q: Any, before: Any, after: Any) -> Any:
-    """TensorFlow's sigmoid takes twice as long as its tanh."""
+    """Computes a sigmoid by tanh, which takes TensorFlow half as long as its sigmoid."""
     return _scaled_tanh(q, before * 0.5, after * 0.5) + after * 0.5
 
 
@@ -212,7 +215,7 @@ def _bounded(
     scaled: Any,
     **how: Any,
 ) -> Op:
-    """The row of a function with a fixed output range."""
+    """Makes the row of a function with a fixed output range."""
     prepare_int8, compute_int8 = _prepare_directly(function, of_tflite), _directly(scaled)
 
     def prepare(a: Arguments) -> Any:

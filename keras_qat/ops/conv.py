@@ -64,14 +64,14 @@ def _padding(a: Attributes) -> str:
 
 
 def _on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
-    """A function of attributes, images and a kernel, on images or sequences."""
+    """Applies a function of attributes, images and a kernel to images, or to sequences."""
     if x.shape.rank == 4:
         return function(a, x, kernel)
     return tf.squeeze(function(a, tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
 
 
 def convolved(a: Attributes, x: Any, kernel: Any) -> Any:
-    """A convolution of numbers: one with the attributes of CONV."""
+    """Convolves real numbers, with the attributes of CONV."""
     return _on_images(_convolved, a, x, kernel)
 
 
@@ -83,7 +83,7 @@ def _convolved(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
-    """A convolution of numbers: one with the attributes of DEPTHWISE_CONV."""
+    """Convolves each channel by itself, with the attributes of DEPTHWISE_CONV."""
     if x.shape.rank == 3:  # TensorFlow wants equal strides; there is nothing along the first axis.
         a = {**a, "strides": pair(a["strides"])[1]}
     return _on_images(_convolved_by_channel, a, x, kernel)
@@ -200,7 +200,7 @@ def _strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
 
 
 def transposed(a: Attributes, x: Any, kernel: Any) -> Any:
-    """A transposed convolution of numbers: one with the attributes of TRANSPOSE_CONV."""
+    """Computes a transposed convolution, with the attributes of TRANSPOSE_CONV."""
     is_sequence, factors = len(kernel.shape) == 3, _sizes(a, tuple(kernel.shape))
     if is_sequence:
         x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
@@ -248,9 +248,10 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _output_shape(e: Emission, x: int, image: int) -> int:
-    """The shape of the output as a tensor: one that the model leaves open is computed from x.
+    """Returns a tensor with the output's shape, computed from `x` where the model leaves it open.
 
-    So it is where `batch_size` says it, too: else XNNPACK would round as the model does not.
+    It is also computed where only `batch_size` tells the shape: otherwise XNNPACK would compute the
+    operator, and round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

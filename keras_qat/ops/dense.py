@@ -44,7 +44,7 @@ def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
 
 
 def product(x: Any, kernel: Any) -> Any:
-    """The product with a matrix along the last axis."""
+    """Multiplies by a matrix along the last axis."""
     return tf.matmul(x, kernel) if x.shape.rank == 2 else tf.tensordot(x, kernel, 1)
 
 
@@ -58,7 +58,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 
 
 def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
-    """The product along the last axis of a tensor; `arrange` gives weights [output, input]."""
+    """Writes a product along the last axis; `arrange` turns weights into [output, input]."""
     if _is_fully_connected(e.attributes, e.wide):
         e.add(
             "FULLY_CONNECTED",
@@ -94,7 +94,7 @@ DENSE = Op(
 
 
 def _einsum_attributes(call: Call) -> Attributes:
-    """`equation`: without an ellipsis, `bias_axes`: letters of the bias, "" for none."""
+    """Returns the `equation` without an ellipsis, and `bias_axes`, letters or ""."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -115,9 +115,9 @@ def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _einsum_per_channel(count: int) -> Any:
-    """`accepts` where the last axes of the weights, so many, are those of the result, in order.
+    """Returns an `accepts` for weights whose last `count` axes are the result's, in order.
 
-    Others are left to the row with one scale for all weights.
+    Other equations are left to the row with one scale for all weights.
     """
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
@@ -155,7 +155,7 @@ def _einsum(a: Arguments) -> Any:
 
 
 def _sizes(x: Any) -> list[Any]:
-    """The sizes of a tensor's axes, numbers where they are known."""
+    """Returns the sizes of a tensor's axes: numbers where they are known, else tensors."""
     return [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(x.shape)]
 
 
@@ -164,7 +164,7 @@ def _result_sizes(axes: Axes, kernel: Any) -> tuple[int, ...]:
 
 
 def _with_whole_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Weights with a bias for each entry of the result's axes, if there is any."""
+    """Returns the weights with their bias repeated for each entry of the result's axes."""
     if weights.bias is None:
         return weights
     make, sizes = np if isinstance(weights.bias, np.ndarray) else tf, _result_sizes(axes, weights.q)

@@ -25,14 +25,14 @@ from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """The numbers of a sum of two tensors.
+    """The prepared numbers of a sum of two tensors.
 
     Args:
-        once: those of a kernel that rounds once, None where no kernel does.
-        twice: what both inputs and their sum are multiplied by, in fixed point.
+        once: numbers of a kernel that rounds once; None where no kernel does.
+        twice: fixed-point multipliers of both inputs and of their sum.
         is_wider: whether the sum is computed in a wider scale than the output's.
-        ends: the lowest and the highest value of that.
-        conversion: to the output's.
+        ends: the lowest and the highest value in that scale.
+        conversion: from that scale to the output's.
     """
 
     once: tuple[Any, ...] | None
@@ -59,7 +59,7 @@ def _prepare_add(a: Arguments) -> Any:
 
 
 def _add(a: Arguments) -> Any:
-    """a + b, or a - b, in a scale that kernels take, and in that of the output."""
+    """Computes a + b or a - b, first in a scale that kernels take, then in the output's."""
     if _in_float32(a):
         return mlas.sum_of_two(a.q, a.numbers)
     numbers: _Sum = a.numbers
@@ -76,10 +76,10 @@ def _in_float32(a: Arguments) -> bool:
 
 
 def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """The output's parameters, or wider ones where an input's scale is far wider.
+    """Returns the output's parameters, or wider ones where an input's scale is far wider.
 
-    There TFLite's kernels end the process, for what they multiply by has to be below 1, or in
-    int8 overflow at 16 bits. XNNPACK's do not, but leave such sums to TFLite.
+    With the output's own, TFLite's kernels would end the process, as their multipliers have to be
+    below 1, or in int8 overflow at 16 bits. XNNPACK leaves such sums to TFLite.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -93,7 +93,7 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
 
 
 def _add_once(a: Arguments, numbers: tuple[Any, ...]) -> Any:
-    """XNNPACK: inputs times 21-bit numbers, plus a half; then bits are dropped."""
+    """Adds as XNNPACK does: inputs times 21-bit numbers, plus a half; then bits are dropped."""
     first, second, bits, half, is_taken = numbers
 
     def once() -> Any:
@@ -124,10 +124,11 @@ def _bits(a: Arguments) -> int:
 
 
 def _add_twice(a: Arguments) -> Any:
-    """TFLite's: both on a scale that holds either, with 20 more bits (15 for int16), then added.
+    """Adds as TFLite does: in a common scale that is finer by 20 bits, by 15 in int16.
 
-    Its optimized int16 kernel takes tensors of one shape 16 values at a time, and rounds each only
-    once on the way to the common scale. The rest, less than 16, is computed as in other kernels.
+    Its optimized int16 kernel takes tensors of one shape 16 values at a time, and rounds each value
+    only once on the way to the common scale. The remaining values, fewer than 16, are computed as
+    in other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*numbers, to_output) = _bits(a), a.numbers.twice
@@ -180,9 +181,9 @@ def _prepare_multiply(a: Arguments) -> tuple[Any, Any]:
 
 
 def _multiply(a: Arguments) -> Any:
-    """a * b: times a ratio in float32, or in fixed point.
+    """Computes a * b, multiplied by the ratio of scales in float32 or in fixed point.
 
-    XNNPACK makes a square of a tensor times itself, which it looks up.
+    XNNPACK computes a tensor times itself as a square, from a table.
     """
     if _in_float32(a):
         return mlas.product_of_two(a.q, a.numbers)
@@ -198,7 +199,10 @@ def _multiply(a: Arguments) -> Any:
 
 
 def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes], str | None]:
-    """Two inputs, which are broadcast if they have at most `rank` axes; `reals`: as the output."""
+    """Makes an `accepts` for two inputs, which are broadcast if they have at most `rank` axes.
+
+    With `reals` the output has to be real numbers.
+    """
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         leaves = tf.nest.flatten((call.args, call.kwargs))

@@ -49,7 +49,7 @@ def emit_by_converter(e: Emission) -> None:
 
 
 def _converted(node: Node) -> bytes:
-    """A file of the layer alone, in float."""
+    """Returns a TFLite file of the layer alone, in float."""
     specs = [
         tf.TensorSpec(x.shape, x.dtype, f"x{number}")
         for number, x in enumerate(node.inputs)

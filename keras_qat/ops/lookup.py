@@ -31,9 +31,9 @@ all quantized values that the input's type can hold, less the zero point. There 
 def _entries_of(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], Any]:
-    """A function that makes a table: 256 entries for int8, 65536 for int16, the lowest one first.
+    """Returns a function that makes a table: 256 entries for int8, 65536 for int16, lowest first.
 
-    Of the parameters, which may be tensors, and attributes.
+    It takes the parameters of input and output, which may be tensors, and attributes.
     """
 
     @traced_once
@@ -71,7 +71,8 @@ def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
     Args:
         table: the table.
-        of_neon: that of ARM's vector instructions, which take 8 values at a time, if it differs.
+        of_neon: the table of ARM's vector instructions, which take 8 values at a time, if it
+            differs.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -85,18 +86,18 @@ def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
 
 def looked_up(q: Any, entries: Entries) -> Any:
-    """The entry of each quantized value."""
-    places = tf.cast(q + entries.first, tf.int32)
-    values = tf.gather(entries.values, places)
+    """Looks up the entry of each quantized value."""
+    positions = tf.cast(q + entries.first, tf.int32)
+    values = tf.gather(entries.values, positions)
     if entries.of_eights is None:
         return values
     order = tf.reshape(tf.range(tf.size(q)), tf.shape(q))
     in_eights = order < tf.size(q) // 8 * 8
-    return tf.where(in_eights, tf.gather(entries.of_eights, places), values)
+    return tf.where(in_eights, tf.gather(entries.of_eights, positions), values)
 
 
 def computed_by_table(a: Arguments) -> Any:
-    """An `Op.compute` for what `by_table` prepared."""
+    """Looks up values in the table that `by_table` prepared: an `Op.compute`."""
     return looked_up(a.q[0], a.numbers)
 
 
@@ -117,7 +118,7 @@ def _of_function(function: Callable[..., Any]) -> Table:
 
 
 def in_float32(function: Callable[..., Any], xnnpack: Callable[..., Any] | None = None) -> Table:
-    """A table as int8 kernels make it: in float32, times the inverse of the output's scale.
+    """Returns a table as int8 kernels make it: in float32, times the inverse of the output's scale.
 
     TFLite rounds halves away from zero, then adds the zero point. XNNPACK adds it in float32, then
     rounds halves to even.
@@ -162,7 +163,7 @@ class Kernel:
 
 
 def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
-    """Why a call has no kernel: it computes something else than real numbers. An `Op.accepts`."""
+    """Refuses calls that compute something else than real numbers: an `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 
@@ -174,7 +175,7 @@ def lookup_row(
     kernel: Kernel | None = None,
     **fields: Any,
 ) -> Op:
-    """The row of a function of one number.
+    """Makes the row of a function of one number.
 
     Args:
         name, doc: as in `Op`.

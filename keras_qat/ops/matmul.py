@@ -33,7 +33,7 @@ MAX_AXES = 5
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Kernels multiply in float32 if the second factor's zero point is 0."""
+    """Prepares the ratio of the scales, in float32 if the second matrix has the zero point 0."""
     first, second = a.params
     ratio = single(first.scale * second.scale) / a.output.scale
     if a.family.matrix_products is None or a.wide:
@@ -44,7 +44,7 @@ def _prepare(a: Arguments) -> Multiplier:
 
 
 def _product(a: Arguments) -> Any:
-    """Sums of products, in whole numbers, times the ratio of the scales."""
+    """Computes sums of products in whole numbers, times the ratio of the scales."""
     depth, numbers, dtype = a.attributes["depth"], a.numbers, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
@@ -68,7 +68,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 
 def _matmul_attributes(call: Call) -> Attributes:
-    """`transposed`: whether the first and the second matrix are, `depth`: of the sums."""
+    """Returns whether each matrix is `transposed`, and the `depth` of the sums."""
     names = ("a", "b", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, _, *flags = operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
@@ -131,7 +131,7 @@ def _equation(call: Call) -> str:
 
 
 def _contract_attributes(call: Call) -> Attributes:
-    """`equation`: as for `tf.einsum`, `depth`: of the sums."""
+    """Returns the `equation`, as for `tf.einsum`, and the `depth` of the sums."""
     equation, depth = _equation(call), None
     if equation:
         axes, (first, second) = axes_of(equation), call.inputs
@@ -141,7 +141,7 @@ def _contract_attributes(call: Call) -> Attributes:
 
 
 def _sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None]:
-    """Size of each axis of an equation."""
+    """Returns the size of each axis of an equation."""
     sizes = dict(zip(axes.second, second, strict=True))
     for axis, size in zip(axes.first, first, strict=True):
         sizes[axis] = sizes.get(axis) if size is None else size
@@ -169,7 +169,7 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
 
 
 def _emit_contract(e: Emission) -> None:
-    """TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and back again."""
+    """Writes TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the way back."""
     axes, (first, second) = axes_of(e.attributes["equation"]), e.inputs
     sizes = _sizes(axes, e.shape(first), e.shape(second))
     # Whether what is summed comes last in the second tensor.
@@ -199,7 +199,7 @@ def _product_of(sizes: Sequence[int | None]) -> int | None:
 
 
 def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """The shape of matrices: several axes make one."""
+    """Returns the shape of matrices, in which several axes make one."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(_product_of([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

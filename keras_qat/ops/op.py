@@ -258,7 +258,7 @@ class Op:
         return bits in self.bits and (family is None or has_some(family))
 
     def only_families(self, bits: int) -> tuple[str, ...]:
-        """The names of the families that have kernels for so many bits, () if all of them do."""
+        """Returns the names of the families with kernels for so many bits; () if all have them."""
         if bits not in self.families:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))

@@ -26,7 +26,7 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 
 
 def _pool_attributes(call: Call) -> Attributes:
-    """`pool` and `strides` along the axes between batch and channels, `padding`."""
+    """Returns `pool` and `strides` along the axes between batch and channels, and `padding`."""
     layer, axes = call.layer, rank_of(call) - 2
     if not symbol_of(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
@@ -53,7 +53,7 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
 
 def _emit_pool(code: str) -> Emit:
     def emit(e: Emission) -> None:
-        """Sequences are images of the height 1."""
+        """Writes a pooling; sequences are images of the height 1."""
         (height, width), (down, right) = (pair(e.attributes[name]) for name in ("pool", "strides"))
         add_on_images(
             e,
@@ -85,7 +85,7 @@ MAX_POOLING = move(
 
 
 def _average(a: Arguments) -> Any:
-    """Averages of the quantized values themselves, half away from zero."""
+    """Averages the quantized values themselves, rounding halves away from zero."""
     (x,), zero_point = a.q, a.numbers
     averages = a.on([tf.cast(x, tf.float64)]) + zero_point
     # Halves are off by far less than the distance to the next quotient of whole numbers.
@@ -108,7 +108,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """`axes` and whether they stay, with the size 1: `keepdims`."""
+    """Returns the `axes`, and `keepdims`: whether they stay, with the size 1."""
     layer, rank = call.layer, rank_of(call)
     if not symbol_of(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -185,9 +185,10 @@ def _is_fixed_point(a: Arguments) -> bool:
 
 
 def _mean(a: Arguments) -> Any:
-    """XNNPACK: the sum, zero point included, times a factor, in float32.
+    """Computes means along axes.
 
-    TFLite divides a multiplier of 31 bits by the number of values, which it was shifted for.
+    XNNPACK multiplies the sum, zero points included, by a factor in float32. TFLite divides a
+    multiplier of 31 bits, shifted beforehand, by the number of values.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]

@@ -38,7 +38,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _relu(a: Arguments) -> Any:
-    """A ReLU by itself, which XNNPACK leaves to TFLite.
+    """Makes the table of a ReLU that no operator merges, which XNNPACK leaves to TFLite.
 
     A maximum other than 6 is left to the end of the output's range.
     """
@@ -50,7 +50,10 @@ def _relu(a: Arguments) -> Any:
 
 
 def _emit_relu(e: Emission) -> None:
-    """RELU, and MINIMUM where it ends inside of the range: TFLite Micro's RELU6 has no scales."""
+    """Writes RELU, and a MINIMUM where it ends inside of the range.
+
+    TFLite Micro's RELU6 does not convert between scales.
+    """
     if not e.ends_at_6(e.attributes["maximum"]):
         e.add("RELU")
         return
@@ -94,10 +97,10 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _leaky_relu(a: Arguments) -> Any:
-    """x above zero, slope * x below.
+    """Makes the table of x above zero and slope * x below.
 
-    XNNPACK's kernel, for 8 bits: both slopes are whole numbers of 256ths; halves go up. It leaves
-    the steepest and the flattest slopes to TFLite.
+    In XNNPACK's kernel, for 8 bits, both slopes are whole numbers of 256ths, and halves go up. It
+    leaves the steepest and the flattest slopes to TFLite.
     """
     exact = _exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":
@@ -114,7 +117,7 @@ def _leaky_relu(a: Arguments) -> Any:
 
 
 def _exact_leaky_relu(a: Arguments) -> Any:
-    """TFLite's: two products; one below zero with the slope in its scale."""
+    """Makes TFLite's table: a product above zero, and one below with the slope in its scale."""
     whole, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
@@ -151,7 +154,7 @@ def _prepare_prelu(a: Arguments) -> Any:
 
 
 def _prelu(a: Arguments) -> Any:
-    """x above zero, slopes that are weights times x below. XNNPACK leaves it to TFLite."""
+    """Computes x above zero and weights times x below, as TFLite's own kernel does."""
     x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.numbers
     result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
     return tf.cast(result, a.q[0].dtype)

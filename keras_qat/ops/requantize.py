@@ -16,12 +16,12 @@ from keras_qat.ops.op import Arguments, Op, held_in
 
 
 def _prepare_quantize(a: Arguments) -> Any:
-    """XNNPACK multiplies by the inverse of the scale; other kernels divide by the scale."""
+    """Prepares the inverse of the scale where kernels multiply by it, else the scale."""
     return single(1.0 / a.output.scale) if _takes_inverse(a) else a.output.scale
 
 
 def _takes_inverse(a: Arguments) -> bool:
-    """TFLite's own kernel, which int16 always has, divides."""
+    """Whether the kernel multiplies by the inverse; TFLite's own, as always in int16, divides."""
     return a.family.quantize == "times_inverse" and a.output.bits != 16
 
 
@@ -54,7 +54,7 @@ class Multiplier:
     def times(
         self, whole: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
     ) -> Any:
-        """Multiplies.
+        """Multiplies integers by the ratio, in the way of the kernel family.
 
         Args:
             whole: computes what is multiplied in fixed point, in int64.

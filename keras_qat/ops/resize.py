@@ -19,7 +19,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
 def _attributes(call: Call) -> Attributes:
-    """`height` and `width`, 0 if they are not known; `crop`: parts of rows and columns."""
+    """Returns `height` and `width`, 0 if unknown, and the `crop`: parts of rows and columns."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     crops = getattr(layer, "crop_to_aspect_ratio", False)
@@ -33,7 +33,7 @@ def _attributes(call: Call) -> Attributes:
 
 
 def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """The part of an image with the new aspect ratio, as Keras takes it; None for no such part."""
+    """Returns the part of an image that Keras crops to the new aspect ratio; None if unknown."""
     if None in (*old, *new):
         return None
     (height, width), (new_height, new_width) = old, new
@@ -90,9 +90,10 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
 
 
 def _bilinear(a: Arguments) -> Any:
-    """Between pixel centres. Shares of pixels are whole numbers.
+    """Interpolates between pixel centres, with shares of pixels in whole numbers.
 
-    XNNPACK: of 2048ths, half up once. TFLite: of 1024ths, half away from zero.
+    XNNPACK has 2048ths and rounds once, halves up. TFLite has 1024ths and rounds halves away from
+    zero.
     """
     bits = 11 if a.family.bilinear == "2048ths" and not a.wide else 10
     neighbours = _neighbours if bits == 11 else _reference_neighbours
@@ -122,7 +123,7 @@ def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
 
 
 def _reference_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """The same, all in integers."""
+    """Returns what `_neighbours` returns, computed in integers as TFLite does."""
     old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
     scale = (shift(old, 10) + count // 2) // count
     position = tf.range(count) * scale + scale // 2 - 2**9

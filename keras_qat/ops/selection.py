@@ -195,7 +195,7 @@ def _one_hot_attributes(call: Call) -> Attributes:
     names = ("indices", "depth", "on_value", "off_value", "axis")
     _, depth, *values, axis = operands(call, *names)
     known, axes = integers(depth), integers(-1 if axis is None else axis)
-    on, off = (number(given) for given in (1 if value is None else value for value in values))
+    on, off = (number(1 if value is None else value) for value in values)
     off = 0.0 if values[1] is None else off
     rank = len(call.output.shape)
     return {"depth": known and known[0], "on": on, "off": off, "axis": axes and axes[0] % rank}

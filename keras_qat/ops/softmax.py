@@ -56,14 +56,14 @@ _product = functools.partial(high_product, bits=31)
 
 @dataclasses.dataclass(frozen=True)
 class _Numbers:
-    """The numbers of softmax of 8 bits.
+    """The prepared numbers of an 8-bit softmax.
 
     Args:
         is_wider: whether inputs are brought to the least scale that the kernel takes.
-        conversion: to that.
-        table: of exponentials, where they are looked up.
-        output: the output's scale, likewise.
-        factor: of differences, as a multiplier and bits, where they are in fixed point.
+        conversion: from the input's scale to that one.
+        table: the exponentials, where they are looked up.
+        output: the output's scale, where exponentials are looked up.
+        factor: multiplier and bits for differences, where they are in fixed point.
     """
 
     is_wider: Any
@@ -109,7 +109,7 @@ def _softmax(a: Arguments) -> Any:
 
 
 def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
-    """TFLite's optimized kernel: exponentials from a table, added up one after another."""
+    """Computes TFLite's optimized kernel: exponentials from a table, added up one by one."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
     total = mlas.summed_in_order(exponentials, axis)
@@ -117,7 +117,7 @@ def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
 
 
 def _of_uint16(q: Any, numbers: _Numbers, axis: int) -> Any:
-    """TFLite's optimized kernel on 64-bit ARM: exponentials in 65535ths, added up in integers."""
+    """Computes the optimized kernel of 64-bit ARM: exponentials in 65535ths, summed as integers."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
     total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
@@ -126,12 +126,14 @@ def _of_uint16(q: Any, numbers: _Numbers, axis: int) -> Any:
 
 
 def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
-    """TFLite's reference kernel. Qn has n bits in front of the point, a sign, 31 - n behind it.
+    """Computes TFLite's reference kernel.
+
+    A number in Qn has a sign, n bits in front of the point and 31 - n behind it.
 
     Args:
         q: quantized values.
-        factor: what brings differences to Q5: a multiplier and bits.
-        axis: that of the sums.
+        factor: multiplier and bits that bring differences to Q5.
+        axis: the axis of the sums.
     """
     multiplier, bits = factor
     radius = shift_back(tf.constant(31 * 2**26, tf.int64), bits)
@@ -149,9 +151,9 @@ def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
 
 
 def _exp(x: Any) -> Any:
-    """exp of a number in Q5 that is not positive, in Q0.
+    """Computes exp of a number in Q5 that is not positive; the result is in Q0.
 
-    The part above a multiple of 1/4 by a polynomial; the rest bit by bit.
+    The part above a multiple of 1/4 goes through a polynomial, the rest bit by bit.
     """
     quarter = 2**24
     rest = (x & (quarter - 1)) - quarter
@@ -164,7 +166,7 @@ def _exp(x: Any) -> Any:
 
 
 def _exp_of_quarter(x: Any) -> Any:
-    """exp on [-1/4, 0) in Q0: a Taylor polynomial of degree 4 around -1/8."""
+    """Computes exp on [-1/4, 0) in Q0, by a Taylor polynomial of degree 4 around -1/8."""
     exp_minus_eighth, third = 1895147668, 715827883
     x = x + 2**28
     square = _product(x, x)
@@ -175,7 +177,7 @@ def _exp_of_quarter(x: Any) -> Any:
 
 
 def _one_over_one_plus(x: Any) -> Any:
-    """1 / (1 + x) for x from 0 to 1 in Q0: three steps of Newton's method."""
+    """Computes 1 / (1 + x) for x from 0 to 1 in Q0, by three steps of Newton's method."""
     half = shift_back(x + (ONE + 1), 1)
     result = 1515870810 + _product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
     for _ in range(3):
@@ -185,7 +187,7 @@ def _one_over_one_plus(x: Any) -> Any:
 
 
 def _of_int16(family: KernelFamily, q: Any, factor: tuple[Any, Any], axis: int) -> Any:
-    """Exponentials and one over their sum from tables of 512 steps.
+    """Computes the int16 kernel: exponentials and 1 / their sum from tables of 512 steps.
 
     TFLite Micro makes the tables in float32.
     """
@@ -206,7 +208,7 @@ def _of_int16(family: KernelFamily, q: Any, factor: tuple[Any, Any], axis: int) 
 
 
 def _interpolated(x: Any, table: np.ndarray) -> Any:
-    """Linear interpolation in a table of 513 values, 128 quantized values apart."""
+    """Interpolates linearly in a table of 513 values, 128 quantized values apart."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
     low, high = tf.gather(values, index), tf.gather(values, index + 1)
@@ -219,7 +221,7 @@ def _reciprocal(x: Any) -> Any:
 
 @functools.cache
 def _table(function: Any, scale: float, zero_point: int, precise: Any) -> np.ndarray:
-    """A function at 513 points, in 32768ths. Half of the error between two is taken off."""
+    """Tabulates a function at 513 points, in 32768ths, less half of the error between them."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
@@ -260,7 +262,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _with_least_scale(e: Emission) -> int:
-    """The input, brought to a scale that the kernel takes."""
+    """Returns the input, brought to a scale that the kernel takes."""
     (source,), params = e.inputs, e.node.inputs[0].params
     assert params is not None
     if params.bits == 16 or params.scale >= LEAST_SCALE:
@@ -272,7 +274,7 @@ def _with_least_scale(e: Emission) -> int:
 
 
 def _emit(e: Emission) -> None:
-    """TFLite's SOFTMAX is along the last axis: another one is brought there, and back."""
+    """Writes SOFTMAX, which is along the last axis: another axis is moved there, and back."""
     axis, source, (target,) = e.attributes["axis"], _with_least_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
@@ -305,7 +307,7 @@ LARGEST_EPSILON = 1e-5
 
 
 def _unit_norm(a: Arguments) -> Any:
-    """Along the last axis, in 128ths. The input's scale is lost."""
+    """Scales vectors along the last axis to the length 1, in 128ths, whatever the input's scale."""
     x = tf.cast(a.q[0], tf.int64)
     multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
     return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)

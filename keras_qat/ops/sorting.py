@@ -20,7 +20,7 @@ def _attributes(call: Call) -> Attributes:
 
 
 def _largest(a: Arguments) -> tuple[Any, Any]:
-    """Of equal values, the one with the lower index comes first."""
+    """Returns the largest values and their indices; of equal values the lower index comes first."""
     return tuple(tf.math.top_k(a.q[0], a.attributes["count"]))
 
 

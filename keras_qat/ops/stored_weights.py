@@ -19,12 +19,12 @@ INDICES = ("int32", "int64")
 
 
 def _stored(values: np.ndarray, params: QuantParams) -> np.ndarray:
-    """Values less the zero point as a file holds them."""
+    """Adds the zero point and clips: quantized values as a file holds them."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
 
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
-    """The table, and its scale over the output's."""
+    """Returns the table, and its scale divided by the output's."""
     table = a.weights.q
     if isinstance(table, np.ndarray):  # A constant of the graph.
         table = tf.constant(table.astype(np.float32))

@@ -54,7 +54,7 @@ def products_with_weights(node: Node) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """The numbers of a weighted operator.
+    """The prepared numbers of a weighted operator.
 
     Args:
         kernel: the weights, in the type that their products are added up in.
@@ -165,7 +165,7 @@ def _row(numbers: Any, dtype: tf.DType) -> Any:
 
 
 def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
-    """The sums in float64, or in float32, rounded once where they do not fit.
+    """Computes the sums, in float64 or in float32, rounded once where float32 cannot hold them.
 
     Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, so many
     input channels at a time that none can are summed up in float32, and then those sums in float64.
@@ -208,7 +208,7 @@ def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
 
 
 def _held_in(q: Any, dtype: tf.DType) -> Any:
-    """Weights as a tensor. Arrays, which become constants of a graph, are converted before."""
+    """Returns weights as a tensor. Arrays are converted before they become constants of a graph."""
     if isinstance(q, np.ndarray):
         return tf.constant(q.astype(dtype.as_numpy_dtype))
     return tf.cast(q, dtype)

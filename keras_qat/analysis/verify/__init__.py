@@ -117,19 +117,19 @@ def verify(
         name: to_pixels(inputs[name], *rescaling)
         for name, rescaling in rescaled_inputs(contents).items()
     }
-    given = inputs | pixels
+    inputs_of_file = inputs | pixels
     file_graph = FileGraph(contents)
     packed_weights = file_graph.packs_int4 and not graph.origin.simulates
     if packed_weights:  # Their kernels round otherwise than the model's.
         graph = with_int4(graph, graph.origin.family)
-    notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, given))
+    notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
     taken = packed(graph.origin.inputs, list(inputs.values()))
     with Stream(graph.origin.states):
-        codes = file.run(given, batch_size, verbose)
+        codes = file.run(inputs_of_file, batch_size, verbose)
         # The one use of the model itself: its own predictions are what the file has to return.
         expected = (
             simulated(graph, taken, batch_size, verbose)
@@ -144,7 +144,9 @@ def verify(
     outputs = tuple(compare_outputs(graph, file, codes, expected, exact, examples, labels))
 
     def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
-        some, fed = ({name: x[:count] for name, x in arrays.items()} for arrays in (inputs, given))
+        some, fed = (
+            {name: x[:count] for name, x in arrays.items()} for arrays in (inputs, inputs_of_file)
+        )
         size = file.batch_size or batch_size
         return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
 

@@ -75,39 +75,43 @@ def compare_layers(
         with streams[1]:
             if simulated is None:
                 computed = run_batch(resolved, arrays, origin.family)
-                ours = [_as_in(pair.tensor, computed[pair.ours]) for pair in pairs]
+                ours = [_as_stored(pair.tensor, computed[pair.ours]) for pair in pairs]
             else:
                 simulated_values = zip(pairs, simulated(arrays), strict=True)
                 ours = [pair.tensor.codes(np.asarray(real)) for pair, real in simulated_values]
         # The file's inputs by index, as the caller gives them.
-        given = {
+        file_inputs = {
             str(tensor.index): to_codes(
                 fed[name][start : start + batch_size], tensor.dtype, tensor.scale, tensor.zero_point
             )
             for name, tensor in file.inputs.items()
         }
         expected = dict(zip(map(str, indices), ours, strict=True))
-        run = given | whole.run_once(given)
+        run = file_inputs | whole.run_once(file_inputs)
         if pieces is None:
             shapes = {int(name): codes.shape for name, codes in run.items()}
             pieces = open_file(file.in_pieces(shapes), kernels, runtime)
-        known = {name: (given | expected)[name].reshape(run[name].shape) for name in pieces.inputs}
+        known = {
+            name: (file_inputs | expected)[name].reshape(run[name].shape) for name in pieces.inputs
+        }
         by_piece = pieces.run_once(known)
         for layer, real in zip(sums, map(np.asarray, exact), strict=True):
             name = str(layer.pair.tensor.index)
             layer.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and own_rounding is not None:
             with streams[2]:
-                some = run_batch(in_file, [array[:few] for array in arrays], own_rounding)
+                in_rounding = run_batch(in_file, [array[:few] for array in arrays], own_rounding)
             for layer in sums:
                 name = str(layer.pair.tensor.index)
-                layer.compare_exactly(_as_in(layer.pair.tensor, some[layer.pair.ours]), run[name])
+                layer.compare_exactly(
+                    _as_stored(layer.pair.tensor, in_rounding[layer.pair.ours]), run[name]
+                )
     names = {pair.tensor.index: pair.name for pair in pairs}
     return tuple(layer.report(file, names) for layer in sums), merged
 
 
-def _as_in(tensor: Any, values: np.ndarray) -> np.ndarray:
-    """Quantized values as a tensor of the file holds them; real ones are quantized to it."""
+def _as_stored(tensor: Any, values: np.ndarray) -> np.ndarray:
+    """Converts values to what a tensor of the file holds; real numbers are quantized."""
     if values.dtype.kind == "f":
         return np.asarray(tensor.codes(values))
     offset = 128 if tensor.dtype == np.uint8 else 0
@@ -179,7 +183,7 @@ class _Sums:
             self.simulated = float(np.mean(run.ravel()[: codes.size] == codes))
 
     def report(self, file: FileGraph, names: dict[int, str]) -> TensorReport:
-        """The sums as shares and means. `names` are those of all tensors, by their indices."""
+        """Returns the sums as shares and means. `names` holds the names of all tensors by index."""
         pair, count = self.pair, self.run.count
         known = {*names, *(tensor.index for tensor in file.inputs.values())}
         operations = file.piece(pair.tensor.index, known)

@@ -18,7 +18,7 @@ NOTHING = Cell("-", math.nan)
 
 
 def report_page(report: Report) -> str:
-    """The whole report as one page."""
+    """Writes the report as one HTML page."""
     findings = report.findings()
     facts = {
         "examples": str(report.examples),
@@ -81,7 +81,7 @@ def _decibels(sqnr: float | None) -> Cell:
 
 
 def nines(identical: float) -> float:
-    """A share as its number of nines, 0 to 1: 99.9 % and 99.99 % are as far apart as 0 and 90."""
+    """Converts a share to its number of nines, 0 to 1: 99.9 % is halfway from 0 to the end."""
     return min(-math.log10(max(1 - identical, 10.0**-NINES)) / NINES, 1.0)
 
 

@@ -161,7 +161,7 @@ def _layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
 
 
 def _layer_name(value: Value) -> str:
-    """The name in the float model of the layer behind whose quantizer a value is."""
+    """Returns the float model's name of the layer that computes a value, quantized or not."""
     producer = value.producer
     if producer is not None and isinstance(producer.layer, Quantize):
         return _layer_name(producer.args[0])

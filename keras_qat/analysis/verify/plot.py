@@ -12,7 +12,7 @@ from keras_qat.analysis.verify.report import SAME, Report
 
 
 def draw(report: Report) -> Any:
-    """A figure with bars per layer: codes that are the same, codes at the ends, and noise."""
+    """Draws bars for each layer: identical codes, codes at the ends of the range, and noise."""
     tensors = report.tensors
     if not tensors:
         raise ValueError("There are no layers to draw: call verify with per_layer=True.")

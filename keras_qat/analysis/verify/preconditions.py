@@ -29,7 +29,7 @@ def doubts(
     contents: bytes,
     inputs: dict[str, np.ndarray],
 ) -> list[str]:
-    """Why model and file may differ whatever the arithmetic is: sentences."""
+    """Returns sentences on why model and file may differ whatever the arithmetic is."""
     return [*_in_float(file_graph), *_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
 
 

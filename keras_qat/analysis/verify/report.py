@@ -227,11 +227,11 @@ class Report:
         return tuple(tensor for tensor in self.tensors if not tensor.same_range)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """Returns the report as JSON data."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Returns the report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:

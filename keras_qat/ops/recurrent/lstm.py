@@ -63,7 +63,7 @@ _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def form_of(call: Call) -> Attributes:
-    """Whether it begins with the last step, gives all steps, keeps its states for the next call."""
+    """Returns `backwards`, `sequences` (all steps are returned) and `keeps` (its states)."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -81,7 +81,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def other_form(call: Call, axes: int = 3) -> str | None:
-    """Why a recurrent layer, whatever it computes, does not go once through one sequence."""
+    """Returns why a recurrent layer does not go once through one sequence; None if it does."""
     layer = call.layer
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
@@ -94,13 +94,13 @@ def other_form(call: Call, axes: int = 3) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Numbers:
-    """The numbers of an LSTM.
+    """The prepared numbers of an LSTM.
 
     Args:
-        kernel, bias: of the inputs.
-        factor: what brings their sums to the scale of gates.
+        kernel, bias: the weights of the inputs, and the bias.
+        factor: the multipliers that bring sums of inputs to the scale of the gates.
         recurrent: the weights of the hidden state.
-        fed_back: what brings its sums to the scale of gates.
+        fed_back: the multipliers that bring sums of the hidden state to that scale.
         tables: sigmoid and tanh of gates, tanh of the cell state.
     """
 
@@ -113,7 +113,7 @@ class _Numbers:
 
 
 def _rounding(a: Arguments) -> Arguments:
-    """The arguments with a family that has such a kernel."""
+    """Returns the arguments with a kernel family that has an LSTM of these bits."""
     if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, asked for other rounding.
         return dataclasses.replace(a, family=TFLM)
     return a
@@ -170,7 +170,7 @@ def _compute(a: Arguments) -> Any:
 
 
 def _before(a: Arguments, x: Any) -> tuple[Any, Any]:
-    """The states before the first step: zeros, or those that the layer has kept."""
+    """Returns the states before the first step: zeros, or those that the layer has kept."""
     units, held = a.numbers.recurrent.shape[0], a.numbers.recurrent.dtype
     if a.attributes["keeps"]:
         hidden, cell = kept_states(a.call.layer, _params_of_states(a))
@@ -190,24 +190,24 @@ def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
 
 
 def _as_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
-    """Sums of products in the scale of gates."""
+    """Brings sums of products to the scale of the gates."""
     return (multiply_sums if a.wide else multiply)(tf.cast(sums, tf.int64), factor)
 
 
 def _scaled(a: Arguments, product: Any, bits: int) -> Any:
-    """product / 2^bits."""
+    """Computes product / 2^bits, rounded as the kernel family does."""
     if a.family.lstm == "tflite_micro":
         return _rounded_twice(product, bits)
     return divide(product, tf.constant(bits, tf.int64))
 
 
 def _rounded_twice(product: Any, bits: int) -> Any:
-    """The same, as a multiplier of 31 bits and a shift compute it."""
+    """Computes product / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
     return divide(shift_back(product + 1, 1), tf.constant(bits - 1, tf.int64))
 
 
 def _tables(a: Arguments) -> list[Any]:
-    """Sigmoid and tanh of gates, tanh of the cell state: for each int16, the lowest first."""
+    """Returns the tables of sigmoid and tanh of gates, and of tanh of cells, for each int16."""
     if a.family.lstm == "tflite":
         tables: Any = sigmoid_table(3), tanh_table(3), tanh_table(4)
     else:
@@ -273,7 +273,7 @@ def _emit(e: Emission) -> None:
 
 
 def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
-    """The weights of each gate, [output, input], and their scales."""
+    """Adds the weights of each gate, [output, input]; returns them and their scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
@@ -337,7 +337,7 @@ def _as_int16(e: Emission, source: int) -> int:
 
 
 def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
-    """The first number of each example."""
+    """Returns a tensor with the first number of each example."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.reshaped(source, (batch, 1), "some")

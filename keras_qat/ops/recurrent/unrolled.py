@@ -41,9 +41,9 @@ MOST_STEPS = 64
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """The numbers of the rows: of the inputs' products, of a given state, of a step, of the output.
+    """Prepares the rows of the inputs' products, an initial state, a step and the output.
 
-    And the ranges inside, without the weights.
+    Returns their numbers by name, and the ranges inside, without the weights.
     """
     weights: Weights = a.weights
     numbers: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
