@@ -136,6 +136,8 @@ def convert(
         if not all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat)):
             examples = _calibrate(settings, qat, data, calibration)
             origin = f"ranges from {counted(examples, 'example')}"
+        if exporting.pack_int4:
+            qat.pack_int4 = True
         if save is not None:
             qat.save(str(save))
         with settings.step("Exporting"):

@@ -78,7 +78,7 @@ def search_bits(
     """Chooses the bits of each layer's weights so that they fit a budget and cost the least.
 
     The cost of a choice is the sum of what each layer costs by itself (`sensitivity`). Files hold
-    weights of 4 bits in half a byte each (`export_tflite(pack_int4=True)`), all others in a byte:
+    weights of 4 bits in half a byte each (`qat.pack_int4 = True`), all others in a byte:
     other bits than 4 and 8 pay where files are compressed, or on hardware that has them.
 
     Args:

@@ -136,9 +136,9 @@ def int4_weights(
 ) -> Recipe:
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    `export_tflite` writes the weights as int8, which every kernel runs at full speed, or with
-    `pack_int4=True` two to a byte. The model needs `learn_rounding` or training. Sensitive layers
-    can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
+    `export_tflite` writes the weights as int8, which every kernel runs at full speed, or, after
+    `qat.pack_int4 = True`, two to a byte. The model needs `learn_rounding` or training. Sensitive
+    layers can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
 
     Args:
         activation_bits: 2 to 8.

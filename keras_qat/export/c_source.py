@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import numpy as np
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.config.targets import TFLM
 from keras_qat.export.read_back import report
-from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite import EndType, file_of
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import run_examples
 from keras_qat.io.atomic_files import check_writable, written
@@ -90,20 +89,17 @@ def export_c(
     header = check_writable(source.with_suffix(".h"))
     resolved = resolve_to_export(model, input_range=input_range)
     resolved.origin.warn()
+    target = resolved.origin.target
+    if target is None or target.kernels != TFLM.kernels:
+        target = TFLM
     contents = file_of(
         resolved,
         input_dtype=input_dtype,
         output_dtype=output_dtype,
         rescaling=rescaling,
         batch_size=1,
+        target=target,
     )
-    lacking = file_problems(contents, TFLM)
-    if lacking:
-        warnings.warn(
-            "TFLite Micro does not run this model:\n"
-            + "\n".join(f"  {problem}" for problem in lacking),
-            stacklevel=3,
-        )
     graph = FileGraph(contents)
     rescaled, keeps_states = rescaled_inputs(contents), "states" in read_metadata(contents)
     golden = {} if examples is None else _golden(resolved, examples, graph, rescaled)
@@ -112,11 +108,11 @@ def export_c(
         source: _source(header.name, space, contents, golden),
         header: _header(resolved.name, space, graph, golden, rescaled, keeps_states),
     }
-    for target, lines in texts.items():
+    for file, lines in texts.items():
         text = "\n".join(lines) + "\n"
-        if target == source and _array_in(text) != contents:
+        if file == source and _array_in(text) != contents:
             report(f"The C++ source of '{resolved.name}'", ["its array is not the TFLite file"], [])
-        written(text, target)
+        written(text, file)
     return contents
 
 
@@ -137,7 +133,8 @@ def _golden(
             f"examples: '{in_float[0]}' is in float, where kernels differ in the last places. "
             f"Export it with integers, or leave examples out."
         )
-    simulation = run_examples(resolved, examples, kernel_family(TFLM.kernels))
+    family = kernel_family(TFLM.kernels)
+    simulation = run_examples(as_asked(resolved, None, family), examples, family)
     arrays = {}
     infos = tensor_infos(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, arrays_of(resolved.origin.inputs, examples), strict=True):

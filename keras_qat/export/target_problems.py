@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.config.targets.problem import Problem
 from keras_qat.config.targets.target import Check, Target, get
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.tflite.builder import Builder
@@ -68,6 +70,7 @@ def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
     """Returns the file that a model becomes for a target, also before training."""
     if target.batch_size is not None:
         graph = with_batch(graph, target.batch_size)
+    graph = as_asked(graph, None, kernel_family(target.kernels))
     builder = Builder()
     ends = write_graph(graph, builder)
     return builder.finish(*ends, avoiding(target))

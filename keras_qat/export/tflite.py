@@ -18,7 +18,7 @@ from keras_qat.export.tflite_writer import write_graph
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
-from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
+from keras_qat.integer_graph.passes.pack_int4 import as_asked, packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import (
     RAW,
     Rescaling,
@@ -48,7 +48,7 @@ def export_tflite(
     output_dtype: EndType | None = None,
     input_range: tuple[float, float] | None = None,
     rescaling: Any = None,
-    pack_int4: bool = False,
+    pack_int4: bool | None = None,
     batch_size: int | None = None,
     target: str | Target | None = None,
 ) -> bytes:
@@ -75,12 +75,11 @@ def export_tflite(
             with several inputs a dict by name. `(1 / 127.5, -1)`: the file's pixels 0 to 255 are
             the model's -1 to 1.
         pack_int4: whether weights of at most 4 bits are stored two in a byte instead of one, except
-            those of depthwise convolutions, which few runtimes take. That halves the file. Weights
-            and biases are the same, but kernels sum in steps that are 18 times as wide and round
-            twice, so that some 2 % of a layer's codes are off by one. A warning says so:
-            `simulate(pack_int4=True)` gives what the file gives, `predict` does not. Kernels unpack
-            the weights first, so that it is slower (docs/export.md has figures).
-
+            those of depthwise convolutions, which few runtimes take; by default as
+            `model.pack_int4` says. That halves the file. Kernels sum packed weights in wider steps,
+            so that some 2 % of a layer's codes are off by one: set `model.pack_int4 = True`, and
+            `predict` gives what the packed file gives. A warning says so if the two are not alike.
+            Kernels unpack the weights first, so that it is slower (docs/export.md has figures).
         batch_size: how many examples a run takes, for all time: microcontrollers and NPUs ask for
             shapes that are known, and 1. None: as the target has it, without one any number. A
             model that keeps states has a batch of its own.
@@ -130,7 +129,7 @@ def file_of(
     input_dtype: EndType | None = None,
     output_dtype: EndType | None = None,
     rescaling: Any = None,
-    pack_int4: bool = False,
+    pack_int4: bool | None = None,
     batch_size: int | None = None,
     target: Target | None = None,
 ) -> bytes:
@@ -138,7 +137,8 @@ def file_of(
     origin = graph.origin
     ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
     types = [_end_type(name, dtype, origin.is_16_bit) for name, dtype in ends.items()]
-    if origin.is_16_bit and pack_int4:
+    packs = origin.packs_int4 if pack_int4 is None else pack_int4
+    if origin.is_16_bit and packs:
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
     batch_size = _file_batch_size(graph, batch_size, target)
     _check_states(graph)
@@ -155,14 +155,14 @@ def file_of(
     if batch_size is not None:
         is_of_target = target is not None and target.batch_size is not None
         graph = with_batch(graph, batch_size, is_of_target or origin.family.static_shapes)
-    if pack_int4:
-        graph = with_int4(graph, XNNPACK if target is None else kernel_family(target.kernels))
-        if not packs_int4(graph):
-            raise ValueError(
-                f"pack_int4=True: '{graph.name}' has no weights of at most 4 bits in a layer whose "
-                f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
-            )
-        _warn_of_packing()
+    graph = as_asked(graph, packs, XNNPACK if target is None else kernel_family(target.kernels))
+    if packs and not packs_int4(graph):
+        raise ValueError(
+            f"pack_int4=True: '{graph.name}' has no weights of at most 4 bits in a layer whose "
+            f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
+        )
+    if packs is not origin.packs_int4:
+        _warn_of_packing(packs)
     builder = Builder()
     inputs, outputs = write_graph(graph, builder, *types)
     metadata = {
@@ -261,12 +261,12 @@ def _name_of(dtype: Any) -> Any:
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 
-def _warn_of_packing() -> None:
-    """Warns that `predict` does not compute what a packed file does."""
+def _warn_of_packing(packs: bool) -> None:
+    """Warns that `predict` does not compute what the file does."""
     warnings.warn(
-        "pack_int4=True: kernels sum packed weights in other steps, so that the file gives other "
-        "values than predict and evaluate, most of them by one step. For the file's own, use "
-        "keras_qat.simulate(qat, x, pack_int4=True).",
+        f"pack_int4={packs}: kernels sum packed weights in other steps, so that the file gives "
+        f"other values than predict and evaluate, most of them by one step. Set qat.pack_int4 = "
+        f"{packs} before, and they give those of the file.",
         stacklevel=5,  # A verb calls `file_of`, and `one_at_a_time` the verb.
     )
 

@@ -20,12 +20,12 @@ from keras_qat.frontend.keras2.backend import traced_in_time
 from keras_qat.integer_graph.execute import Numbers
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import NumberStore, ones_like
-from keras_qat.integer_graph.resolve import resolve_in_graph
 
 DECIDES = 3
 """Times that inference is traced for the branches that ranges and weights choose. If they go on
 changing, it is traced with all branches."""
 
+Resolve = Callable[[], ResolvedGraph]
 Prepare = Callable[[ResolvedGraph], Numbers]
 Compute = Callable[[ResolvedGraph, Numbers, list[Any]], list[Any]]
 
@@ -36,13 +36,16 @@ class CachedInference:
     Args:
         model: a quantization-aware model.
         graph: the same, read.
+        resolve: returns the resolved graph, with tensors for ranges and weights as they are now.
         prepare: computes what follows from ranges and weights.
         compute: computes tensors from the resolved graph, what was prepared, and the inputs.
     """
 
-    def __init__(self, model: Any, graph: Graph, prepare: Prepare, compute: Compute) -> None:
-        self.model, self.graph = model, graph
-        self._prepare, self._compute = prepare, compute
+    def __init__(
+        self, model: Any, graph: Graph, resolve: Resolve, prepare: Prepare, compute: Compute
+    ) -> None:
+        self.graph = graph
+        self._resolve, self._prepare, self._compute = resolve, prepare, compute
         self.version = 0
         """Times that inference was traced. Functions of an earlier version are out of date."""
         self._weights: list[Any] = []
@@ -57,7 +60,7 @@ class CachedInference:
         weights, is_same = self._read(), eagerly is (self._eager is not None)
         if self._weights and is_same and all(map(_unchanged, self._weights, weights)):
             return
-        resolved = resolve_in_graph(self.graph, self.model.target)
+        resolved = self._resolve()
         numbers: Any = self._prepare(resolved)
         diverged = not all(map(_is_finite, weights))
         if diverged:  # Tables have no entry for NaN.

@@ -27,6 +27,9 @@ INT8_MAX = 127
 BIAS_MAX = 2.0**30
 """Largest value of a bias: half of the range of int32; the sum it is added to needs the rest."""
 
+INT4_MAX = 7
+"""Largest quantized value of a weight of 4 bits; -8 is not used."""
+
 FEW = 512
 """Products of 8-bit numbers that float32 adds up without rounding."""
 
@@ -84,12 +87,14 @@ def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool)
         in_graph: whether to return tensors instead of arrays.
     """
     rounding, spec = 0.0, wrapper.weight_spec
+    reach, bits = None, spec.bits if spec else 8
+    divisor: Any = finer(bits) if bits <= 4 else None
     if wrapper.fold == "per_tensor":
         q, scale, bias = _folded_per_tensor(wrapper)
     elif wrapper.fold == "per_channel":
         q, scale, bias = _folded(wrapper)
     else:
-        q, scale, bias, rounding = _folded_in_range(wrapper)
+        q, scale, bias, rounding, divisor = _folded_in_range(wrapper)
     wide = ends[0][0].bits == 16
     inputs, outputs = (
         [params.as_tensors().scale for params in end] for end in zip(*ends, strict=True)
@@ -99,12 +104,11 @@ def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool)
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:
-        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide)
+        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide, divisor)
     name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
-    reach, bits = None, spec.bits if spec else 8
     if in_graph and name and not wide and terms(tuple(q.shape), axes) > FEW:
         reach = reach_of(q, axes)
-    weights = Weights(name, q, scale, bits=bits, reach=reach, rounding=rounding)
+    weights = Weights(name, q, scale, bits=bits, reach=reach, rounding=rounding, divisor=divisor)
     return for_each_call(weights, bias, inputs, outputs, in_graph, wide)
 
 
@@ -195,11 +199,18 @@ def _folded_per_tensor(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     """Returns what `_folded` returns for per-tensor weights, which are folded, then quantized."""
     _, bias = factor_and_bias(wrapper, tf.float64)
     q, scale, gains = per_tensor_fold.codes_of(wrapper)
-    bits = wrapper.weight_spec.bits if wrapper.weight_axes else 8
-    finer = INT8_MAX // (2 ** (bits - 1) - 1)
-    scale = single(tf.cast(scale, tf.float64) / finer)
+    divisor = finer(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
+    scale = single(tf.cast(scale, tf.float64) / divisor)
     bias = None if bias is None else per_tensor_fold.gained(wrapper, bias, gains)
-    return q * float(finer), tf.reshape(scale, [1] * len(q.shape)), bias
+    return q * float(divisor), tf.reshape(scale, [1] * len(q.shape)), bias
+
+
+def finer(bits: int) -> int:
+    """Returns the number by which the scales of symmetric weights are divided.
+
+    The bias, a multiple of input scale x weight scale, is then rounded less.
+    """
+    return INT8_MAX // (2 ** (bits - 1) - 1)
 
 
 _VECTOR = tf.TensorSpec([None], tf.float64)
@@ -212,15 +223,14 @@ def quantized(bits: int, is_learned: bool = False) -> Any:
     With `is_learned`, the function also takes the learned limits.
     """
     limits_spec = [tf.TensorSpec([1, None])] if is_learned else []
-    levels = 2 ** (bits - 1) - 1
-    finer = INT8_MAX // levels
+    levels, divisor = 2 ** (bits - 1) - 1, finer(bits)
 
     @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *limits_spec])
     def quantize(kernel: Any, factor: Any, *learned: Any) -> tuple[Any, Any]:
         limits = learned[0] if learned else fake_quant.channel_limits(kernel, (-1,))
         q = fake_quant.quantize_channels(kernel, limits, bits)
-        q *= tf.cast(tf.sign(factor), tf.float32) * finer
-        return q, single(tf.cast(limits, tf.float64) / (levels * finer) * _size(factor))
+        q *= tf.cast(tf.sign(factor), tf.float32) * divisor
+        return q, single(tf.cast(limits, tf.float64) / (levels * divisor) * _size(factor))
 
     return quantize
 
@@ -230,8 +240,10 @@ def _size(factor: Any) -> Any:
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
-def fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tuple[Any, Any]:
-    """Widens scales until the bias fits 32 bits.
+def fitting(
+    q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool, divisor: Any = None
+) -> tuple[Any, Any]:
+    """Widens scales until the bias fits 32 bits. Multiples of `divisor` stay such.
 
     This concerns channels that training switched off: their weights are close to zero, their bias
     is not. Rounding such weights to a wider scale changes little beside the bias.
@@ -243,15 +255,15 @@ def fitting(q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool) -> tupl
             largest = tf.reduce_max(largest, keepdims=True)
         wider = tf.maximum(wider, tf.reshape(largest / (input_scale * BIAS_MAX), scale.shape))
     wider = single(wider)
-    return _rounded(q, scale / wider), wider
+    return _rounded(q, scale / wider, 1 if divisor is None else divisor), wider
 
 
-def _rounded(q: Any, factor: Any) -> Any:
-    """Multiplies quantized values by channel factors, usually all 1, and rounds."""
+def _rounded(q: Any, factor: Any, step: Any = 1) -> Any:
+    """Multiplies quantized values by channel factors, usually all 1, and rounds to multiples."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
-        lambda: tf.round(q * tf.cast(factor, q.dtype)),
+        lambda: tf.round(q * tf.cast(factor / step, q.dtype)) * tf.cast(step, q.dtype),
     )
 
 
@@ -269,15 +281,16 @@ def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
     return _rounded(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
 
 
-def _folded_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float]:
+def _folded_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
     """Quantizes a folded kernel to the range that training stored for it (`recipes.contrib`).
 
     TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127
-    gets a wider scale and its weights are rounded again. The last result is the largest change.
+    gets a wider scale and its weights are rounded again. The last results are the largest change,
+    and the divisor of weights that 4 bits hold.
     """
     factor, bias = factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
-        return *_folded(wrapper), 0.0
+        return *_folded(wrapper), 0.0, None
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(wrapper.layer, name).numpy()
     if factor is not None:
@@ -294,7 +307,7 @@ def _folded_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float]:
     widening = np.maximum(highest / INT8_MAX, 1.0)
     rounded = np.round(q / widening)
     lost = float(np.max(np.abs(rounded * widening - q), initial=0.0))
-    finer = np.where(widening > 1, 1.0, np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0))
-    q = tf.constant(rounded * finer, tf.float32)
-    scales = tf.constant(scale * widening / finer, tf.float64)
-    return q, single(scales), bias, lost
+    divisor = np.where(widening > 1, 1.0, np.maximum(INT8_MAX // np.maximum(highest, 1.0), 1.0))
+    q = tf.constant(rounded * divisor, tf.float32)
+    scales = tf.constant(scale * widening / divisor, tf.float64)
+    return q, single(scales), bias, lost, divisor if np.max(highest) <= INT4_MAX else None

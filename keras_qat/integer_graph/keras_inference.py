@@ -51,7 +51,9 @@ class Inference:
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.loss_only
         self.read_by_losses = self._read_by_losses()
-        self.settled = CachedInference(model, self.graph, self._prepare, self._tensors)
+        self.settled = CachedInference(
+            model, self.graph, self._resolve, self._prepare, self._tensors
+        )
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` that it was traced for."""
         self.in_float = evaluator(self.graph, graph_lib.values_in(self.graph.outputs))
@@ -80,6 +82,10 @@ class Inference:
             if x.dtype.is_floating:
                 known = tf.logical_not(tf.reduce_any(tf.math.is_nan(x)))
                 tf.debugging.Assert(known, [f"Input {name} of {self.model.name} holds NaN."])
+
+    def _resolve(self) -> ResolvedGraph:
+        packing = self.family if self.model.pack_int4 else None
+        return resolve_in_graph(self.graph, self.model.target, packing)
 
     def _prepare(self, resolved: ResolvedGraph) -> Numbers:
         return prepare(resolved, self.family)
@@ -125,7 +131,7 @@ class Inference:
     def _infer(self, *inputs: Any, adds_losses: bool = True) -> list[Any]:
         """Computes as TFLite's kernels do, with ranges and weights as they are now."""
         self._check(inputs)
-        resolved = resolve_in_graph(self.graph, self.model.target)
+        resolved = self._resolve()
         return self._finished(
             self._tensors(resolved, self._prepare(resolved), list(inputs)), adds_losses
         )

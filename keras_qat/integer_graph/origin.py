@@ -32,6 +32,7 @@ class Origin:
         family: the kernel family whose rounding it has at inference.
         simulates: whether it computes with fake quantization at inference, not in integers.
         target: where its file is to run; None if `quantize_model` was not told.
+        packs_int4: whether it computes with weights packed in 4 bits, as its file then does.
         states: the variables that its recurrent layers keep from one call to the next.
         uncalibrated: names of the tensors whose quantizers have no range yet.
         fingerprint: digests of its weights and ranges, by which a file is recognised.
@@ -44,6 +45,7 @@ class Origin:
     family: KernelFamily = XNNPACK
     simulates: bool = False
     target: Target | None = None
+    packs_int4: bool = False
     states: Sequence[Any] = ()
     uncalibrated: frozenset[str] = frozenset()
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -105,6 +107,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         family=kernel_family(getattr(model, "kernels", XNNPACK.name)),
         simulates=getattr(model, "recipe", None) is None or recipe.fold == "correction",
         target=target_of(model),
+        packs_int4=getattr(model, "pack_int4", False),
         states=states_of(model),
         uncalibrated=frozenset(uncalibrated),
         fingerprint=fingerprint(model),

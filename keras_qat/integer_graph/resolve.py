@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.config.arguments import range_of
 from keras_qat.config.targets.target import Target
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.origin import origin_of
+from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.resolve_calls import resolve_calls
 from keras_qat.training.readiness import check_exportable
 from keras_qat.training.schedule import check_process, file_model_of
@@ -55,12 +57,20 @@ def resolve_to_export(
     return resolve(model, input_range=input_range)
 
 
-def resolve_in_graph(calls: Graph, target: Target | None) -> ResolvedGraph:
+def resolve_in_graph(
+    calls: Graph, target: Target | None, packing: KernelFamily | None = None
+) -> ResolvedGraph:
     """Resolves a model's calls with tensors for ranges and weights, read whenever the graph runs.
 
     The graph's `origin` is empty: the model itself runs it.
+
+    Args:
+        calls: the calls of the model.
+        target: where its file is to run.
+        packing: the kernel family for which weights of at most 4 bits are packed; None: not packed.
     """
-    return _sized(resolve_calls(calls, in_graph=True), target)
+    graph = resolve_calls(calls, in_graph=True)
+    return _sized(graph if packing is None else with_int4(graph, packing), target)
 
 
 def _sized(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:

@@ -15,7 +15,7 @@ from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.execute import quantized_input, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import with_int4
+from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.data import arrays_of, check_counts
 from keras_qat.io.progress import shown
@@ -91,7 +91,7 @@ def simulate(
     kernels: str | None = None,
     *,
     input_range: tuple[float, float] | None = None,
-    pack_int4: bool = False,
+    pack_int4: bool | None = None,
     batch_size: int = 32,
     verbose: int = 0,
 ) -> Simulation:
@@ -106,7 +106,8 @@ def simulate(
             portable kernels). The default is that of the model's target, or "xnnpack" without one.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.
-        pack_int4: whether the file holds weights in 4 bits, as in `export_tflite`.
+        pack_int4: whether the file holds weights in 4 bits, as in `export_tflite`; by default as
+            `model.pack_int4` says.
         batch_size: the number of examples that are computed at a time.
         verbose: 1 shows progress.
 
@@ -124,7 +125,7 @@ def simulate(
     check_counts(batch_size=batch_size)
     graph = resolve_to_export(model, input_range=input_range)
     family = kernel_family(kernels) if kernels else graph.origin.file_family
-    graph = with_int4(graph, family) if pack_int4 else graph
+    graph = as_asked(graph, pack_int4, family)
     return run_examples(graph, x, family, batch_size, verbose)
 
 

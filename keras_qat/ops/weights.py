@@ -29,6 +29,9 @@ class Weights:
         rounding: the largest change of a weight, in LSB of its training, because kernels have no
             zero point for weights: 0 except for wide asymmetric 8-bit ranges.
         packed: whether files hold the weights in 4 bits, two in a byte.
+        divisor: what all values are multiples of if 4 bits hold the quotients, as scales of weights
+            trained with few bits are made finer: a whole number, or one for each channel. Else
+            None.
         gates: number of column blocks with a scale each, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.
@@ -42,6 +45,7 @@ class Weights:
     reach: Any = None
     rounding: float = 0.0
     packed: bool = False
+    divisor: Any = None
     gates: int = 0
     inner: Mapping[str, QuantParams] = dataclasses.field(default_factory=dict)
     recurrent: Weights | None = None

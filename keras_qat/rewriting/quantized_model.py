@@ -87,6 +87,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
+    _packs_int4: bool = False
     target: Target | None = None
     """The target that was given to `quantize_model`, or None."""
     _inference: Inference | None = None
@@ -105,6 +106,25 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     @kernels.setter
     def kernels(self, kernels: str) -> None:
         object.__setattr__(self, "_family", kernel_family(kernels))
+        self._forget_inference()
+
+    @property
+    def pack_int4(self) -> bool:
+        """Whether weights of at most 4 bits are packed, two in a byte; may be set at any time.
+
+        Kernels sum packed weights in wider steps. Inference computes as they do, and
+        `export_tflite` writes such a file. Training does not depend on it.
+        """
+        return self._packs_int4
+
+    @pack_int4.setter
+    def pack_int4(self, packs: bool) -> None:
+        if packs and self.recipe.activations.bits == 16:
+            raise ValueError("pack_int4: there are no kernels for int4 weights and 16 bits.")
+        object.__setattr__(self, "_packs_int4", bool(packs))
+        self._forget_inference()
+
+    def _forget_inference(self) -> None:
         object.__setattr__(self, "_inference", None)
         self.predict_function = self.test_function = None
 
@@ -184,8 +204,9 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             name_outputs(part, list(self.file_outputs))
             object.__setattr__(self, "_file_model", part)
         assert self._file_model is not None
-        if self._file_model.kernels != self.kernels:
-            self._file_model.kernels = self.kernels
+        for choice in ("kernels", "pack_int4"):
+            if getattr(self._file_model, choice) != getattr(self, choice):
+                setattr(self._file_model, choice, getattr(self, choice))
         return self._file_model
 
     def keep_training(self, model: Any, left_out: Iterable[str]) -> None:
@@ -259,6 +280,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [layer.name for layer in self.layers if asked_for_integers(layer)],
             "kernels": self.kernels,
+            **({"pack_int4": True} if self.pack_int4 else {}),
             **({"file_outputs": dict(self.file_outputs)} if self.file_outputs else {}),
             **({} if self.trained_as is None else {"trained_as": self._class_config_to_save()}),
             **({} if self.target is None else {"target": self.target.name}),
@@ -275,6 +297,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
         file_outputs = config.pop("file_outputs", {})
+        packs_int4 = config.pop("pack_int4", False)
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             plain_class: Any = cls.class_before or cls
@@ -290,7 +313,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             leave_in_float(model.get_layer(name), reason)
         for name in asked_for:
             ask_for_integers(model.get_layer(name))
-        model.kernels = kernels
+        model.kernels, model.pack_int4 = kernels, packs_int4
         if target is not None:
             model.target = remembered(target, model.name)
         if trained_as is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
@@ -151,11 +154,75 @@ def test_packed_files_with_depthwise_convolutions_run_in_all_kernels():
         np.testing.assert_array_equal(simulated.codes, codes)
 
 
-def test_packing_says_that_predict_computes_another_file():
+def test_a_file_that_predict_does_not_compute_says_what_to_set():
     qat, x = separable()
-    with pytest.warns(UserWarning, match=r"other values than predict.*simulate\(qat, x, pack_int4"):
+    with pytest.warns(UserWarning, match=r"other values than predict.* Set qat.pack_int4 = True"):
         contents = keras_qat.export_tflite(qat, pack_int4=True)
     assert not np.array_equal(qat.predict(x), keras_qat.TFLiteModel(contents).predict(x))
+    qat.pack_int4 = True
+    with pytest.warns(UserWarning, match=r"other values than predict.* Set qat.pack_int4 = False"):
+        keras_qat.export_tflite(qat, pack_int4=False)
+
+
+@pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime has other kernels")
+@pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
+def test_a_model_set_to_pack_int4_predicts_what_its_file_gives(kernels, tmp_path):
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    model = functional(
+        (6, 6, 2),
+        build=lambda x: layers.Dense(5)(
+            layers.Dense(7, "relu")(
+                layers.Flatten()(layers.DepthwiseConv2D(3)(layers.Conv2D(4, 3)(x)))
+            )
+        ),
+    )
+    x = images(8, (6, 6, 2))
+    qat = keras_qat.quantize_model(scramble(model), "int4_weights", target=kernels)
+    observe(qat, x)
+    in_bytes = qat.predict(x)
+    qat.pack_int4 = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Model and file are alike.
+        contents = keras_qat.export_tflite(qat)
+        report = keras_qat.verify(qat, contents, x, per_layer=True)
+    given = keras_qat.TFLiteModel(contents, kernels).predict(x)
+    assert not np.array_equal(in_bytes, given)
+    np.testing.assert_array_equal(qat.predict(x), given)
+    np.testing.assert_array_equal(tf.function(qat)(x, training=False), given)  # In a graph.
+    (simulated,) = keras_qat.simulate(qat, x, kernels).outputs.values()
+    np.testing.assert_array_equal(simulated.values, given)
+    assert report.identical == 1 and not report.packs_int4
+    qat.save(tmp_path / "packed.keras")
+    loaded = keras_qat.keras.models.load_model(tmp_path / "packed.keras")
+    assert loaded.pack_int4
+    np.testing.assert_array_equal(loaded.predict(x), given)
+    qat.pack_int4 = False
+    np.testing.assert_array_equal(qat.predict(x), in_bytes)
+
+
+def test_verify_tells_a_file_in_bytes_from_a_model_that_packs():
+    qat, x = separable()
+    contents = keras_qat.export_tflite(qat)
+    qat.pack_int4 = True
+    with pytest.warns(UserWarning, match=r"has them in bytes. Export it again"):
+        assert keras_qat.verify(qat, contents, x).identical < 1
+
+
+@pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime has other kernels")
+def test_channels_that_training_switched_off_are_packed_too():
+    """Their scales are widened until the bias fits, by no whole number."""
+    model = functional((4,), build=layers.Dense(3))
+    x = images(8, (4,))
+    kernel, _ = model.get_weights()
+    kernel[:, 0] *= 3e-4
+    model.set_weights([kernel, np.float32([50, 0.1, -0.1])])
+    qat = observe(keras_qat.quantize_model(model, "int4_weights"), x)
+    qat.pack_int4 = True
+    contents = keras_qat.export_tflite(qat)
+    (kind, _), *_ = weights_of(contents)
+    assert kind == schema.TensorType.INT4
+    np.testing.assert_array_equal(qat.predict(x), keras_qat.TFLiteModel(contents).predict(x))
 
 
 def test_half_of_the_size():
@@ -186,3 +253,12 @@ def test_nothing_to_pack():
     qat = keras_qat.quantize_model(functional((6,), build=layers.Dense(4)), "int16x8")
     with pytest.raises(ValueError, match="no kernels for int4 weights and 16 bits"):
         keras_qat.export_tflite(observe(qat, x), pack_int4=True)
+    with pytest.raises(ValueError, match="no kernels for int4 weights and 16 bits"):
+        qat.pack_int4 = True
+    # Its 4-bit weights have a zero point: numbers up to 15.
+    qat = keras_qat.quantize_model(
+        functional((6,), build=layers.Dense(4, kernel_initializer="ones")),
+        keras_qat.recipes.contrib(4),
+    )
+    with pytest.raises(ValueError, match="no weights of at most 4 bits"):
+        keras_qat.export_tflite(observe(qat, 8 + x), pack_int4=True, input_range=(0, 16))

@@ -177,5 +177,15 @@ def test_what_tflite_micro_lacks_is_named(tmp_path):
         keras.Model(inputs, layers.Activation("gelu", name="bent")(inputs))
     )
     keras_qat.calibrate(qat, rng(1).normal(size=(4, 4)).astype(np.float32))
-    with pytest.warns(UserWarning, match=r"does not run this model:\n  .*GELU: no kernel"):
+    with pytest.warns(UserWarning, match=r"lacking or not exact.*\n  .*GELU: no kernel"):
         keras_qat.export_c(qat, tmp_path / "model.cc")
+
+
+def test_the_source_holds_the_file_of_the_model_s_target(tmp_path):
+    inputs = keras.Input((7, 4))  # In one row CMSIS-NN computes such a convolution wrongly.
+    model = keras.Model(inputs, layers.Conv1D(4, 4, 3, "same")(inputs))
+    qat = keras_qat.quantize_model(model, target="cmsis_nn")
+    keras_qat.calibrate(qat, rng(1).normal(size=(8, 7, 4)).astype(np.float32))
+    contents = keras_qat.export_c(qat, tmp_path / "model.cc")
+    assert contents == keras_qat.export_tflite(qat)
+    assert contents != keras_qat.export_tflite(qat, target="tflm")

@@ -268,16 +268,14 @@ def test_weights_of_four_bits(name, family):
     for seed in range(3):
         node, numbers = node_of(layer(), shape, seed=seed)
         small = numbers.integers(-7, 8, node.weights.q.shape)
-        node = with_weights(node, q=18.0 * small)
+        node = with_weights(node, q=18.0 * small, bits=4, divisor=18)
         node = packed(node, kernel_family(family))
         assert node.weights.packed
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 
-def test_weights_that_do_not_fit_into_four_bits():
-    node, numbers = node_of(layers.Dense(6), (10,))
-    node = with_weights(node, q=18.0 * numbers.integers(-7, 8, node.weights.q.shape))
-    node.weights.q[0] = 18 * 7
-    assert packed(node).weights.packed
-    node.weights.q[0, 0] += 1
+def test_weights_of_more_bits_are_not_packed():
+    node, _ = node_of(layers.Dense(6), (10,))
+    node = with_weights(node, q=np.ones_like(node.weights.q))  # Which 4 bits would hold.
     assert not packed(node).weights.packed
+    assert packed(with_weights(node, bits=4, divisor=1)).weights.packed

@@ -24,7 +24,7 @@ from keras_qat.analysis.verify.verdict import Verdict, judge
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.float_inference import evaluator, float_outputs
-from keras_qat.integer_graph.passes.pack_int4 import with_int4
+from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.data import arrays_of, check_counts, packed, padded
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
@@ -84,10 +84,9 @@ def verify(
         A report that prints as a table, and draws itself with `plot`. Its `verdict` says whether
         the file computes what the model computes, and whether that is any good: if not, which
         layer is the weakest, and why. A file of weights packed in 4 bits is compared with
-        `simulate(pack_int4=True)`, as its kernels round otherwise than `model.predict`. Its
-        `notes` say, as warnings do, what makes them differ
-        before any rounding does: a model in which quantization has not begun, a file of other
-        weights or of another model, inputs beyond the ranges.
+        `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes` say, as warnings do,
+        what makes them differ before any rounding does: a model in which quantization has not
+        begun, a file of other weights or of another model, inputs beyond the ranges.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or not one of this model, or
@@ -119,9 +118,9 @@ def verify(
     }
     inputs_of_file = inputs | pixels
     file_graph = FileGraph(contents)
-    packed_weights = file_graph.packs_int4 and not graph.origin.simulates
-    if packed_weights:  # Their kernels round otherwise than the model's.
-        graph = with_int4(graph, graph.origin.family)
+    packs = graph.origin.packs_int4
+    packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
+    graph = as_asked(graph, packs or packed_weights, graph.origin.family)
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
     for note in notes:
         warnings.warn(note, stacklevel=3)  # It is called in turn.

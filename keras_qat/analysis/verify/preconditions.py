@@ -13,6 +13,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.messages import counted
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.pack_int4 import packs_int4
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
@@ -30,7 +31,12 @@ def doubts(
     inputs: dict[str, np.ndarray],
 ) -> list[str]:
     """Returns sentences on why model and file may differ whatever the arithmetic is."""
-    return [*_in_float(file_graph), *_other_weights(graph, contents), *_beyond_ranges(file, inputs)]
+    return [
+        *_in_float(file_graph),
+        *_other_weights(graph, contents),
+        *_in_bytes(graph, file_graph),
+        *_beyond_ranges(file, inputs),
+    ]
 
 
 def _in_float(file_graph: FileGraph) -> list[str]:
@@ -60,6 +66,16 @@ def _other_weights(graph: ResolvedGraph, contents: bytes) -> list[str]:
     return [
         f"The file was exported from other weights or ranges than '{graph.name}' has now: since, "
         f"the model was trained, calibrated or given other weights. Export it again."
+    ]
+
+
+def _in_bytes(graph: ResolvedGraph, file_graph: FileGraph) -> list[str]:
+    """Says that the model computes with packed weights, and the file does not."""
+    if file_graph.packs_int4 or not (graph.origin.packs_int4 and packs_int4(graph)):
+        return []
+    return [
+        f"'{graph.name}' computes with weights packed in 4 bits (pack_int4 is True), and the "
+        f"file has them in bytes. Export it again, or set model.pack_int4 = False."
     ]
 
 

@@ -21,7 +21,8 @@ the middle between two codes make the rest."""
 
 PACKED = (
     "The file's weights are packed in 4 bits, whose kernels round otherwise than model.predict: it "
-    "is compared with keras_qat.simulate(model, x, pack_int4=True)."
+    "is compared with keras_qat.simulate(model, x, pack_int4=True). Set model.pack_int4 = True, "
+    "and predict and evaluate give what it gives."
 )
 
 
