@@ -14,7 +14,7 @@ from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras3 import as_keras_2
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.placement import place, place_without_float
+from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.rewrite import rewrite
@@ -62,7 +62,7 @@ def plan(
     recipe, family, device = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
     has_float = device is None or device.has_float
-    planned = (place if has_float else place_without_float)(graph, recipe, scope, family, outputs)
+    planned = place(graph, recipe, scope, family, outputs, has_float)
     if device is None:
         return planned
     with float32_policy():

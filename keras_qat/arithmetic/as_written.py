@@ -16,7 +16,7 @@ from tensorflow.python.ops import control_flow_util
 
 
 def product(x: Any, y: Any) -> Any:
-    """x * y; 0 where y is 0."""
+    """Computes x * y; 0 where y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     if x.dtype == tf.float32 and in_xla():
         # XLA would join it with a sum behind it. In float64 it is exact, and then rounded.
@@ -25,7 +25,7 @@ def product(x: Any, y: Any) -> Any:
 
 
 def quotient(x: Any, y: Any) -> Any:
-    """x / y; 0 where y is 0."""
+    """Computes x / y; 0 where y is 0."""
     if isinstance(y, float) and in_xla():
         # XLA multiplies by 1 / y. In float64 that is off by too little to change the result.
         x = tf.convert_to_tensor(x)

@@ -27,7 +27,7 @@ class Choice:
 
 
 def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """`tf.cond` that takes the branch at once if `predicate` is known while tracing.
+    """Calls `tf.cond`, or the branch at once if `predicate` is known while tracing.
 
     The gradient of a `tf.cond` takes long to trace: where there are many, give them one by
     `tf.custom_gradient`.
@@ -44,7 +44,7 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
 
 
 def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
-    """`function(x)` with the gradient of `x` (Bengio et al. 2013)."""
+    """Computes `function(x)` with the gradient of `x` (Bengio et al. 2013)."""
 
     @tf.custom_gradient
     def passes(x: Any) -> Any:
@@ -56,10 +56,11 @@ def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
 def with_gradient_of(
     function: Callable[..., list[Any]], owner: Any, other: Callable[..., list[Any]], inputs: Any
 ) -> list[Any]:
-    """`function(*inputs)` with the gradient of `other(owner, *inputs)`, computed if asked for.
+    """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
 
-    Both give a list of tensors. TensorFlow keeps gradients of graphs for as long as the process
-    runs: `other` is not to hold a model, the `owner` may be one.
+    The gradient is computed if asked for. Both functions return a list of tensors. TensorFlow keeps
+    gradients of graphs for as long as the process runs: `other` must not hold a model, the `owner`
+    may be one.
     """
     owned_by = weakref.ref(owner)
 
@@ -79,9 +80,9 @@ def with_gradient_of(
 
 
 def traced_once(function: Callable[..., Any], signature: Any = None, in_line: bool = False) -> Any:
-    """A function of tensors as one operation of the graphs that call it.
+    """Makes a function of tensors one operation of the graphs that call it.
 
-    Traced and optimized once, or once for each combination of other arguments, instead of for
+    It is traced and optimized once, or once for each combination of other arguments, instead of for
     each layer of a model: with its many operations in line, the first step would take minutes.
 
     Args:

@@ -29,7 +29,7 @@ LARGE, ROWS = 2**18, 32
 def range_of(
     x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
 ) -> tuple[Any, Any]:
-    """Smallest range that holds all of `x` and zero.
+    """Returns the smallest range that holds all of `x` and zero.
 
     Args:
         x: the tensor.
@@ -70,7 +70,7 @@ def fake_quantize(
 def _fake_quantize_plainly(
     x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
 ) -> Any:
-    """`fake_quantize` in the order of operations of TensorFlow's CPU kernel."""
+    """Computes `fake_quantize` in the order of operations of TensorFlow's CPU kernel."""
     minimum, maximum = (tf.cast(end, tf.float32) for end in (minimum, maximum))
     low, high = nudged_range(minimum, maximum, bits, narrow_range)
     scale = quotient(maximum - minimum, float(2**bits - 1 - narrow_range))
@@ -96,9 +96,9 @@ def fake_quantize_if(
     source: Any = None,
     gates: Gates | None = None,
 ) -> Any:
-    """`fake_quantize` if `applies`, else `x` as it is. One branch is computed, both ways.
+    """Computes `fake_quantize` if `applies`, else returns `x`; only one branch is computed.
 
-    With a `ceiling`, the same of a ReLU of `x` that ends there (infinity: nowhere). A range that
+    With a `ceiling`, it does so for a ReLU of `x` that ends there (infinity: nowhere). A range that
     begins at zero clips where the ReLU does, so that one operation computes both.
 
     The gradient is that of the operations; it is written out, as that of a `tf.cond` takes long
@@ -170,7 +170,7 @@ def fake_quantize_if(
 
 
 def _passed(upstream: Any, x: Any, factor: Any, low: Any = None) -> Any:
-    """`upstream` where `(x - low) * factor` is between 0 and 6, else zero.
+    """Returns `upstream` where `(x - low) * factor` is between 0 and 6, else zero.
 
     In one pass: the gradient of a ReLU6 at `x` brought to 0..6. A mask takes four: two comparisons,
     what both say, and the choice. Zero and six are outside.
@@ -230,7 +230,7 @@ class Gates:
 def nudged_range(
     minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
 ) -> tuple[Any, Any]:
-    """The range whose ends are levels, as is zero: what `fake_quantize` clips to.
+    """Returns the range whose ends are levels, as is zero: `fake_quantize` clips to it.
 
     In the order of operations of TensorFlow's kernel, so equal to the last bit.
     """
@@ -245,7 +245,7 @@ def nudged_range(
 
 
 def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
-    """Largest magnitude in each output channel, shaped to broadcast against `weights`.
+    """Returns the largest magnitude in each output channel, shaped to broadcast.
 
     A channel of zeros gets the limit 1: any scale represents it.
     """
@@ -258,7 +258,7 @@ def without_zeros(limits: Any) -> Any:
 
 
 def largest_magnitudes(weights: Any, channel_axes: tuple[int, ...]) -> Any:
-    """Largest magnitude in each output channel, also of channels of zeros: see `channel_limits`."""
+    """Returns the largest magnitude in each output channel, 0 for a channel of zeros."""
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
@@ -269,7 +269,7 @@ def largest_magnitudes(weights: Any, channel_axes: tuple[int, ...]) -> Any:
 
 
 def _column_limits(weights: Any) -> Any:
-    """Largest magnitude in each column of a large kernel.
+    """Returns the largest magnitude in each column of a large kernel.
 
     TensorFlow reduces a few columns at a time, from the first row to the last. Some rows at a time
     stay in the cache for the next columns, and no magnitudes are written.
@@ -284,7 +284,7 @@ def _column_limits(weights: Any) -> Any:
 
 
 def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
-    """The quantized values of `weights`, whole numbers up to 2^(bits - 1) - 1, zero being 0.
+    """Quantizes `weights` to whole numbers up to 2^(bits - 1) - 1, zero being 0.
 
     They are those of TensorFlow's `fake_quant_with_min_max_vars_per_channel` with a narrow range,
     operation by operation; that op itself is some 40 times slower on a CPU. `limits` are the
@@ -343,8 +343,8 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
     averages do not leave the range.
     """
 
-    def rounded(given: Any) -> Any:
-        x, levels = tf.cast(given, tf.float32), float(2**bits - 1)
+    def rounded(averages: Any) -> Any:
+        x, levels = tf.cast(averages, tf.float32), float(2**bits - 1)
         low, high = (tf.cast(end, tf.float32) for end in (minimum, maximum))
         scale = (high - low) / levels
         scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
@@ -352,6 +352,6 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
         codes = x / scale + zero_point
         # Halves are off by float rounding: far less than this for any window up to 16x16.
         codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)
-        return tf.cast((codes - zero_point) * scale, given.dtype)
+        return tf.cast((codes - zero_point) * scale, averages.dtype)
 
     return straight_through(rounded, x)

@@ -15,6 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
+"""exp(-2^k) from k = -2 on, with 31 bits behind the point."""
+
 MANTISSA = 52
 """Bits behind the point of a float64."""
 
@@ -29,22 +32,22 @@ FINER_STEPS = 2.0**7
 
 
 def shift(x: Any, bits: Any) -> Any:
-    """x * 2^bits."""
+    """Computes x * 2^bits."""
     return tf.bitwise.left_shift(x, tf.cast(bits, tf.int64))
 
 
 def shift_back(x: Any, bits: Any) -> Any:
-    """x / 2^bits, rounded down."""
+    """Computes x / 2^bits, rounded down."""
     return tf.bitwise.right_shift(x, tf.cast(bits, tf.int64))
 
 
 def exponent_of(number: Any) -> Any:
-    """The power of two that a positive float64 number reaches, and the next one it does not."""
+    """Returns the exponent of the largest power of two up to a positive float64 number."""
     return shift_back(tf.bitcast(number, tf.int64), MANTISSA) - 1023
 
 
 def power_of_two(exponent: Any) -> Any:
-    """2^exponent, float64."""
+    """Computes 2^exponent in float64."""
     return tf.bitcast(shift(exponent + 1023, MANTISSA), tf.float64)
 
 
@@ -66,29 +69,29 @@ def near_power_of_two(number: Any) -> tuple[Any, Any]:
 
 
 def divide(x: Any, exponent: Any) -> Any:
-    """x / 2^exponent, halves away from zero."""
+    """Computes x / 2^exponent, rounding halves away from zero."""
     half = shift_back(shift(tf.ones_like(exponent), exponent), 1)
     return tf.sign(x) * shift_back(tf.abs(x) + half, exponent)
 
 
 def divide_up(x: Any, exponent: Any) -> Any:
-    """x / 2^exponent, halves up."""
+    """Computes x / 2^exponent, rounding halves up."""
     return shift_back(x + shift_back(shift(tf.ones_like(exponent), exponent), 1), exponent)
 
 
-def high_product(a: Any, b: Any, bits: int) -> Any:
-    """Twice the upper half of a product of two signed integers of `bits` and a sign, rounded."""
+def high_product(a: Any, b: Any, bits: int = 31) -> Any:
+    """Returns twice the upper half of a product of integers of `bits` and a sign, rounded."""
     return shift_back(a * b + 2 ** (bits - 1), bits)
 
 
 def saturate(x: Any, bits: int) -> Any:
-    """Whole numbers clipped to those of `bits` and a sign."""
+    """Clips whole numbers to those of `bits` and a sign."""
     low, high = (tf.constant(end, tf.int64) for end in (-(2**bits), 2**bits - 1))
     return tf.clip_by_value(x, low, high)
 
 
 def fixed_point(number: Any) -> tuple[Any, Any]:
-    """A positive number as a multiplier of 31 bits and a power of two.
+    """Returns a positive number as a multiplier of 31 bits and a power of two.
 
     Args:
         number: float32 or float64.
@@ -110,7 +113,7 @@ def fixed_point(number: Any) -> tuple[Any, Any]:
 def multiply(
     x: Any, number: tuple[Any, Any], rounding: Literal["away", "up", "once"] = "away"
 ) -> Any:
-    """Whole numbers of 32 bits times a `fixed_point` number, rounded twice.
+    """Multiplies whole numbers of 32 bits by a `fixed_point` number, rounding twice.
 
     The second time halves go away from zero; `up` in some optimized kernels, of which those for
     64-bit ARM round only `once`, halves up.
@@ -118,27 +121,27 @@ def multiply(
     multiplier, exponent = number
     x, bits = _in_32_bits(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
     if rounding == "away":
-        return divide(_high_product(x, multiplier), bits)
+        return divide(high_product(x, multiplier), bits)
     if rounding == "once":
         return divide_up(x * multiplier, bits + 31)
-    return divide_up(_high_product(x, multiplier), bits)
+    return divide_up(high_product(x, multiplier), bits)
 
 
 def _in_32_bits(x: Any) -> Any:
-    """Numbers that 32 bits do not hold overflow as in kernels."""
+    """Lets numbers that 32 bits do not hold overflow, as in kernels."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
 def upper_bits(number: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A `fixed_point` number with a multiplier of 15 bits."""
+    """Returns a `fixed_point` number with a multiplier of 15 bits."""
     multiplier, exponent = number
     return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
 
 
 def multiply_sums(x: Any, number: tuple[Any, Any]) -> Any:
-    """Whole numbers of 48 bits times a `fixed_point` number, of which 15 bits are taken.
+    """Multiplies whole numbers of 48 bits by the upper 15 bits of a `fixed_point` number.
 
-    Rounded once, halves up: sums of int16 kernels.
+    Rounds once, halves up, as int16 kernels do with their sums.
     """
     multiplier, exponent = upper_bits(number)
     half = shift(tf.ones_like(exponent), 14 - exponent)
@@ -146,7 +149,7 @@ def multiply_sums(x: Any, number: tuple[Any, Any]) -> Any:
 
 
 def exact_multiplier(number: Any) -> Any:
-    """The number next to a positive one by which int16 kernels multiply sums without an error.
+    """Returns the nearest number by which int16 kernels multiply sums without an error.
 
     It has 15 bits. Powers of two are left out: rounded to float32 in a file's scales, one may
     fall below, where numbers lie twice as close.
@@ -166,7 +169,7 @@ def exact_multiplier(number: Any) -> Any:
 
 
 def inverse_square_root(number: Any) -> tuple[Any, Any]:
-    """1 / sqrt(number) as a multiplier and an exponent, like those of `fixed_point`.
+    """Computes 1 / sqrt(number) as a multiplier and an exponent, like those of `fixed_point`.
 
     By five steps of Newton's method in 32 bits, with 3 of them in front of the point.
 
@@ -179,9 +182,9 @@ def inverse_square_root(number: Any) -> tuple[Any, Any]:
     half = shift_back(shift_back(scaled, 1) + 1, 1)
     x = tf.fill(tf.shape(number), tf.constant(2**28, tf.int64))
     for _ in range(5):
-        cube = shift(_high_product(_high_product(x, x), x), 6)
-        x = shift(_high_product(x, 3 * 2**27) - _high_product(half, cube), 3)
-    multiplier = _high_product(x, 1518500250)  # sqrt(1 / 2)
+        cube = shift(high_product(high_product(x, x), x), 6)
+        x = shift(high_product(x, 3 * 2**27) - high_product(half, cube), 3)
+    multiplier = high_product(x, 1518500250)  # sqrt(1 / 2)
     least = number <= 1
     exponent = 3 - pairs
     multiplier = shift(multiplier, tf.maximum(exponent, 0))
@@ -190,8 +193,3 @@ def inverse_square_root(number: Any) -> tuple[Any, Any]:
         tf.where(least, largest, multiplier),
         tf.where(least, tf.zeros_like(exponent), tf.minimum(exponent, 0)),
     )
-
-
-def _high_product(a: Any, b: Any) -> Any:
-    """Twice the upper half of a product of two 32-bit integers, rounded."""
-    return shift_back(a * b + 2**30, 31)

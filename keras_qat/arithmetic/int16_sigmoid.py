@@ -1,8 +1,8 @@
 """Sigmoid and hyperbolic tangent of 16 bits, as TFLite's operators LOGISTIC and TANH compute them.
 
 Both follow lines through one table of the sigmoid. Steps next to 2^-12, of tanh also next to 2^-11,
-count as those: for the portable kernels along the same lines, for the optimized one it computes the
-approximations of `gates`.
+count as those: the portable kernels follow the same lines for them, the optimized one computes the
+approximations of `lstm_gates`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 
 INTEGER_BITS = 3
-"""Bits in front of the point of the input of `gates`, in steps of 2^-12."""
+"""Bits in front of the point of the inputs of `lstm_gates`, in steps of 2^-12."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The numbers of a sigmoid or hyperbolic tangent.
+    """The prepared numbers of a sigmoid or hyperbolic tangent.
 
     Args:
         is_power: whether the scale counts as a power of two for the family's kernel.
-        left: how far it is above 2^-12 then.
-        factor, bits: what brings quantized values to the places of the table.
+        left: how many powers of two above 2^-12 it is then.
+        factor, bits: multiplier and shift from quantized values to positions in the table.
     """
 
     is_power: Any
@@ -52,24 +52,24 @@ def prepare_sigmoid(family: KernelFamily, scale: Any) -> Curve:
 
 
 def prepare_tanh(family: KernelFamily, scale: Any) -> Curve:
-    """Prepares `tanh_of_int16`, likewise."""
+    """Prepares `tanh_of_int16` for inputs of this scale, with the zero point 0."""
     return _prepared(family, scale, wider=1)
 
 
 def _prepared(family: KernelFamily, scale: Any, wider: int) -> Curve:
-    """Kernels tell steps of 2^-12, and of `wider` more powers of two, from others."""
+    """Prepares a curve whose kernels treat steps of 2^-12 up to `wider` doublings differently."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_factor_to_table(scale))
 
 
 def sigmoid_of_int16(q: Any, numbers: Curve) -> Any:
-    """sigmoid(x) in 32768ths, int64, of quantized values."""
+    """Computes sigmoid(x) of quantized values, in 32768ths, as int64."""
     return _of_int16(q, numbers, _sigmoid_along_lines, sigmoid_table)
 
 
 def tanh_of_int16(q: Any, numbers: Curve) -> Any:
-    """tanh(x) = 2 sigmoid(2x) - 1, likewise."""
+    """Computes tanh(x) = 2 sigmoid(2x) - 1 of quantized values, in 32768ths, as int64."""
     return _of_int16(q, numbers, _tanh_along_lines, tanh_table)
 
 
@@ -82,8 +82,8 @@ def _of_int16(
     q = tf.cast(q, tf.int64)
 
     def by_gates() -> Any:
-        places = saturate(shift(q, numbers.left), 15) + 2**15
-        entries = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), places)
+        positions = saturate(shift(q, numbers.left), 15) + 2**15
+        entries = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), positions)
         return tf.cast(entries, tf.int64)
 
     return cond(numbers.is_power, by_gates, lambda: along_lines(q, numbers))
@@ -107,14 +107,14 @@ def _sigmoid_along_lines(q: Any, numbers: Curve) -> Any:
 
 
 def _tanh_along_lines(q: Any, numbers: Curve) -> Any:
-    """2 sigmoid(2x) - 1 with the same table."""
+    """Computes 2 sigmoid(2x) - 1 with the table of the sigmoid."""
     steps, size = _in_steps(q, numbers)
     ahead = _between(size, 8)
     return shift_back(tf.where(steps >= 0, ahead - 2**23 + 2**7, 2**23 - ahead + 2**7 - 1), 8)
 
 
 def _in_steps(q: Any, numbers: Curve) -> tuple[Any, Any]:
-    """A number in steps of 1/12288, and its magnitude: times a multiplier of 14 to 15 bits."""
+    """Returns numbers in steps of 1/12288, by a multiplier of 14 to 15 bits, and magnitudes."""
     half = shift_back(shift(tf.ones_like(numbers.bits), numbers.bits), 1)
     steps = shift_back(q * numbers.factor + half, numbers.bits)
     return steps, tf.abs(steps)
@@ -130,7 +130,7 @@ def _factor_to_table(scale: Any) -> tuple[Any, Any]:
 
 
 def _between(size: Any, bits: int) -> Any:
-    """Linear interpolation in the table of the sigmoid, with `bits` more bits."""
+    """Interpolates linearly in the table of the sigmoid, with `bits` more bits."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
@@ -141,7 +141,7 @@ def _between(size: Any, bits: int) -> Any:
 
 @functools.cache
 def _points() -> np.ndarray:
-    """sigmoid(k / 24) in 65536ths, higher by half of what a line falls short of the next curve.
+    """Tabulates sigmoid(k / 24) in 65536ths, higher by half of what a line falls short of it.
 
     That is a sixteenth of the curvature. The last value stands for all above.
     """

@@ -1,7 +1,7 @@
 """Sigmoid and hyperbolic tangent of 16 bits, as TFLite's kernel of LSTM computes its gates.
 
 They are approximations in fixed-point numbers of 16 bits: an exponential by a Taylor series and
-factors, then a reciprocal by Newton's method. TFLite Micro has others: see `sigmoids`.
+factors, then a reciprocal by Newton's method. TFLite Micro has others: see `int16_sigmoid`.
 
 Source: gemmlowp's `fixedpoint.h`, for `int16_t`.
 """
@@ -12,6 +12,8 @@ import functools
 
 import numpy as np
 
+from keras_qat.arithmetic.fixed_point import EXPONENTIALS
+
 Numbers = np.ndarray
 """Whole numbers within 16 bits, in int64."""
 
@@ -21,16 +23,13 @@ ONE = 2**15 - 1
 ONE_OF_2 = 2**13
 """1 with 13 bits behind the point and 2 in front of it."""
 
-_POWERS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
-"""exp(-2^k) from k = -2 on, with 31 bits behind the point."""
-
 
 @functools.cache
 def sigmoid_table(integer_bits: int) -> Numbers:
-    """sigmoid(x) in 32768ths, for each x of 16 bits, the lowest first.
+    """Tabulates sigmoid(x) in 32768ths for each x of 16 bits, the lowest first.
 
     Args:
-        integer_bits: how many of them are in front of the point.
+        integer_bits: how many bits of x are in front of the point.
     """
     x = _inputs()
     above = _shifted(_newton(_exponential(-np.abs(x), integer_bits)), 1)
@@ -39,7 +38,7 @@ def sigmoid_table(integer_bits: int) -> Numbers:
 
 @functools.cache
 def tanh_table(integer_bits: int) -> Numbers:
-    """tanh(x) in 32768ths, likewise: with e = exp(-2 |x|), it is (1 - e) / (1 + e)."""
+    """Tabulates tanh(x) like `sigmoid_table`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
     x = _inputs()
     reciprocal = _newton(_exponential(-np.abs(x), integer_bits + 1))
     return np.sign(x) * _shifted(reciprocal - ONE_OF_2, 2)
@@ -50,18 +49,18 @@ def _inputs() -> Numbers:
 
 
 def _exponential(x: Numbers, integer_bits: int) -> Numbers:
-    """exp(x) of numbers up to zero: that of the last quarter, times those of powers of two."""
+    """Computes exp(x) for x up to zero: of the last quarter, times those of powers of two."""
     point = 15 - integer_bits
     quarter = 2 ** (point - 2)
     last = (x & (quarter - 1)) - quarter
     result, rest = _exponential_of_quarter(_shifted(last, integer_bits)), last - x
-    for k, power in enumerate(_POWERS[: integer_bits + 2], -2):
+    for k, power in enumerate(EXPONENTIALS[: integer_bits + 2], -2):
         result = np.where(rest & 2 ** (point + k), _product(result, _constant(power)), result)
     return np.where(x == 0, ONE, result)
 
 
 def _exponential_of_quarter(x: Numbers) -> Numbers:
-    """exp(x) from -1/4 to 0: a series around -1/8."""
+    """Computes exp(x) from -1/4 to 0, by a series around -1/8."""
     middle, third = _constant(1895147668), _constant(715827883)
     x = x + 2**12
     square = _product(x, x)
@@ -71,7 +70,7 @@ def _exponential_of_quarter(x: Numbers) -> Numbers:
 
 
 def _newton(x: Numbers) -> Numbers:
-    """2 / (1 + x) of numbers from 0 to 1, with 13 bits behind the point."""
+    """Computes 2 / (1 + x) for x from 0 to 1, with 13 bits behind the point."""
     half = (x + ONE + 1) // 2
     y = _constant(1515870810) + _product(half, _constant(-1010580540))  # 48 / 17, -32 / 17.
     for _ in range(3):
@@ -80,12 +79,12 @@ def _newton(x: Numbers) -> Numbers:
 
 
 def _product(a: Numbers | int, b: Numbers | int) -> Numbers:
-    """The upper half of a product, rounded half up."""
+    """Returns the upper half of a product, rounding halves up."""
     return np.asarray(a * b + 2**14) >> 15
 
 
 def _divided(x: Numbers, bits: int) -> Numbers:
-    """x / 2^bits, halves away from zero."""
+    """Computes x / 2^bits, rounding halves away from zero."""
     return np.sign(x) * ((np.abs(x) + 2 ** (bits - 1)) >> bits)
 
 
@@ -98,5 +97,5 @@ def _saturated(x: Numbers) -> Numbers:
 
 
 def _constant(number: int) -> int:
-    """A number with 31 bits as one with 15."""
+    """Rounds a number with 31 bits behind the point to 15."""
     return (number + 2**15) >> 16

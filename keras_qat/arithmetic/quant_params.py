@@ -72,7 +72,7 @@ class QuantParams:
         return self.lowest + 2**self.bits - 1
 
     def as_tensors(self) -> QuantParams:
-        """The same, scale and zero point being float64 scalar tensors."""
+        """Returns the parameters with scale and zero point as float64 scalar tensors."""
         scale, zero_point = (
             tf.convert_to_tensor(number)
             if tf.is_tensor(number)
@@ -82,11 +82,11 @@ class QuantParams:
         return dataclasses.replace(self, scale=scale, zero_point=zero_point)
 
     def dequantize(self, quantized: np.ndarray) -> np.ndarray:
-        """The real values of quantized ones, in float32."""
+        """Returns the real values of quantized ones, in float32."""
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """The quantized values next to real ones, half up and clipped: what callers feed a file."""
+        """Quantizes real values as callers of a file do: halves up, clipped."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -122,12 +122,12 @@ def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
 
 
 def single(number: Any) -> Any:
-    """A float64 number, rounded to float32: that of a computation in float32."""
+    """Rounds a float64 number to float32, as a computation in float32 would."""
     return tf.cast(tf.cast(number, tf.float32), tf.float64)
 
 
 def ratio(family: KernelFamily, *factors: Any, by: Any) -> Any:
-    """The product of scales, divided: in float32, by TFLite Micro's kernels in double precision."""
+    """Divides a product of scales: in float32, for TFLite Micro in double precision."""
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 

@@ -38,7 +38,7 @@ def wide_params(scale: Any) -> QuantParams:
 
 
 def wide_scale_of(output: QuantParams) -> Any:
-    """Returns the smallest scale with which 16 bits hold all numbers of an output's range."""
+    """Returns the smallest 16-bit scale that holds all numbers of an output's range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import (
+    EXPONENTIALS,
     divide,
     exponent_of,
     fixed_point,
@@ -45,13 +46,6 @@ ONE = 2**31 - 1
 
 LEAST_SCALE = 2.0**-25
 """Smallest scale of int8 inputs. TFLite's reference kernel ends the process from half of it on."""
-
-EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
-"""exp of -1/4, -1/2, -1, -2, -4, -8, -16, with 31 bits behind the point."""
-
-
-_product = functools.partial(high_product, bits=31)
-"""Multiplies 32-bit integers, and returns the high bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +134,13 @@ def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
     below = q - tf.reduce_max(q, axis, keepdims=True)
     counts = below >= -radius
     zero = tf.zeros_like(below)
-    exponentials = _exp(_product(shift(tf.where(counts, below, zero), bits), multiplier))
+    exponentials = _exp(high_product(shift(tf.where(counts, below, zero), bits), multiplier))
     terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
     sums = tf.reduce_sum(terms, axis, keepdims=True)
     # The sum as 2^length * (1 + fraction), in Q12.
     length = exponent_of(tf.cast(sums, tf.float64)) + 1
     inverse = _one_over_one_plus(shift(sums, 32 - length) - 2**31)
-    codes = divide(_product(inverse, exponentials), length + 3)
+    codes = divide(high_product(inverse, exponentials), length + 3)
     return tf.where(counts, codes, zero)
 
 
@@ -161,7 +155,7 @@ def _exp(x: Any) -> Any:
     remainder = rest - x
     for bit, power in enumerate(EXPONENTIALS):
         is_set = (remainder & (quarter << bit)) != 0
-        result = tf.where(is_set, _product(result, power), result)
+        result = tf.where(is_set, high_product(result, power), result)
     return tf.where(x == 0, tf.constant(ONE, tf.int64), result)
 
 
@@ -169,20 +163,20 @@ def _exp_of_quarter(x: Any) -> Any:
     """Computes exp on [-1/4, 0) in Q0, by a Taylor polynomial of degree 4 around -1/8."""
     exp_minus_eighth, third = 1895147668, 715827883
     x = x + 2**28
-    square = _product(x, x)
-    cube, fourth = _product(square, x), _product(square, square)
+    square = high_product(x, x)
+    cube, fourth = high_product(square, x), high_product(square, square)
     bits = [tf.constant(number, tf.int64) for number in (1, 2)]
-    tail = _product(divide(fourth, bits[1]) + cube, third) + square
-    return exp_minus_eighth + _product(x + divide(tail, bits[0]), exp_minus_eighth)
+    tail = high_product(divide(fourth, bits[1]) + cube, third) + square
+    return exp_minus_eighth + high_product(x + divide(tail, bits[0]), exp_minus_eighth)
 
 
 def _one_over_one_plus(x: Any) -> Any:
     """Computes 1 / (1 + x) for x from 0 to 1 in Q0, by three steps of Newton's method."""
     half = shift_back(x + (ONE + 1), 1)
-    result = 1515870810 + _product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
+    result = 1515870810 + high_product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
     for _ in range(3):
-        error = 2**29 - _product(half, result)
-        result = result + saturate(shift(_product(result, error), 2), 31)
+        error = 2**29 - high_product(half, result)
+        result = result + saturate(shift(high_product(result, error), 2), 31)
     return saturate(shift(result, 1), 31)
 
 

@@ -45,6 +45,7 @@ def place(
     scope: Scope | None = None,
     family: KernelFamily = XNNPACK,
     file_outputs: Iterable[str] | None = None,
+    has_float: bool = True,
 ) -> Plan:
     """Plans the quantization of every tensor of a graph, as it was read.
 
@@ -53,6 +54,7 @@ def place(
         recipe, scope: what to quantize, and how.
         family: the kernels that compute the file; a few operators exist in one family only.
         file_outputs: names of the tensors at which files end; None for the graph's outputs.
+        has_float: False computes layers that normalize in integers, if no float layer is left then.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
@@ -62,22 +64,11 @@ def place(
         graph = lowered(ending_at(read, names, recipe) if names else read, recipe)
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
-    return placed(graph, recipe, scope, family, names)
-
-
-def place_without_float(
-    read: Graph,
-    recipe: Recipe,
-    scope: Scope | None = None,
-    family: KernelFamily = XNNPACK,
-    file_outputs: Iterable[str] | None = None,
-) -> Plan:
-    """Plans as `place` does, with layers that normalize in integers if no float layer is left."""
-    plan = place(read, recipe, scope, family, file_outputs)
-    if not _unasked(plan):
+    plan = placed(graph, recipe, scope, family, names)
+    if has_float or not _unasked(plan):
         return plan
     in_integers = dataclasses.replace(recipe, without_float=True)
-    other = place(read, in_integers, scope, family, file_outputs)
+    other = place(read, in_integers, scope, family, names or None)
     return plan if _unasked(other) else other
 
 

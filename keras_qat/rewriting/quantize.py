@@ -17,7 +17,7 @@ from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras2.serialization import warn_of_closed
 from keras_qat.frontend.keras3 import as_keras_2
-from keras_qat.placement import place, place_without_float
+from keras_qat.placement import place
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
@@ -98,7 +98,7 @@ def quantize_model(
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
     has_float = not strict and (known_target is None or known_target.has_float)
-    plan = (place if has_float else place_without_float)(graph, recipe, scope, family, outputs)
+    plan = place(graph, recipe, scope, family, outputs, has_float)
     in_file = {name: why for name, why in plan.float_layers.items() if why != BEHIND_THE_FILE}
     if strict and in_file:
         lines = [f"  {name}: {reason}" for name, reason in in_file.items()]
