@@ -23,7 +23,7 @@ FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """An operator of the model. Sizes are those of one example, None where they are unknown.
+    """An operator of the model. Sizes are for one example, None where they are unknown.
 
     Args:
         name: the layer in the float model.
@@ -33,8 +33,8 @@ class LayerSummary:
         bits: bits of its output, None in float.
         minimum, maximum: the real values of the lowest and the highest code; None in float, and
             before calibration or training have set the range.
-        scale: real value of one step (LSB), None likewise.
-        zero_point: the code of 0, None likewise.
+        scale: real value of one step (LSB); None where the range is.
+        zero_point: the code of 0; None where the range is.
         weight_bits: what the weights were trained with, None for none.
         per_channel: whether each output channel has its own scale, None without weights.
         weight_bytes: bytes of weights and biases in the file, a whole one for each 4-bit weight. 0

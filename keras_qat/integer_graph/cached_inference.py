@@ -31,11 +31,11 @@ Compute = Callable[[ResolvedGraph, Numbers, list[Any]], list[Any]]
 
 
 class CachedInference:
-    """A function of a model's inputs, its ranges and weights being those of the last `refresh`.
+    """A function of a model's inputs that computes with the ranges and weights of `refresh`.
 
     Args:
         model: a quantization-aware model.
-        graph: the same, read.
+        graph: its calls.
         resolve: returns the resolved graph, with tensors for ranges and weights as they are now.
         prepare: computes what follows from ranges and weights.
         compute: computes tensors from the resolved graph, what was prepared, and the inputs.

@@ -275,7 +275,7 @@ def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
 
     Args:
         q, scale: the weights.
-        ratio: scale of the output over that of the input.
+        ratio: the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _rounded(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)

@@ -14,7 +14,7 @@ from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 
 def _prepare(a: Arguments) -> tuple[Multiplier, Any]:
-    """Returns what brings scores to the output's range, and its lowest value."""
+    """Prepares the conversion of scores to the output's range, and its lowest value."""
     numbers = requantization(a.family, a.params[0], a.output)
     return numbers, tf.cast(a.output.lowest - a.output.zero_point, a.q[0].dtype)
 

@@ -56,7 +56,7 @@ class _Step:
     shape: Any
 
     def arguments(self, a: Arguments, **fields: Any) -> Arguments:
-        """Returns the arguments of the row, given those of the composed operator."""
+        """Returns the arguments of the row, given the composed operator's."""
         fields = {"params": [params for _, params in self.inputs], "output": self.params, **fields}
         return dataclasses.replace(
             a,
@@ -90,7 +90,7 @@ class Machine(abc.ABC):
             attributes: other attributes than the row's defaults.
             weights: the weights of a weighted operator.
             maximum: the maximum of a fused ReLU.
-            shape: the output's shape, by default as that of the last input.
+            shape: the output's shape, by default the last input's.
         """
         chosen = op.defaults if attributes is None else attributes
         return self._run(_Step(op, inputs, params, chosen, weights, maximum, shape))
@@ -114,7 +114,7 @@ class Machine(abc.ABC):
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
         """Takes the entry of a table, whose zero point is 0, for each number.
 
-        The entries are those of 16-bit numbers from 0 on, or of all 8-bit numbers.
+        The table has an entry for each 16-bit number from 0 on, or for each 8-bit number.
         """
 
 

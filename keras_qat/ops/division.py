@@ -34,10 +34,10 @@ class _Parts(NamedTuple):
     """The quantization parameters of the 16-bit parts, and the table.
 
     Args:
-        numerator: of x in 16 bits: 1/128 of its step.
-        inverse: of 1 / y: what the smallest y but 0 gives is the largest value.
-        quotient: as far as it does not leave the output's range.
-        table: 1 / y for all quantized values of y, from the lowest on; the largest at 0.
+        numerator: parameters of x in 16 bits: 1/128 of its 8-bit scale.
+        inverse: of 1 / y, whose largest value is that of the smallest y but 0.
+        quotient: of x / y, as far as the output's range reaches.
+        table: 1 / y for all quantized values of y, the lowest first; the largest value at 0.
     """
 
     numerator: QuantParams

@@ -76,14 +76,14 @@ def places(axes: str, among: str) -> tuple[int, ...]:
 def add_product(
     e: Emission, add: Callable[[int], None], shape: Shape, full: Shape, order: tuple[int, ...]
 ) -> None:
-    """Adds a product of matrices and what makes the output of it.
+    """Adds a product of matrices, and the operators that turn it into the output.
 
     Args:
         e: the operator.
         add: adds the product, written to a tensor.
-        shape: that of the product.
-        full: its shape with the output's axes, of which several make one in matrices.
-        order: that of the axes in the output.
+        shape: shape of the product.
+        full: its shape with all axes of the output, of which several make one in matrices.
+        order: the order of these axes in the output.
     """
     (output,) = e.outputs
     stays = list(order) == sorted(order)

@@ -57,7 +57,7 @@ def image_output(e: Emission, target: int) -> int:
 
 
 def from_image(e: Emission, image: int, target: int) -> None:
-    """Turns an image into a tensor, unless they are the same."""
+    """Reshapes an image to a tensor's shape, unless it is that tensor."""
     if image != target and _is_open(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
     elif image != target:

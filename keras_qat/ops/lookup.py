@@ -57,8 +57,9 @@ class Entries:
 
     Args:
         values: the output's, for the lowest value of the input first.
-        first: what brings the input's values less their zero point to positions that count from 0.
-        of_eights: another table for all values but the last `size % 8`, or None.
+        first: the number to add to the input's values less their zero point, so that positions
+            count from 0.
+        of_eights: another table, for all values but the last `size % 8`; or None.
     """
 
     values: Any
@@ -124,8 +125,8 @@ def in_float32(function: Callable[..., Any], xnnpack: Callable[..., Any] | None 
     rounds halves to even.
 
     Args:
-        function: of real numbers, float32 ones in float64, and attributes.
-        xnnpack: the same as XNNPACK computes it, if it has a table of it.
+        function: takes float32 numbers in float64, and attributes.
+        xnnpack: the function as XNNPACK computes it, if it has a table of it.
     """
 
     def table(a: Arguments) -> Any:

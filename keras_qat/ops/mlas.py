@@ -1,7 +1,6 @@
-"""Integer arithmetic of onnxruntime's kernels (MLAS) where it differs from that of all others.
+"""Computes as onnxruntime's kernels (MLAS) do, where they differ from all other kernels.
 
-They compute in float32 and add the output's zero point, which is that of uint8, before they round
-halves to even.
+They compute in float32, add the output's zero point, that of uint8, and then round halves to even.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.op import Arguments
 
 UNSIGNED = 128
-"""What a zero point of uint8 is larger than one of int8."""
+"""Difference of zero points in uint8 and in int8."""
 
 
 def _zero_point(params: QuantParams) -> Any:
@@ -27,7 +26,7 @@ def _zero_point(params: QuantParams) -> Any:
 
 
 def _rounded(x: Any, zero_point: Any, dtype: tf.DType) -> Any:
-    """Rounds values that the zero point is added to already, and takes it off again."""
+    """Rounds values that include the zero point, and subtracts it."""
     return tf.cast(tf.round(x) - zero_point, dtype)
 
 
@@ -78,7 +77,7 @@ class SoftmaxNumbers:
 
 
 def prepare_softmax(a: Arguments, count: int) -> SoftmaxNumbers:
-    """Prepares `softmax` of so many values at a time."""
+    """Prepares `softmax` of `count` values at a time."""
     (x,) = a.params
     # The largest number of float32 is shared out among all exponentials.
     most = max(0.0, math.log(float(np.finfo(np.float32).max) / count) - 5.0)

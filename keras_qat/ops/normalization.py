@@ -39,7 +39,7 @@ from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weighted_sums import RECENT
 
 LARGEST = 64.0
-"""Largest normalized value: that of the only value of 4096 that is not zero."""
+"""Largest normalized value: that of a single value among 4095 zeros."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +47,16 @@ class _Parts:
     """The quantization parameters of all parts, and the constants.
 
     Args:
-        x: of the input in 16 bits, its mean and the differences from it: 1/128 of its 8 bits.
+        x: parameters of the input in 16 bits, of its mean and of the differences from it: 1/128 of
+            its 8-bit scale.
         squares: of the squared differences, which reach the square of the input's range.
-        variance: a quarter of that is the largest variance of numbers in a range.
+        variance: of the variance, at most a quarter of the largest square.
         inverse: of 1 / sqrt(variance + epsilon).
-        normalized: which reach the square root of how many they are, or `LARGEST`.
-        scaled: of what gamma and beta make of them, as far as it does not leave the output's range.
-        table: the inverse of each variance.
-        gamma, beta: as quantized values and their parameters; None for none.
+        normalized: of the normalized values, which reach the square root of their number, or
+            `LARGEST`.
+        scaled: of the values times gamma plus beta, as far as the output's range reaches.
+        table: 1 / sqrt(variance + epsilon) for each variance.
+        gamma, beta: quantized values with their parameters; None without such a weight.
     """
 
     x: QuantParams
@@ -72,8 +74,8 @@ class _View(NamedTuple):
     """Shape in which values are normalized.
 
     Args:
-        shape: that in which it is computed: numbers that belong together have axes of their own.
-        axes: those.
+        shape: the shape, in which values that are normalized together have axes of their own.
+        axes: these axes.
         weights: the shape of gamma and beta.
     """
 
@@ -83,7 +85,7 @@ class _View(NamedTuple):
 
     @property
     def reduced(self) -> tuple[int | None, ...]:
-        """The shape with one number for those that belong together."""
+        """The shape with size 1 along the normalized axes."""
         return tuple(1 if i in self.axes else size for i, size in enumerate(self.shape))
 
     @property

@@ -32,7 +32,7 @@ class OwnRange:
 
     Args:
         non_negative: whether the output is never below zero.
-        symmetric: whether its zero point is 0; of ranges inside of an operator.
+        symmetric: whether its zero point is 0, for ranges inside an operator.
     """
 
     non_negative: bool = False
@@ -41,10 +41,10 @@ class OwnRange:
 
 @dataclasses.dataclass(frozen=True)
 class SharedRange:
-    """The output has the quantization parameters of the inputs, which are the same for all.
+    """The output and all inputs have the same quantization parameters.
 
     Args:
-        rounds: whether values between the quantized ones are computed, and rounded again.
+        rounds: whether results fall between quantized values, and are rounded again.
     """
 
     rounds: bool = False
@@ -56,8 +56,8 @@ class FixedRange:
 
     Args:
         minimum, maximum: real values of the lowest and the highest int8 value.
-        wide: the same for int16.
-        is_bound: whether nothing is computed that is below the lowest value.
+        wide: real values of the lowest and the highest int16 value.
+        is_bound: whether no result is below the lowest value.
     """
 
     minimum: float
@@ -83,16 +83,16 @@ class Arguments:
     """Arguments of an integer computation.
 
     Args:
-        family: whose rounding.
-        attributes: the operator's, of this call.
+        family: the kernel family whose rounding is used.
+        attributes: the operator's options in this call.
         q: for each input the quantized values less the zero point: whole numbers in float32, in
             float64 where they have 16 bits. Constants of an operation are inputs like tensors.
         params: the quantization parameters of each input, as float64 scalar tensors.
-        output: those that the result shall have.
-        call: the call, for operators that compute as its own layer does, only on other numbers.
-        weights: of a weighted operator, see `keras_qat.ops.weights.Weights`; else None.
+        output: the quantization parameters of the result.
+        call: the call, for operators that compute with its own layer, on integers.
+        weights: the `Weights` of a weighted operator, else None.
         merges_relu: whether results below zero count as zero.
-        sized: whether the file knows the size of batches, whatever the call does.
+        sized: whether the file knows the batch size, even where the call does not.
         numbers: what the row's `prepare` returned.
     """
 
@@ -113,7 +113,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def on(self, numbers: list[Any]) -> Any:
-        """Computes the call's own layer on other numbers, one for each tensor that it reads."""
+        """Calls the call's own layer on other numbers, one for each tensor that it reads."""
         remaining = iter(numbers)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if takes_training(self.call.layer):
@@ -130,15 +130,14 @@ def held_in(params: QuantParams) -> tf.DType:
 Prepare = Callable[[Arguments], Any]
 """Computes the numbers that follow from ranges and weights alone, in any structure.
 
-In `q` are then the shapes and types of the inputs, as `tf.TensorSpec`s: one object for one tensor.
-Numbers are computed in
-TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph that reads both each
-time. `compute` finds them in `numbers`, but no longer the weights, nor the scales of `params`."""
+`q` then holds the shapes and types of the inputs as `tf.TensorSpec`s, one object for each tensor.
+Numbers are computed in TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph
+that reads both each time. `compute` gets them as `numbers`, but neither weights nor scales."""
 
 Compute = Callable[[Arguments], Any]
 """Computes the output's quantized values less its zero point, or a structure of several outputs.
 
-They may lie outside of the range: the caller clips."""
+Results may lie outside of the range: the caller clips them."""
 
 Emit = Callable[["Emission"], object]
 """Writes the operator into a TFLite file."""
@@ -150,21 +149,21 @@ class Op:
 
     Args:
         name: the row's name, in plans and for `register_op`.
-        doc: what the Layers page says of it.
+        doc: its description on the page of operators.
         layers: Keras layer classes that are this operator. Where several rows list a class, the
             first one that accepts a call has it.
-        paths: likewise, of layers that Keras does not export, by `class_path`.
-        symbols: TensorFlow's names of operations on symbolic tensors.
-        functions: activation functions.
+        paths: module paths of such classes that Keras does not export, as `class_path` returns.
+        symbols: TensorFlow's names of operations on symbolic tensors that are this operator.
+        functions: activation functions that are this operator.
         attributes: reads the options of a call, once; everything else uses what it returns.
         needs: names of the attributes that `register_op` has to be given.
-        defaults: those that it need not be given.
-        accepts: why a call has no integer kernel (a few words that `plan` prints; "" where another
-            row is to say that), or None.
-        max_axes: of inputs that kernels take.
-        integers: types of integers that it computes too, all by default.
-        bits: of activations that there are kernels for; 8 stands for 2 to 8.
-        families: bits -> whether a family of kernels has some for them, where not all do.
+        defaults: values of the attributes that `register_op` need not be given.
+        accepts: returns why a call has no integer kernel, in a few words that `plan` prints, or ""
+            if another row gives the reason; None if it has one.
+        max_axes: the most axes of an input that kernels take.
+        integers: types of integers that kernels compute as well, all by default.
+        bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
+        families: bits -> whether a kernel family has kernels for them, where not all have.
         on_request: whether its layers are in float unless an override says `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
@@ -173,32 +172,31 @@ class Op:
         takes_int4: whether there are kernels for weights of 4 bits.
         folds_batch_norm: whether a BatchNormalization behind it is folded into its weights.
         takes_clip: whether kernels compute a ReLU behind it.
-        clips: whether it is such a ReLU.
+        clips: whether it is a ReLU that the operator before it can compute.
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
-        only_rounds: whether real numbers pass through, so that nothing but rounding is left.
-        reads_only_weights: whether it computes from weights alone: what its inputs hold is not
-            read, and its range is the current minimum and maximum of the result.
-        is_table: whether the weights are a table that integers index. The output is made of its
-            entries, which are held in the quantization parameters of the output.
-        gates: into how many gates the columns of its weights are split, each with its own scale.
-            With more than one, training simulates the gates and the states between steps.
+        only_rounds: whether it passes real numbers on, so that rounding is all that it does.
+        reads_only_weights: whether it computes from weights alone: the values of its inputs are
+            not read, and its range is the current minimum and maximum of the result.
+        is_table: whether the weights are a table that integers index. The output consists of its
+            entries, which have the quantization parameters of the output.
+        gates: number of gates that the columns of its weights are split into, each with a scale of
+            its own. With more than one, training simulates the gates and the states between steps.
         multiplies_tensors: whether it adds up products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
-            inputs, as the original leaves means.
-        takes_constants: whether numbers and arrays among the arguments are inputs, quantized.
-        inner: ranges between the parts that an operator is written in, by name.
-        symmetric: indices of inputs whose zero point should be 0, for kernels that are fast then.
-        converts: indices of inputs -> the range that they are converted to, whatever theirs is: an
-            input of the model that is read in no other way has it.
+            inputs, as means have in `recipes.contrib`.
+        takes_constants: whether numbers and arrays among the arguments are quantized as inputs.
+        inner: returns the ranges of tensors inside the operator, by name.
+        symmetric: indices of inputs whose zero point should be 0, with which kernels are faster.
+        converts: index of an input -> the range that it is converted to. An input of the model
+            that only such operators read has that range from the start.
         prepare: computes the numbers of the integer implementation that follow from ranges and
-            weights alone: once for many batches. Without it `compute` finds ranges and weights.
-        compute: the integer implementation, for every family and all `bits`.
-        emit: writes it into a TFLite file.
-        onnx_kernel: whether onnxruntime has an integer kernel of it, as of all that has weights,
-            or that only moves values; other operators of ONNX files compute in float.
-        products: of sums of products: how many there are for one example, asked for where all
-            sizes are known.
+            weights alone, once for many batches. Without it `compute` gets ranges and weights.
+        compute: the integer implementation, for every kernel family and all `bits`.
+        emit: writes the operator into a TFLite file.
+        onnx_kernel: whether onnxruntime has an integer kernel, besides those of operators that have
+            weights or only move values. All other operators compute in float there.
+        products: counts the products that are summed for one example, where all sizes are known.
     """
 
     name: str
@@ -252,13 +250,13 @@ class Op:
         return "" in self.weights
 
     def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:
-        """Whether there are kernels for activations of so many bits: of a family, or of any."""
+        """Whether a kernel family, or any, has kernels for activations of this many bits."""
         bits = 16 if bits == 16 else 8
         has_some = self.families.get(bits, lambda family: True)
         return bits in self.bits and (family is None or has_some(family))
 
     def only_families(self, bits: int) -> tuple[str, ...]:
-        """Returns the names of the families with kernels for so many bits; () if all have them."""
+        """Returns the families that have kernels for this many bits, by name; () if all have."""
         if bits not in self.families:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))

@@ -45,7 +45,7 @@ ONE = 2**31 - 1
 """1 with 31 bits behind the point, as near as it can be."""
 
 LEAST_SCALE = 2.0**-25
-"""Smallest scale of int8 inputs. TFLite's reference kernel ends the process from half of it on."""
+"""Smallest scale of int8 inputs. With half of it, TFLite's reference kernel ends the process."""
 
 
 @dataclasses.dataclass(frozen=True)

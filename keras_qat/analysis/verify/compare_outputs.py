@@ -1,4 +1,4 @@
-"""The outputs of a file against those of the model: the end-to-end comparison."""
+"""Compares the outputs of a file with the model's, end to end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare_outputs(
         file: the file.
         codes: what the file returned for each output, by name.
         expected: what the model predicted, in the order of its outputs.
-        exact: what the model computes in float, likewise.
+        exact: what the model computes in float, in the same order.
         examples: how many examples to compare; the rest fills up the last batch.
         labels: what `labels_of` returned.
     """

@@ -31,8 +31,8 @@ class Pair:
             layers are merged, the one with the weights.
         layers: all layers between it and the tensors before it that both sides have.
         value: the tensor of the quantization-aware model.
-        ours: that of the resolved graph.
-        tensor: that of the file.
+        ours: the tensor of the resolved graph.
+        tensor: the tensor of the file.
     """
 
     name: str

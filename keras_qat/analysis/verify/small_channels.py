@@ -22,7 +22,7 @@ def small_channels(
     Args:
         names: the outputs.
         exact: what the model computes in float, for each output.
-        values: what it computes quantized, likewise.
+        values: what it computes quantized, for each output.
     """
     causes = []
     for name, in_float, quantized in zip(names, exact, values, strict=True):

@@ -176,8 +176,8 @@ def judge(
         rounds_alike: whether the file's kernels round as the model does.
         doubts: why the file may not be the model's, a sentence each.
         faulty: names of layers that the file computes in another way, as far as that is known.
-        faults: what is wrong with the model in float, likewise.
-        drowned: outputs that are poor in parts, likewise.
+        faults: what is wrong with the model in float, a sentence each.
+        drowned: outputs that are poor in parts, a sentence each.
         look_inside: compares the tensors inside. It is called if the model is poor.
     """
     if not is_same(outputs, rounds_alike) or faulty:

@@ -1,4 +1,4 @@
-"""Weights packed in 4 bits, two in a byte, which TFLite kernels sum otherwise than 8-bit ones."""
+"""Packs weights of 4 bits two in a byte, which TFLite kernels sum differently from 8-bit ones."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
 
 
 def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
-    """Warns if the file quantizes some pixels otherwise than the model's callers do."""
+    """Warns if the file quantizes some pixels differently from the model's callers."""
     pixels, output = nodes[0].inputs[0], nodes[-1].output
     assert isinstance(pixels, Tensor)
     assert pixels.params is not None

@@ -77,7 +77,7 @@ def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bo
 
 
 def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
-    """Computes a sum, and tanh or ReLU of it."""
+    """Computes tanh or ReLU of the sum of input and state products."""
     fed_back = m.product("sum", *states)
     if relu:
         return (m.add(inputs["sum"], fed_back, "hidden", maximum=np.inf),)
