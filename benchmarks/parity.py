@@ -3,9 +3,11 @@
     python -m benchmarks.parity                        handwritten digits, some minutes on 2 cores
     python -m benchmarks.parity --data fashion-mnist   photos of clothes, 28x28
     python -m benchmarks.parity --recipe int16x8       with 16-bit activations
+    python -m benchmarks.parity resnet --tfmot         beside tensorflow_model_optimization
 
 Trains small networks of the usual kinds in float and quantized, exports them and compares each
 layer, fed the model's own codes, with every family of kernels. The model computes in its rounding.
+With `--tfmot` the output codes of tfmot's file are compared with tfmot's model, too.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
 import demo
 from demo_data import DATA, Data
 
+import numpy as np
+
 import keras_qat
+from benchmarks.accuracy import by_tflite
 from benchmarks.parity_models import MODELS
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.tflite.interpreter import Kernels
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels
 
 KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference", "tflm")
 NETWORKS = {"demo": lambda shape: demo.build(shape, 10), **MODELS}
@@ -43,6 +50,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="int8", help="int8, int16x8, int4_weights or contrib")
     parser.add_argument("--layers", action="store_true", help="print each layer too")
     parser.add_argument("--epochs", type=int, default=6, help="of each of the two trainings")
+    parser.add_argument("--tfmot", action="store_true", help="compare tfmot's model and file too")
     parser.add_argument("--output", type=Path, help="a JSON file with every figure")
     arguments = parser.parse_args()
     data = DATA[arguments.data]()
@@ -50,7 +58,8 @@ def main() -> None:
     differing: dict[str, list[str]] = {}
     print(HEADER)
     for name in arguments.names or NETWORKS:
-        qat = trained(name, data, arguments.epochs, arguments.recipe)
+        quantize = partial(keras_qat.quantize_model, recipe=arguments.recipe)
+        qat = trained(name, data, arguments.epochs, quantize)
         for kernels in KERNELS:
             qat.kernels = kernels
             contents = keras_qat.export_tflite(qat, batch_size=1 if kernels == "tflm" else None)
@@ -65,6 +74,8 @@ def main() -> None:
                 found = "" if each.fed is None else f" {each.fed.identical:.2%}"
                 text = f"{name} {each.name} ({'+'.join(each.kernels)}){found}"
                 differing.setdefault(kernels, []).append(text)
+        if arguments.tfmot:
+            print(row_of_tfmot(name, data, arguments.epochs), flush=True)
     for family, names in differing.items():
         print(f"\nBelow 99.9 % or off by more than 1 LSB with the {family} kernels:")
         print("\n".join(f"  {each}" for each in names))
@@ -72,7 +83,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(results, indent=1))
 
 
-def trained(name: str, data: Data, epochs: int, recipe: str) -> Any:
+def trained(name: str, data: Data, epochs: int, quantize: Callable[[Any], Any]) -> Any:
     """A network that was trained in float, and then with quantization."""
     keras.utils.set_random_seed(0)
     model = NETWORKS[name](data.x_train.shape[1:])
@@ -80,7 +91,7 @@ def trained(name: str, data: Data, epochs: int, recipe: str) -> Any:
     qat = None
     for rate in (3e-3, 1e-4):
         if rate == 1e-4:
-            model = qat = keras_qat.quantize_model(model, recipe)
+            model = qat = quantize(model)
         model.compile(
             keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps * epochs)),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -90,9 +101,33 @@ def trained(name: str, data: Data, epochs: int, recipe: str) -> Any:
             keras_qat.callbacks.FreezeBatchNorm(steps * epochs // 2),
         ]
         model.fit(
-            data.x_train, data.y_train, BATCH, epochs, verbose=0, callbacks=callbacks if qat else []
+            data.x_train,
+            data.y_train,
+            BATCH,
+            epochs,
+            verbose=0,
+            callbacks=callbacks if isinstance(qat, keras_qat.QuantizedModel) else [],
         )
     return qat
+
+
+def row_of_tfmot(name: str, data: Data, epochs: int) -> str:
+    """One line: the output codes of tfmot's file, against its model's outputs in those codes."""
+    import tensorflow_model_optimization as tfmot
+
+    qat = trained(name, data, epochs, tfmot.quantization.keras.quantize_model)
+    file = FileInterpreter(by_tflite(qat))
+    (input_name,), (output,) = file.inputs, file.outputs.values()
+    (codes,) = file.run({input_name: data.x_test}, 64).values()
+    real = qat.predict(data.x_test, verbose=0)
+    scale, zero_point = output["quantization"]
+    expected = np.clip(np.rint(real / scale) + zero_point, -128, 127)
+    apart = np.abs(codes.astype(int) - expected)
+    same = np.mean(codes.argmax(-1) == real.argmax(-1))
+    return (
+        f"{name:<13} {'tfmot':<10} {'':>6} {'':>6} {'':>10} {'':>4}  "
+        f"{np.mean(apart == 0):>9.2%} {apart.max():>4.0f} {same:>10.2%}"
+    )
 
 
 def row(name: str, report: Any) -> str:

@@ -161,8 +161,8 @@ def table(page: str, heading: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def accuracy(widest: float = 3.0) -> None:
-    """Accuracy of files of accuracy.md's first figures, less that of the float model trained on."""
-    columns, rows = table("accuracy.md", "## Figures")
+    """Accuracy of files, less that of the float model trained on, from accuracy-figures.md."""
+    columns, rows = table("accuracy-figures.md", "## Four networks")
     float_rows = ("float", "float, trained on")
     labels = [label for label in rows if label not in float_rows]
     figure, panels = plt.subplots(
