@@ -23,9 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
 
 import demo
-from demo_data import DATA, Data
-
 import numpy as np
+from demo_data import DATA, Data
 
 import keras_qat
 from benchmarks.accuracy import by_tflite
