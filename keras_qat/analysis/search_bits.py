@@ -98,7 +98,7 @@ def search_bits(
         The bits and the recipe.
 
     Raises:
-        TypeError: if the budget is no number.
+        TypeError: if the budget is no number, or `bits` is a single one.
         ValueError: as `sensitivity`, and if the fewest bits take more than the budget.
 
     Example:
@@ -108,6 +108,8 @@ def search_bits(
     """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, np.number)):
         raise TypeError(f"budget={budget!r}: give a number of bytes, or a share such as 0.5.")
+    if not isinstance(bits, Iterable):
+        raise TypeError(f"bits={bits!r}: give the numbers to choose from, such as (4, 8).")
     recipe, choices = get_recipe(recipe), sorted(set(bits))
     if known is None:
         measured = partial(sensitivity, bits=choices, recipe=recipe, measure=measure)

@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
+
+from keras_qat.frontend.messages import suggestion
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def answers_unknown(**instead: str) -> Callable[[Function], Function]:
+    """Decorates a function so that arguments which it does not have get an answer.
+
+    Args:
+        instead: argument that people try -> what to pass instead. Others are answered with the
+            nearest argument of the function.
+    """
+
+    def decorate(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*values: Any, **named: Any) -> Any:
+            for argument in named.keys() - parameters.keys():
+                answer = f": pass {instead[argument]}." if argument in instead else "."
+                near = "" if argument in instead else suggestion(argument, parameters)
+                is_class = function.__name__ == "__init__"
+                name = type(values[0]).__name__ if is_class else function.__qualname__
+                raise TypeError(f"{name}() has no argument {argument!r}{answer}{near}")
+            return function(*values, **named)
+
+        return cast(Function, call)
+
+    return decorate
 
 
 def range_of(input_range: Any) -> tuple[float, float] | None:

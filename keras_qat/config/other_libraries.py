@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 COUNTERPARTS = {
     "quantize_annotate_layer": "quantize_model(model, scope=['conv_1', 'head*'])",
     "quantize_annotate_model": "quantize_model(model)",
@@ -35,10 +33,3 @@ ARGUMENTS = {
     "scheme": "recipe=keras_qat.recipes.int8()",
 }
 """Arguments that people give to `quantize_model`, and what to pass instead."""
-
-
-def reject_arguments(unknown: Iterable[str]) -> None:
-    """Raises a `TypeError` for arguments that `quantize_model` does not have, with what to pass."""
-    for name in unknown:
-        instead = f": pass {ARGUMENTS[name]}." if name in ARGUMENTS else "."
-        raise TypeError(f"quantize_model() has no argument '{name}'{instead}")

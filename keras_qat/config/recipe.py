@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from keras_qat.config import lost_results, specs
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.specs import QuantSpec
 
 
@@ -99,6 +100,10 @@ class Recipe:
                     f"no mixture. Leave layers in float with quantize=False."
                 )
 
+    @answers_unknown(
+        bits="weight_bits=4, activation_bits=4, or one of them",
+        dtype="quantize=False for float layers",
+    )
     def override(
         self,
         layers: str,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from keras_qat.config import lost_results
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Override, Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.messages import suggestion
@@ -27,6 +28,11 @@ __all__ = [
 Ranges = Literal["moving_average", "learned", "learned_clipping"]
 
 
+_ANY = "weight_bits=4, or take keras_qat.recipes.low_bits(4, 4)"
+"""The answer to `bits=4`."""
+
+
+@answers_unknown(bits=_ANY, num_bits=_ANY)
 def int8(
     weight_bits: int = 8,
     activation_bits: int = 8,
@@ -77,6 +83,7 @@ def int8(
     )
 
 
+@answers_unknown(bits="recipe=keras_qat.recipes.low_bits(4, 4)")
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
@@ -100,6 +107,9 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
     return dataclasses.replace(base, name="symmetric", activations=activations)
 
 
+@answers_unknown(
+    bits="weight_bits=4: activations have 16", activation_bits="weight_bits=4: activations have 16"
+)
 def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True) -> Recipe:
     """Returns a recipe with int16 activations and int8 weights, which fits TFLite's 16x8 kernels.
 
@@ -126,6 +136,9 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
     )
 
 
+@answers_unknown(
+    bits="activation_bits=8: weights have 4", weight_bits="activation_bits=8: weights have 4"
+)
 def int4_weights(
     activation_bits: int = 8,
     ema_decay: float = 0.999,
@@ -156,6 +169,7 @@ def int4_weights(
     return dataclasses.replace(base, name="int4_weights", end_bits=end_bits)
 
 
+@answers_unknown(bits="two numbers, low_bits(4, 4): of weights and of activations")
 def low_bits(
     weights: int = 4,
     activations: int = 4,
@@ -187,6 +201,7 @@ def low_bits(
     return dataclasses.replace(base, name="low_bits", end_bits=end_bits)
 
 
+@answers_unknown(bits="weight_bits=4, activation_bits=4")
 def contrib(
     weight_bits: int = 8,
     activation_bits: int = 8,

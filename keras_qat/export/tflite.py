@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, kernel_family
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.problem import described
 from keras_qat.config.targets.target import Target, get
 from keras_qat.export.read_back import check_contents
@@ -40,6 +41,9 @@ EndType = Literal["int8", "uint8", "int16", "float32"]
 
 
 @one_at_a_time
+@answers_unknown(
+    inference_input_type='input_dtype="int8"', inference_output_type='output_dtype="int8"'
+)
 def export_tflite(
     model: Any,
     path: str | os.PathLike[str] | None = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
-from keras_qat.config.other_libraries import reject_arguments
+from keras_qat.config.arguments import answers_unknown, switch
+from keras_qat.config.other_libraries import ARGUMENTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
@@ -28,6 +29,7 @@ from keras_qat.training.distribution import strategy_scope
 from keras_qat.training.schedule import is_quantized
 
 
+@answers_unknown(**ARGUMENTS)
 def quantize_model(
     model: Any,
     recipe: str | Recipe | None = None,
@@ -38,7 +40,6 @@ def quantize_model(
     target: str | Target | None = None,
     inputs: Any = None,
     outputs: Iterable[str] | None = None,
-    **unknown: NoReturn,
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
 
@@ -91,7 +92,7 @@ def quantize_model(
         >>> [layer.name for layer in keras_qat.quantize_model(model).layers]
         ['input_1', 'input_1_quant', 'quant_logits']
     """
-    reject_arguments(unknown)
+    strict = switch("strict", strict)
     recipe, family, known_target = settings(recipe, kernels, target)
     if is_quantized(model):
         return _copy_quantized(model, recipe)

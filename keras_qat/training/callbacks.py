@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras, traced
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.training.distillation import Distiller
@@ -35,6 +36,7 @@ class _Threshold(keras.callbacks.Callback):
 
     threshold: str
 
+    @answers_unknown(delay="steps=2_000", epochs="steps=epochs * len(x) // batch_size")
     def __init__(self, steps: int, *, model: Any = None) -> None:
         super().__init__()
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:

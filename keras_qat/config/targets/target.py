@@ -111,10 +111,15 @@ def register(target: Target) -> Callable[[], None]:
     Returns:
         A function that takes the registration back.
 
+    Raises:
+        TypeError: if it is no `Target`.
+
     Example:
         >>> keras_qat.targets.register(dataclasses.replace(keras_qat.targets.TFLM, name="mine"))
         >>> qat = keras_qat.quantize_model(model, target="mine")
     """
+    if not isinstance(target, Target):
+        raise TypeError(f"register() takes a keras_qat.targets.Target, not {target!r}.")
     replaced = _REGISTERED.get(target.name)
     _REGISTERED[target.name] = target
 
