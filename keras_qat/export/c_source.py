@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import run_examples
-from keras_qat.io.atomic_files import check_writable, written
+from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.io.data import arrays_of
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
 from keras_qat.tflite.model import tensor_infos
@@ -108,11 +109,13 @@ def export_c(
         source: _source(header.name, space, contents, golden),
         header: _header(resolved.name, space, graph, golden, rescaled, keeps_states),
     }
-    for file, lines in texts.items():
-        text = "\n".join(lines) + "\n"
-        if file == source and _array_in(text) != contents:
-            report(f"The C++ source of '{resolved.name}'", ["its array is not the TFLite file"], [])
-        written(text, file)
+    with contextlib.ExitStack() as stack:  # Both files are replaced, or none.
+        for file, lines in texts.items():
+            text = "\n".join(lines) + "\n"
+            if file == source and _array_in(text) != contents:
+                differs = ["its array is not the TFLite file"]
+                report(f"The C++ source of '{resolved.name}'", differs, [])
+            stack.enter_context(replacing(file)).write_bytes(text.encode())
     return contents
 
 

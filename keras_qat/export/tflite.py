@@ -176,6 +176,9 @@ def file_of(
     }
     if rescaled:
         metadata["rescaling"] = rescaled
+    keys = {one.name: one.key for one in origin.inputs.all if one.key != one.name}
+    if keys:
+        metadata["keys"] = keys
     if origin.states:
         metadata["states"] = "kept from one run to the next"
     rewrite = None if target is None else avoiding(target)

@@ -19,7 +19,7 @@ from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import traced_in_time
 from keras_qat.integer_graph.execute import Numbers
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.number_store import NumberStore, ones_like
+from keras_qat.integer_graph.number_store import NumberStore, ones_unless
 
 DECIDES = 3
 """Times that inference is traced for the branches that ranges and weights choose. If they go on
@@ -62,11 +62,8 @@ class CachedInference:
             return
         resolved = self._resolve()
         numbers: Any = self._prepare(resolved)
-        diverged = not all(map(_is_finite, weights))
-        if diverged:  # Tables have no entry for NaN.
-            numbers = ones_like(numbers)
-        # Added to real outputs, as a float model would return NaN.
-        numbers = numbers, tf.constant(np.nan if diverged else 0.0)
+        finite = all(map(_is_finite, weights))
+        numbers = ones_unless(finite, numbers), tf.constant(0.0 if finite else np.nan)
         self._eager = functools.partial(self._computed, resolved, numbers) if eagerly else None
         is_new = not self.is_ready and not eagerly
         if is_new:
@@ -90,7 +87,7 @@ class CachedInference:
         """Computes the tensors; `numbers` are prepared ones, and what is added to real outputs."""
         prepared, offset = numbers
         tensors = self._compute(resolved, prepared, list(inputs))
-        return [y + tf.cast(offset, y.dtype) if y.dtype.is_floating else y for y in tensors]
+        return [add_to_real(offset, tensor) for tensor in tensors]
 
     def _trace(self, resolved: ResolvedGraph) -> None:
         """Traces the inference, for any batch size: Keras lets that of an input vary, too."""
@@ -110,6 +107,11 @@ class CachedInference:
             self._traced = traced.get_concrete_function(*inputs)
         known.clear()  # It holds weights: no reason to keep them with what was traced.
         self.version += 1
+
+
+def add_to_real(offset: Any, tensor: Any) -> Any:
+    """Adds NaN to real numbers where weights are not finite, as a float model would return NaN."""
+    return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
 def _unchanged(before: Any, now: Any) -> bool:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, straight_through, with_gradient_of
@@ -20,11 +21,12 @@ from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
 from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.integer_graph.cached_inference import CachedInference
+from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.number_store import ones_unless
 from keras_qat.integer_graph.resolve import resolve_in_graph
 from keras_qat.ops.registry import match
 from keras_qat.training.layers.recurrent.states import states_of, unchanged
@@ -64,6 +66,11 @@ class Inference:
         """Takes ranges and weights as they are now, for all graphs in a phase that is known."""
         if not tf.distribute.has_strategy():
             self.settled.refresh(self.model.run_eagerly)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether what `settle` took may be read. Under a strategy it is not kept up to date."""
+        return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _traced(self) -> Callable[..., list[Any]]:
         """Returns the function of eager calls. Making variables, workers wait for each other."""
@@ -132,9 +139,12 @@ class Inference:
         """Computes as TFLite's kernels do, with ranges and weights as they are now."""
         self._check(inputs)
         resolved = self._resolve()
-        return self._finished(
-            self._tensors(resolved, self._prepare(resolved), list(inputs)), adds_losses
-        )
+        numbers = self._prepare(resolved)
+        weights = [weight for weight in self.model.weights if weight.dtype.is_floating]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(weight)) for weight in weights])
+        numbers, offset = ones_unless(finite, numbers), tf.where(finite, 0.0, np.nan)
+        tensors = self._tensors(resolved, numbers, list(inputs))
+        return self._finished([add_to_real(offset, tensor) for tensor in tensors], adds_losses)
 
     def __call__(self, x: Any, training: Any, **options: Any) -> Any:
         """Computes the model's outputs.
@@ -159,7 +169,7 @@ class Inference:
         exact: Callable[..., list[Any]] = self._infer
         if tf.executing_eagerly():
             exact = self._traced()
-        elif is_exact(self.layers[0].assumed) and self.settled.is_ready:
+        elif is_exact(self.layers[0].assumed) and self._is_settled:
             exact = self._infer_settled
 
         def simulate(model: Any, *inputs: Any) -> list[Any]:

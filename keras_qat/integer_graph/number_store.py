@@ -79,9 +79,22 @@ class NumberStore:
         return [_pack(pack) for pack in packs]
 
 
-def ones_like(numbers: Any) -> Any:
-    """Returns the same structure with ones for all real numbers."""
-    return _map_tensors(lambda x: tf.ones_like(x) if x.dtype.is_floating else x, numbers)
+def ones_unless(finite: Any, numbers: Any) -> Any:
+    """Returns the same structure, with ones for all real numbers unless weights are finite.
+
+    Tables have no entry for NaN.
+
+    Args:
+        finite: a bool, or a scalar tensor.
+        numbers: as for `NumberStore`.
+    """
+    if finite is True:
+        return numbers
+
+    def one_unless(x: Any) -> Any:
+        return tf.where(finite, x, tf.ones_like(x)) if x.dtype.is_floating else x
+
+    return _map_tensors(one_unless, numbers)
 
 
 def _pack(tensors: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -160,8 +161,10 @@ def constant_of(values: np.ndarray, bits: int, params: QuantParams | None = None
         else:
             scale = (high - low) / 255 or 1.0
             params = QuantParams(np.float32(scale), -128 + int(np.rint(-low / scale)))
-    known = params.as_tensors()
-    scaled = tf.constant(values, tf.float64) / known.scale + known.zero_point
-    q = tf.clip_by_value(round_half_away(scaled), params.lowest, params.highest)
     # Where the graph reads ranges whenever it runs, it is a tensor.
-    return Constant(q if tf.is_tensor(params.scale) else q.numpy().astype(params.dtype), params)
+    is_known = not tf.is_tensor(params.scale)
+    with tf.init_scope() if is_known else contextlib.nullcontext():
+        known = params.as_tensors()
+        scaled = tf.constant(values, tf.float64) / known.scale + known.zero_point
+        q = tf.clip_by_value(round_half_away(scaled), params.lowest, params.highest)
+    return Constant(q.numpy().astype(params.dtype) if is_known else q, params)

@@ -97,24 +97,37 @@ def written(contents: Contents, path: str | os.PathLike[str] | None) -> Contents
 
 
 @contextmanager
-def whole(path: Any, suffixes: tuple[str, ...]) -> Iterator[Any]:
-    """Yields a path to write to; a file at `path` is replaced once the block has succeeded.
+def whole(path: Any, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
+    """Yields a path to write to; what is at `path` is replaced once the block has succeeded.
 
-    `path` itself is yielded if it cannot be replaced: an open file, a URL, a folder, a device, a
-    name without one of the `suffixes`.
+    `path` itself is yielded if it cannot be replaced: an open file, a URL, a device, a folder that
+    holds something else than a SavedModel.
+
+    Args:
+        path: where the file is to be.
+        suffixes: those of files that are replaced.
+        saved_model: whether a name without one of them is that of a SavedModel, to be replaced too.
     """
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(suffixes):
+    if not isinstance(path, (str, os.PathLike)):
         yield path
         return
     target = Path(os.path.realpath(path))
-    parent = target.parent
-    if (target.exists() and not target.is_file()) or not (
-        parent.is_dir() and os.access(parent, os.W_OK)
-    ):
+    if os.fspath(path).endswith(suffixes):
+        can_be = not target.exists() or target.is_file()
+    else:
+        can_be = saved_model and (not target.exists() or _is_saved_model(target))
+    if can_be and target.parent.is_dir() and os.access(target.parent, os.W_OK):
+        with replacing(target) as scratch:
+            yield str(scratch)
+    else:
         yield path
-        return
-    with replacing(target) as scratch:
-        yield str(scratch)
+
+
+def _is_saved_model(folder: Path) -> bool:
+    """Whether a folder holds a SavedModel, and nothing else that would be lost with it."""
+    parts = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    known = {"saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables", "assets"}
+    return "saved_model.pb" in parts and parts <= known
 
 
 def _explained(error: Exception, path: Path) -> Exception:

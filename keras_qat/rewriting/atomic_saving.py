@@ -33,7 +33,8 @@ class WholeFiles:
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
         """Saves the model as Keras documents it, but never leaves half a file behind.
 
-        Keras itself writes into the old file, which is lost if the process is killed meanwhile.
+        Keras itself writes into the old file or folder, which is lost if the process is killed
+        meanwhile, or the disk is full.
 
         Raises:
             ValueError: if the suffix is that of an exported file, for which Keras would make a
@@ -45,7 +46,8 @@ class WholeFiles:
                 f"save writes Keras models, and {filepath} is none: call "
                 f"keras_qat.{verb}(model, {str(filepath)!r})."
             )
-        with whole(filepath, FILES if overwrite else ()) as path:
+        is_folder = (args or (kwargs.get("save_format"),))[0] in (None, "tf")
+        with whole(filepath, FILES if overwrite else (), overwrite and is_folder) as path:
             super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:

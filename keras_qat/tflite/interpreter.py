@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.progress import shown
-from keras_qat.tflite.schema import contents_of
+from keras_qat.tflite.schema import contents_of, damage, reading
 
 Kernels = Literal["xnnpack", "xnnpack_arm64", "optimized", "reference", "tflm"]
 
@@ -101,7 +101,7 @@ class FileInterpreter:
                     experimental_op_resolver_type=getattr(resolvers, KERNELS[kernels]),
                 )
             except (ValueError, RuntimeError) as error:
-                message = f"The TFLite file is damaged or cut short ({error}). Export it again."
+                message = damage(error)
                 if "builtin opcode" in str(error):
                     missing = (
                         f"{module.__name__} has no {kernels} kernel for an operator of this file"
@@ -109,7 +109,8 @@ class FileInterpreter:
                     message = f"{missing}: {str(error).splitlines()[0]}"
                 raise ValueError(message) from error
         self.kernels = kernels
-        signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
+        with reading():
+            signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
         # Files hold 1 for open sizes, and kernels may refuse that.
         if not any(-1 in signature[1:] for signature in signatures):
             with self._refusals():
@@ -141,7 +142,8 @@ class FileInterpreter:
         return self._details("outputs", self.interpreter.get_output_details())
 
     def _details(self, side: str, details: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        signatures = self.interpreter._get_full_signature_list()
+        with reading():
+            signatures = self.interpreter._get_full_signature_list()
         if not signatures:
             return {detail["name"]: detail for detail in details}
         by_index = {detail["index"]: detail for detail in details}

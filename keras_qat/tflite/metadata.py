@@ -55,8 +55,9 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         A dict with the `version` of keras_qat, the `recipe` as JSON data for `Recipe.from_config`,
         and the `fingerprint` by which `verify` knows the model that the file was exported from.
         Files that take pixels where the model takes other numbers have `rescaling`, a dict from the
-        name of an input to scale and offset, and those that keep the states of recurrent layers
-        have `states`.
+        name of an input to scale and offset; those of models that take a dict whose keys are not
+        the inputs' names have `keys`, from name to key; and those that keep the states of
+        recurrent layers have `states`.
 
     Raises:
         ValueError: if this is not an undamaged TFLite file that `export_tflite` wrote.
@@ -90,10 +91,20 @@ def _unpacked(data: bytes) -> Any:
     return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
 
 
-def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:
-    """Returns the scale and offset of each input that takes pixels, by name."""
+def _entry(contents: bytes, name: str) -> dict[str, Any]:
+    """Returns an entry of a file's metadata; an empty one if the file has none."""
     try:
-        rescaling = read_metadata(contents).get("rescaling", {})
+        return read_metadata(contents).get(name, {})
     except ValueError:
         return {}
+
+
+def input_keys(contents: bytes) -> dict[str, str]:
+    """Returns the keys of the dict that the model takes, where inputs have other names, by name."""
+    return _entry(contents, "keys")
+
+
+def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:
+    """Returns the scale and offset of each input that takes pixels, by name."""
+    rescaling = _entry(contents, "rescaling")
     return {name: (scale, offset) for name, (scale, offset) in rescaling.items()}

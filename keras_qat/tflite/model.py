@@ -14,7 +14,7 @@ import numpy as np
 from keras_qat.io.data import Input, Inputs, batch_count, batches, padded
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, to_codes, to_pixels, to_values
-from keras_qat.tflite.metadata import rescaled_inputs
+from keras_qat.tflite.metadata import input_keys, rescaled_inputs
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
@@ -101,10 +101,13 @@ class TFLiteModel:
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
         self.outputs: Mapping[str, TensorInfo] = tensor_infos(graph.outputs, {})
         """Name of each output -> its shape, type, scale and zero point, in the model's order."""
-        names = list(self.inputs)
+        names, keys = list(self.inputs), input_keys(contents)
         self._inputs = Inputs(
             "the file" if isinstance(file, bytes) else Path(file).name,
-            [Input(name, name, info.shape, False) for name, info in self.inputs.items()],
+            [
+                Input(name, keys.get(name, name), info.shape, False)
+                for name, info in self.inputs.items()
+            ],
             names if len(names) > 1 else names[0],
         )
 
@@ -121,9 +124,9 @@ class TFLiteModel:
 
         Args:
             x: inputs, as `model.predict` takes them: an array, a list of arrays or a dict of arrays
-                by name, a `tf.data.Dataset`, a generator or a function that makes one. Labels are
-                ignored. Real numbers are quantized by `TensorInfo.quantize`; arrays of the input's
-                own integer type are taken as quantized.
+                by the model's keys, or else by name, a `tf.data.Dataset`, a generator or a function
+                that makes one. Labels are ignored. Real numbers are quantized by
+                `TensorInfo.quantize`; arrays of the input's own integer type are taken as they are.
             batch_size: how many examples of arrays to run at a time. A file with a fixed batch size
                 runs with that, for any number of examples.
             verbose: 1 shows progress.

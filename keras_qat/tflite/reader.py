@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from tensorflow.lite.tools import flatbuffer_utils
 
-from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, unpack
+from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, reading, unpack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +71,23 @@ class FileGraph:
     """
 
     def __init__(self, contents: Any, subgraph: int = 0) -> None:
-        self._model = unpack(contents) if isinstance(contents, bytes) else contents
-        graph = self._graph = self._model.subgraphs[subgraph]
-        self.tensors = [_tensor(index, tensor) for index, tensor in enumerate(graph.tensors)]
-        self.operations = [self._operation(operator) for operator in graph.operators]
-        self._options = {
-            operation: operator.builtinOptions
-            for operation, operator in zip(self.operations, graph.operators, strict=True)
-        }
-        self.packs_int4 = any(tensor.type == "int4" for tensor in self.tensors)
-        """True if any weights have 4 bits."""
-        self.signatures = len(self._model.signatureDefs or ())
-        """Number of signatures of the file; `inputs` and `outputs` are from the first."""
-        self.producers = {index: op for op in self.operations for index in op.outputs}
-        self.inputs = self._ends("inputs")
-        self.outputs = self._ends("outputs")
-        """Name in the file's signature -> tensor."""
+        with reading():
+            self._model = unpack(contents) if isinstance(contents, bytes) else contents
+            graph = self._graph = self._model.subgraphs[subgraph]
+            self.tensors = [_tensor(index, tensor) for index, tensor in enumerate(graph.tensors)]
+            self.operations = [self._operation(operator) for operator in graph.operators]
+            self._options = {
+                operation: operator.builtinOptions
+                for operation, operator in zip(self.operations, graph.operators, strict=True)
+            }
+            self.packs_int4 = any(tensor.type == "int4" for tensor in self.tensors)
+            """True if any weights have 4 bits."""
+            self.signatures = len(self._model.signatureDefs or ())
+            """Number of signatures of the file; `inputs` and `outputs` are from the first."""
+            self.producers = {index: op for op in self.operations for index in op.outputs}
+            self.inputs = self._ends("inputs")
+            self.outputs = self._ends("outputs")
+            """Name in the file's signature -> tensor."""
 
     def _operation(self, operator: Any) -> Operation:
         code = self._model.operatorCodes[operator.opcodeIndex]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,24 @@ def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
         name = "These bytes are" if isinstance(file, bytes) else f"{file} is"
         raise ValueError(f"{name} not a TFLite file. Pass a file from keras_qat.export_tflite.")
     return contents
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Runs a block that reads a file, and says so if the file is damaged.
+
+    Raises:
+        ValueError: if the block raises what Python does where a part is missing or is no text.
+    """
+    try:
+        yield
+    except (UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(damage(error)) from error
+
+
+def damage(error: object) -> str:
+    """Returns the sentence that says that a file is damaged, and in which way."""
+    return f"The TFLite file is damaged or cut short ({error}). Export it again."
 
 
 def unpack(contents: bytes) -> Any:

@@ -78,6 +78,9 @@ def mirrored(recipe: str, folder: Path) -> None:
         np.testing.assert_allclose(predicted, codes.values, rtol=0, atol=1e-6)
     qat.save(folder / "qat.keras")
     assert keras_qat.export_tflite(keras.models.load_model(folder / "qat.keras")) == tflite
+    (kernel, *_) = (weight for weight in qat.weights if "kernel" in weight.name)
+    kernel.assign(np.full(kernel.shape, np.nan))
+    assert recipe != "int8" or np.isnan(qat.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
 
 
 def verbs(folder: Path) -> None:

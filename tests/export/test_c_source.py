@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,3 +191,21 @@ def test_the_source_holds_the_file_of_the_model_s_target(tmp_path):
     contents = keras_qat.export_c(qat, tmp_path / "model.cc")
     assert contents == keras_qat.export_tflite(qat)
     assert contents != keras_qat.export_tflite(qat, target="tflm")
+
+
+def test_a_full_disk_leaves_both_files(exported, tmp_path, monkeypatch):
+    keras_qat.export_c(exported[0], tmp_path / "model.cc")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write, written = Path.write_bytes, []
+
+    def first_alone(self, contents):
+        written.append(self)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write(self, contents)
+
+    monkeypatch.setattr(Path, "write_bytes", first_alone)
+    with pytest.raises(OSError, match=r"No space left.*unchanged"):
+        keras_qat.export_c(exported[0], tmp_path / "model.cc", examples=exported[1][:2])
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

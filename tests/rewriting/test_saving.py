@@ -7,7 +7,9 @@ it does not even import keras_qat.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +193,28 @@ def test_names_that_are_no_scopes(name, tmp_path):
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     contents = keras_qat.export_tflite(loaded)
     assert keras_qat.verify(loaded, contents, data, per_layer=True).identical == 1
+
+
+@pytest.mark.legacy
+def test_a_full_disk_leaves_the_old_saved_model(tmp_path, exported, monkeypatch):
+    path = tmp_path / "qat"
+    exported.model.save(path)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    def save_half(model, path, *args, **kwargs):
+        os.makedirs(path, exist_ok=True)
+        (Path(path) / "saved_model.pb").write_bytes(b"half")
+        raise tf.errors.ResourceExhaustedError(None, None, "variables; No space left on device")
+
+    monkeypatch.setattr(keras.Model, "save", save_half)
+    with pytest.raises(OSError, match=r"No space left.*is unchanged"):
+        exported.model.save(path)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_folder_keeps_what_else_is_in_it(tmp_path, exported):
+    path = tmp_path / "qat"
+    exported.model.save(path)
+    (path / "notes.txt").write_text("mine")
+    exported.model.save(path)
+    assert (path / "notes.txt").read_text() == "mine"

@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from tests.helpers import images, rng, scramble, train
+from tests.helpers import images, observe, rng, scramble, train
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -192,3 +192,16 @@ def test_twice_gives_the_same():
     first, second = (keras_qat.strip_quantization(qat) for _ in range(2))
     for ours, theirs in zip(first.get_weights(), second.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["qat.keras", "qat.h5", "qat"])
+def test_a_python_lambda_of_a_file_that_is_trusted(name, tmp_path):
+    model = keras.Sequential([keras.Input((6,)), layers.Lambda(lambda x: 2 * x), layers.Dense(3)])
+    x = images(8, (6,))
+    qat = observe(keras_qat.quantize_model(model), x)
+    qat.save(tmp_path / name)
+    with pytest.raises(ValueError, match="safe_mode=False"):
+        keras_qat.strip_quantization(keras.models.load_model(tmp_path / name))
+    trusted = keras.models.load_model(tmp_path / name, safe_mode=False)
+    stripped = keras_qat.strip_quantization(trusted)
+    np.testing.assert_array_equal(stripped.predict(x, verbose=0), model.predict(x, verbose=0))

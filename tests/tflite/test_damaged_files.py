@@ -8,9 +8,11 @@ import zipfile
 
 import numpy as np
 import pytest
+from tensorflow.lite.tools import flatbuffer_utils
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.tflite.schema import unpack
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers
 from tests.processes import fork, run_all
@@ -84,6 +86,7 @@ def _read_damaged(exported, seed):
     for read in (
         keras_qat.read_metadata,
         lambda it: keras_qat.verify(exported.model, it, exported.x[:8], per_layer=True),
+        lambda it: keras_qat.TFLiteModel(it).predict(exported.x[:8]),
     ):
         with contextlib.suppress(ValueError):
             read(contents)
@@ -94,6 +97,35 @@ def test_damaged_tflite_files(exported):
     """Whatever bytes are changed or missing: a `ValueError`, or an answer, and no crash."""
     for seed in range(30):
         _read_damaged(exported, seed)
+
+
+def _without_text(model):
+    model.subgraphs[0].tensors[0].name = b"\xff\xfe"
+
+
+def _without_text_in_signature(model):
+    model.signatureDefs[0].inputs[0].name = b"\xff\xfe"
+
+
+@pytest.mark.parametrize("damage", [_without_text, _without_text_in_signature])
+def test_files_that_the_schema_takes(damage, exported):
+    model = unpack(exported.tflite)
+    damage(model)
+    contents = bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+    for read in (
+        lambda: keras_qat.verify(exported.model, contents, exported.x[:8]),
+        lambda: keras_qat.TFLiteModel(contents).predict(exported.x[:8]),
+    ):
+        with pytest.raises(ValueError, match=r"damaged or cut short .*Export it again"):
+            read()
+
+
+def test_operators_without_outputs(exported):
+    model = unpack(exported.tflite)
+    model.subgraphs[0].operators[0].outputs = None
+    contents = bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        keras_qat.targets.problems(contents, "xnnpack")
 
 
 @pytest.mark.slow

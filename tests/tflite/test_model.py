@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, observe
-from tests.networks.small import out_of_order, tiny_net
+from tests.networks.small import layers, out_of_order, tiny_net
 
 pytestmark = pytest.mark.legacy
 X = images(10, (6, 6, 2))
@@ -192,3 +192,20 @@ def test_what_cannot_be_opened(contents):
         keras_qat.TFLiteModel(b"PK" + contents)
     with pytest.raises(ValueError, match="batch_size=1"):
         keras_qat.TFLiteModel(contents, "tflm")
+
+
+def test_dicts_are_by_the_models_keys():
+    """Which other inputs may have as their names, and which Keras goes by."""
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    joined = layers.Concatenate()([layers.Dense(3)(a), layers.Dense(2)(b)])
+    for keys in (("b", "a"), ("left", "right")):
+        model = keras.Model(dict(zip(keys, (a, b), strict=True)), layers.Dense(3)(joined))
+        data = {key: images(8, (4,), seed) * 3**seed for seed, key in enumerate(keys)}
+        qat = keras_qat.quantize_model(model)
+        keras_qat.calibrate(qat, data)
+        tflite = keras_qat.export_tflite(qat)
+        assert keras_qat.read_metadata(tflite)["keys"] == dict(zip("ab", keys, strict=True))
+        expected = qat.predict(data, verbose=0)
+        np.testing.assert_array_equal(keras_qat.TFLiteModel(tflite).predict(data), expected)
+    by_name = dict(zip("ab", data.values(), strict=True))
+    np.testing.assert_array_equal(keras_qat.TFLiteModel(tflite).predict(by_name), expected)

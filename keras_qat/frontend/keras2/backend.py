@@ -68,7 +68,13 @@ def _serialization() -> Any:
 
 def in_safe_mode() -> bool | None:
     """Returns whether Keras is loading a file in safe mode; None if neither is set."""
-    return _serialization().in_safe_mode()
+    mode = _serialization().in_safe_mode()
+    frame = inspect.currentframe() if mode is None else None
+    while frame is not None:  # Of .h5 files and SavedModels Keras takes the argument to itself.
+        if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
+            return bool(frame.f_locals["safe_mode"])
+        frame = frame.f_back
+    return mode
 
 
 def check_modules(config: Any) -> None:

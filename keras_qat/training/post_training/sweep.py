@@ -6,6 +6,7 @@ and the parts behind see the result.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -71,6 +72,8 @@ def sweep(
 ) -> None:
     """Goes through a model and lets `visit` change the weights of each part.
 
+    Weights are as before if it is interrupted.
+
     Args:
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
@@ -94,14 +97,26 @@ def sweep(
     quantized = [dict(batch) for batch in in_float]
     parts = _parts(graph, blocks)
     last = {value: part for part in parts for value in part.reads}
-    for part in shown(parts, what, verbose, unit="block" if blocks else "layer"):
-        _add(part, in_float, IN_FLOAT)
-        visit(part, in_float, quantized)
-        _add(part, quantized, QUANTIZED)
-        done = [value for value in part.reads if last[value] is part]
-        for tensors in (*in_float, *quantized):
-            for value in done:
-                del tensors[value]
+    with unchanged_if_it_fails(model):
+        for part in shown(parts, what, verbose, unit="block" if blocks else "layer"):
+            _add(part, in_float, IN_FLOAT)
+            visit(part, in_float, quantized)
+            _add(part, quantized, QUANTIZED)
+            done = [value for value in part.reads if last[value] is part]
+            for tensors in (*in_float, *quantized):
+                for value in done:
+                    del tensors[value]
+
+
+@contextlib.contextmanager
+def unchanged_if_it_fails(model: Any) -> Iterator[None]:
+    """Runs a block that changes weights, and restores all of them if it is interrupted or fails."""
+    before = model.get_weights()
+    try:
+        yield
+    except BaseException:
+        model.set_weights(before)
+        raise
 
 
 def _parts(graph: Graph, blocks: bool) -> list[Part]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -230,3 +232,23 @@ def test_several_inputs():
     keras_qat.learn_rounding(qat, data, iterations=10)
     keras_qat.bias_correction(qat, keras.utils.pack_x_y_sample_weight(data))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+@pytest.mark.parametrize("verb", [keras_qat.bias_correction, keras_qat.learn_rounding])
+def test_interrupted_work_leaves_the_weights(verb, monkeypatch):
+    qat = calibrated()
+    before, changed = qat.get_weights(), []
+    module = sys.modules["keras_qat.training.post_training.bias_correction"]
+    shift = module.shift_output
+
+    def interrupt_the_second(wrapper, by):
+        changed.append(wrapper)
+        if len(changed) == 2:
+            raise KeyboardInterrupt
+        shift(wrapper, by)
+
+    monkeypatch.setattr(module, "shift_output", interrupt_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        verb(qat, X)
+    for weight, value in zip(qat.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value, weight.name)
