@@ -85,6 +85,13 @@ def are_numbers(minimum: Any, maximum: Any) -> bool:
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
+def with_ceiling(x: Any, ceiling: float | None) -> Any:
+    """Returns a ReLU of `x` that ends at the ceiling (infinity: nowhere); without one, `x`."""
+    if ceiling is None:
+        return x
+    return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
+
+
 def fake_quantize_if(
     applies: Any,
     x: Any,
@@ -126,9 +133,7 @@ def fake_quantize_if(
         return tf.cast(y, x.dtype)
 
     def passing(x: Any) -> Any:
-        if ceiling is None:
-            return tf.identity(x)
-        return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
+        return tf.identity(x) if ceiling is None else with_ceiling(x, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
         if ceiling is None and are_numbers(minimum, maximum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,7 @@ class InputData:
         if sum(map(len, self.samples)) < _VALUES:
             numbers = x.reshape(-1)
             if x.size > _PER_BATCH:  # Any stride could meet the same channel each time.
-                numbers = numbers[
-                    np.unique(np.random.default_rng(0).integers(0, x.size, _PER_BATCH))
-                ]
+                numbers = numbers[_some_indices(x.size)]
             self.samples.append(numbers)
 
     @property
@@ -71,6 +70,12 @@ class InputData:
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest number."""
         return float(np.min(self.low)), float(np.max(self.high))
+
+
+@functools.lru_cache(8)
+def _some_indices(size: int) -> np.ndarray:
+    """Returns different numbers below `size`, the same ones for each batch."""
+    return np.unique(np.random.default_rng(0).integers(0, size, _PER_BATCH))
 
 
 def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:

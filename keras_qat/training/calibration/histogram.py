@@ -25,17 +25,13 @@ _SIDE = 1 << 15
 """Bins of either sign: 512 for each of 64 powers of 2."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
 """The bin of 2^-32. Smaller numbers go into the first bin of their sign."""
+_GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
 """Most numbers of an example that are counted, evenly spread over it."""
 
 
 def extremes_of(x: Any) -> Any:
     """Returns the smallest and the largest number of a tensor, or NaN if any is not finite."""
-    return _extremes(tf.cast(x, tf.float32))
-
-
-@partial(traced_once, signature=[tf.TensorSpec(None)])
-def _extremes(x: Any) -> Any:
     extremes = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     is_finite = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(is_finite, extremes, np.nan)
@@ -63,6 +59,22 @@ def sample_of(x: Any, most: int) -> Any:
 def _sampled(x: Any, size: Any, step: Any) -> Any:
     """Returns every n-th number of examples of a size, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
+
+
+@partial(traced_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
+def extremes_and_sample(x: Any, most: Any) -> Any:
+    """Returns the extremes of a tensor and behind them at most so many of its numbers: a vector.
+
+    Without constants for each tensor, TensorFlow optimizes this function once for all of them.
+    """
+    numbers = tf.reshape(x, [-1])
+    size = tf.size(numbers)
+    indices = tf.range(tf.minimum(size, most))
+    # Multiples of the golden ratio spread evenly, and meet all channels.
+    parts = tf.math.floormod(tf.cast(indices, tf.float64) * _GOLDEN, 1.0)
+    spread = tf.cast(parts * tf.cast(size, tf.float64), tf.int32)
+    sample = tf.gather(numbers, tf.where(size <= most, indices, spread))
+    return tf.concat([extremes_of(x), sample], 0)
 
 
 def folded(counts: np.ndarray) -> np.ndarray:

@@ -24,9 +24,8 @@ from keras_qat.training.calibration.far_values import described, far_values
 from keras_qat.training.calibration.histogram import (
     Tally,
     counts_of,
-    extremes_of,
+    extremes_and_sample,
     folded,
-    sample_of,
 )
 from keras_qat.training.calibration.methods import Range
 from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
@@ -34,8 +33,8 @@ from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers
 
-_SAMPLE, _SAMPLED = 128, 256
-"""Numbers that are sampled of each example of a tensor, and examples of which they are."""
+_SAMPLE, _SAMPLED = 64, 256
+"""Numbers that are sampled of a tensor for each example, and examples of which they are."""
 
 
 class _Watch:
@@ -59,12 +58,13 @@ class _Watch:
         self.tensors: list[tuple[ActivationQuantizer, int]] = []
         """The quantizer and slot of each watched tensor, in the order of computation."""
         signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
+        signature.append(tf.TensorSpec([], tf.int32))
 
         def watch(*inputs: Any) -> Any:
+            *inputs, sampled = inputs
             seen = self._seen(inputs)
-            extremes = [extremes_of(x) for x in seen]
-            samples = [sample_of(x, _SAMPLE) for x in seen]
-            return extremes and tf.stack(extremes), samples, [counts_of(x) for x in seen if counts]
+            known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
+            return known, [counts_of(x) for x in seen if counts]
 
         self.watch = traced(watch, input_signature=signature)
 
@@ -84,12 +84,16 @@ class _Watch:
             graph_lib.evaluate(self.graph, list(inputs), infer)
         return seen
 
-    def __call__(self, batch: list[np.ndarray]) -> tuple[np.ndarray, list[Any], list[np.ndarray]]:
-        """Returns extremes and a sample of each tensor, and its counts if they are wanted."""
+    def __call__(
+        self, batch: list[np.ndarray], sampled: int
+    ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        """Returns extremes and so many numbers of each tensor, and its counts if wanted."""
         dtypes = [spec.dtype for spec in self.watch.input_signature]
-        extremes, samples, counts = self.watch(*map(tf.constant, batch, dtypes))
-        known = np.asarray(extremes).reshape(-1, 2)
-        return known, samples, [folded(bins.numpy()) for bins in counts]
+        known, counts = self.watch(*map(tf.constant, [*batch, sampled], dtypes))
+        vectors = [vector.numpy() for vector in known]
+        extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
+        samples = [vector[2:] for vector in vectors]
+        return extremes, samples, [folded(bins.numpy()) for bins in counts]
 
 
 class Observed:
@@ -111,12 +115,13 @@ class Observed:
 
     def add(self, batch: list[np.ndarray]) -> None:
         """Takes in a batch of the model's inputs."""
-        extremes, samples, counts = self.watch(batch)
+        sampled = _SAMPLE * len(batch[0]) if self.examples < _SAMPLED else 0
+        extremes, samples, counts = self.watch(batch, sampled)
         self._check_finite(extremes)
-        if self.examples < _SAMPLED:
+        if sampled:
             for (quantizer, slot), sample in zip(self.watch.tensors, samples, strict=True):
                 by_slot = self.samples.setdefault(quantizer, {})
-                by_slot.setdefault(slot, []).append(sample.numpy())
+                by_slot.setdefault(slot, []).append(sample)
         self.examples += len(batch[0])
         for index, (quantizer, slot) in enumerate(self.watch.tensors):
             tally = self.tallies[quantizer, None if counts else slot]

@@ -50,6 +50,11 @@ class ActivationQuantizer:
         Without a slot, `x` is an average of values that this quantizer was applied to. With a
         `ceiling`, a ReLU of `x` with that maximum is quantized.
         """
+        if phase.training is False and phase.quantizing is False:
+            y = fake_quant.with_ceiling(x, ceiling)
+            if self.watched is not None and slot is not None:
+                self.watched(slot, y)
+            return y
         minimum, maximum = self._numbers(phase) or self._observed(x, phase, slot, ceiling)
         applies = self.applies(phase, minimum, maximum)
         if slot is None:

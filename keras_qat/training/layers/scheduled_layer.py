@@ -192,9 +192,13 @@ class ScheduledLayer(backend.keras.layers.Layer):
     def advance(self, training: Any) -> Phase:
         """Counts the step if this is training, and returns the phase of the call."""
         training = backend.resolve_training(training)
+        assumed = self.assumed
+        is_known = assumed is not None and assumed.training is training
+        if is_known and training is False:
+            return assumed
         step = cond(training, self._next_step, self.step.read_value)
-        if self.assumed is not None and self.assumed.training is training:
-            return self.assumed
+        if is_known:
+            return assumed
         starts = self.thresholds()
         return Phase(
             training,

@@ -82,6 +82,8 @@ class WeightQuantizer:
         if spec.preserve is not None:
             weights = PRESERVED[spec.preserve](weights)
         quantizing = phase.quantizing if spec.delayed else True
+        if quantizing is False and phase.training is False:
+            return weights
         if observer is not None:
             minimum, maximum = cond(
                 phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
