@@ -18,6 +18,7 @@ from keras_qat.config.recipes import int8, int16x8
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.frontend.messages import silent
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
@@ -146,7 +147,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     tried = _remedies(model, fitted, list(falls))
     by_remedy: dict[str, Quality] = {}
     for code, treat in shown(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
-        with warnings.catch_warnings(record=True) as caught:
+        with silent(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with contextlib.suppress(ValueError):  # The model, or its target, does not allow it.
                 treated = resolve_to_export(treat())

@@ -48,7 +48,7 @@ def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
     if some := list(differences)[:5]:
         warnings.warn(
-            f"{file} may compute something else than the model: {'; '.join(some)}. "
+            f"{file} may compute something other than the model: {'; '.join(some)}. "
             f"keras_qat.verify tells. {please}",
             stacklevel=6,
         )

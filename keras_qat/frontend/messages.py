@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
+_IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
 
 
 def show_once(message: str, key: str = "") -> None:
@@ -17,9 +20,19 @@ def show_once(message: str, key: str = "") -> None:
     on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
     """
     key = key or message
-    if key not in _SHOWN:
+    if key not in _SHOWN and not _IS_SILENT.get():
         _SHOWN.add(key)
         _LOGGER.warning(message)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Runs a block in which `show_once` shows nothing, as of models that are only tried."""
+    token = _IS_SILENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -17,7 +17,7 @@ Contents = TypeVar("Contents", str, bytes)
 
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
-    """Raises an `OSError` that says what to do if nothing can be written at `path`.
+    """Raises an error that says what to do if nothing can be written at `path`.
 
     Args:
         path: where to write.
@@ -40,6 +40,11 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
         raise OSError(f"Cannot write {path}: it is a device, and would be replaced. Name a file.")
     if path.is_dir() and not directory:
         raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
+    if path.suffix in (".keras", ".h5") and not path.exists():
+        raise ValueError(
+            f"Cannot write {path}: Keras loads files of that name as models. Choose one that ends "
+            f"with the format's suffix, such as .tflite."
+        )
     if path.is_file() and path.suffix in (".keras", ".h5"):
         raise FileExistsError(
             f"Cannot write {path}: there is a saved Keras model, which an export would replace. "

@@ -326,9 +326,7 @@ def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
     if array.dtype == tf.bfloat16.as_numpy_dtype:
         array = array.astype(np.float32)
     if array.dtype.kind not in "biuf" and not one.holds_text:
-        raise ValueError(
-            f"{where} is a {type(data).__name__} of {array.dtype}, which are not numbers."
-        )
+        raise ValueError(f"{where} takes numbers, not values of type {array.dtype}.")
     return array
 
 

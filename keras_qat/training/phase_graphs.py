@@ -8,6 +8,7 @@ graph without branches. Custom training loops branch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.messages import counted, show_once
+from keras_qat.training.calibration.data_checks import doubt_of_arrays
 from keras_qat.training.layers.scheduled_layer import Phase, assuming, thresholds_in
 from keras_qat.training.schedule import quantizers_in, scheduled_layers
 
@@ -37,6 +39,16 @@ class PhasedModel:
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function of `predict` and `predict_on_batch`, as Keras documents it."""
         return self._phased("predict", super().make_predict_function, force)  # type: ignore[misc]
+
+    _looked: bool = False
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as Keras documents it. A warning tells arrays that do not fit the model."""
+        if not self._looked:
+            object.__setattr__(self, "_looked", True)
+            if reason := doubt_of_arrays(self, x):
+                warnings.warn(reason, stacklevel=2)
+        return super().fit(x, *args, **kwargs)  # type: ignore[misc]
 
     _settled_at: int | None = None
     """The number of training steps when inference last read the weights."""

@@ -38,6 +38,8 @@ def test_a_saved_model_is_not_replaced(exported, tmp_path):
         with pytest.raises(FileExistsError, match=f"{name}: there is a saved Keras model"):
             keras_qat.export_tflite(exported.model, path)
         assert path.read_bytes() == b"a model"
+    with pytest.raises(ValueError, match=r"new.keras: Keras loads files of that name as models"):
+        keras_qat.export_tflite(exported.model, tmp_path / "new.keras")
 
 
 def test_exporting_does_not_change_the_model(exported):

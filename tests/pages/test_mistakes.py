@@ -73,6 +73,12 @@ def marked() -> Any:
     return keras.Model(image, layers.Dense(3, name="logits")(layers.Flatten()(x)))
 
 
+def trained_on_bytes() -> None:
+    qat = keras_qat.quantize_model(network())
+    qat.compile("sgd", "mse")
+    qat.fit(np.round(255 * X).astype(np.uint8), np.zeros((64, 5)), verbose=0)
+
+
 def not_assigned() -> None:
     recipe = recipes.int8()
     recipe.override("logits", quantize=False)
@@ -107,10 +113,12 @@ def converted() -> bytes:
 
 
 MISTAKES: dict[str, Callable[[Path], Any]] = {
-    "They fit as x / 255: call calibrate again": lambda _: calibrated(255 * X),
-    "(uint8, 0 to 255) are not prepared as in training": lambda _: calibrated(
+    "They fit as x / 255. Then call calibrate again": lambda _: calibrated(255 * X),
+    "(uint8, 0 to 255) are not prepared as in earlier training": lambda _: calibrated(
         np.round(255 * X).astype(np.uint8)
     ),
+    r"They fit as 255 \* x": lambda _: calibrated(X / 255),
+    "They fit as x / 255.": lambda _: trained_on_bytes(),
     "does not say which numbers it takes for pixels: add --pixels": folder_of_images,
     "All values of the calibration data are 0": lambda _: calibrated(0 * X),
     "The ranges come from 2 examples": lambda _: calibrated(X[:2]),
@@ -130,6 +138,9 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     ),
     "returns a new recipe, which was not used": lambda _: not_assigned(),
     "there is a saved Keras model, which an export would replace": saved_over,
+    "Keras loads files of that name as models": lambda folder: keras_qat.export_tflite(
+        calibrated(X), folder / "new.keras"
+    ),
     "have seen no data yet, and pass values through": lambda _: keras_qat.quantize_model(
         network()
     ).predict(X, verbose=0),
@@ -152,6 +163,7 @@ def test_a_mistake_is_answered(words, tmp_path, monkeypatch, caplog):
         except (ValueError, FileExistsError) as error:
             answers.append(str(error))
     answers += [str(warning.message) for warning in caught] + caplog.messages
+    words = words.replace("\\", "")
     assert any(words in answer for answer in answers), answers
 
 

@@ -1,4 +1,4 @@
-"""What `calibrate` says of data that are not prepared as in training, or lost in 8 bits."""
+"""What is said of data that are not prepared as in earlier training, or lost in 8 bits."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ def conv():
 @pytest.mark.parametrize(
     ("trained_on", "given", "message"),
     [
-        (UNIT, PIXELS, r"'image' \(uint8, 0 to 255\) .* 'norm' varies 25. times .* x / 255: call"),
-        (SYMMETRIC, PIXELS, r"varies 12. times as much as then. They fit as x / 127.5 - 1:"),
-        (SYMMETRIC, UNIT, r"varies 0.[45]\d* times as much as then. They fit as 2 \* x - 1:"),
-        (UNIT, SYMMETRIC, r"varies 1.9. times as much as then. They fit as \(x \+ 1\) / 2:"),
-        (1.0 * PIXELS, UNIT, r"varies 0.0039. times as much as then. They fit as 255 \* x:"),
-        (CAFFE, PIXELS, r"lies .* off. They fit as .*preprocess_input\(x, mode='caffe'\):"),
+        (UNIT, PIXELS, r"'image' \(uint8, 0 to 255\) .* 'norm' varies 25. times .* x / 255\."),
+        (SYMMETRIC, PIXELS, r"varies 12. times as much as then. They fit as x / 127.5 - 1\."),
+        (SYMMETRIC, UNIT, r"varies 0.[45]\d* times as much as then. They fit as 2 \* x - 1\."),
+        (UNIT, SYMMETRIC, r"varies 1.9. times as much as then. They fit as \(x \+ 1\) / 2\."),
+        (1.0 * PIXELS, UNIT, r"varies 0.0039. times as much as then. They fit as 255 \* x\."),
+        (UNIT, UNIT / 255, r" to 0.0039.* varies 0.0039. times .* They fit as 255 \* x\."),
+        (CAFFE, PIXELS, r"lies .* off. They fit as .*preprocess_input\(x, mode='caffe'\)\."),
         (
             UNIT,
             100 * UNIT - 50,
-            r"varies (99.*|100) times as much as then. Prepare them as for training,",
+            r"varies (99.*|100) times as much as then. Prepare them as before\.",
         ),
     ],
 )
@@ -57,6 +58,24 @@ def test_data_of_another_preparation(trained_on, given, message):
     calibrated(model, trained_on)  # A warning would be an error.
     with pytest.warns(UserWarning, match=message):
         calibrated(model, given)
+
+
+def test_training_looks_at_its_first_data():
+    base = with_statistics(UNIT, conv())
+    model = keras.Model(base.input, layers.Dense(1)(layers.Flatten()(base.output)))
+    labels = np.zeros(32)
+
+    def quantized():
+        qat = keras_qat.quantize_model(model)
+        qat.compile("sgd", "mse")
+        return qat
+
+    quantized().fit(UNIT, labels, verbose=0)  # A warning would be an error.
+    qat = quantized()
+    with pytest.warns(UserWarning, match=r"\(uint8, 0 to 255\) .* They fit as x / 255\.$") as told:
+        qat.fit(PIXELS, labels, verbose=0)
+    assert [warning.filename for warning in told] == [__file__]
+    qat.fit(PIXELS, labels, verbose=0)  # It is told once.
 
 
 def test_statistics_without_images():
@@ -106,8 +125,12 @@ def test_pixels_for_a_classifier_of_small_numbers():
     calibrated(model, x)
     with pytest.warns(UserWarning, match=r"from x / 255 the model predicts 3 classes .* of 9.%"):
         calibrated(model, (255 * x).astype(np.uint8))
+    with pytest.warns(UserWarning, match=r" to 0.0039.* from 255 \* x the model predicts 3 cl"):
+        calibrated(model, x / 255)
     model.set_weights([np.eye(3) / 10, np.zeros(3)])  # It takes pixels.
     calibrated(model, (255 * x).astype(np.uint8))
+    model.set_weights([2000 * np.eye(3), np.zeros(3)])  # It takes small numbers.
+    calibrated(model, x / 255)
 
 
 def test_pixels_beside_other_inputs():

@@ -79,7 +79,10 @@ class Verdict:
 
     def __str__(self) -> str:
         weakest = f" The weakest layer is {self.weakest_layer}." if self.weakest_layer else ""
-        cause = f" The likely cause: {self.likely_cause}" if self.likely_cause else ""
+        cause = ""
+        if self.likely_cause:  # Warnings, which are sentences by themselves, serve as causes too.
+            start, rest = self.likely_cause[:4], self.likely_cause[4:]
+            cause = f" The likely cause: {start.replace('The ', 'the ')}{rest}"
         return f"{self.words.capitalize()}: {MEANINGS[self.words]}.{weakest}{cause}"
 
 
@@ -88,7 +91,7 @@ MEANINGS = {
     "is good",
     GOOD: "the file computes what the model computes, and that is close to the model in float",
     POOR: "the file computes what the model computes, but the model is not good",
-    OTHER: "the file computes something else than the model",
+    OTHER: "the file computes something other than the model",
 }
 
 

@@ -7,9 +7,11 @@ import functools
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from keras_qat.frontend.graph import Graph
+from keras_qat.frontend.graph import Graph, read, values_in
 from keras_qat.frontend.messages import counted
+from keras_qat.io.data import arrays_of
 from keras_qat.training.calibration.preparation import Sample, wrong_preparation
 
 FEW = 4
@@ -18,6 +20,8 @@ LEVELS = 4
 """A feature that spans fewer quantized values is lost."""
 MOST_FEATURES = 16
 """Most features of a time series that are looked at one by one; spectra may have empty bands."""
+_LOOKED_AT = 32
+"""Examples of those for training that are looked at, evenly spread."""
 _SAMPLE = 4096
 """Most numbers of an example whose deviation is computed."""
 _VALUES, _PER_BATCH = 2**17, 2**14
@@ -94,7 +98,8 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
             f"other data. Call calibrate again, with examples as the model was trained on."
         )
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
-    reasons = [wrong_preparation(graph, samples)]
+    wrong = wrong_preparation(graph, samples)
+    reasons = [wrong and f"{wrong} Then call calibrate again."]
     reasons += [_unresolved(data) for data in inputs if not clips]
     if examples is not None and examples < FEW:
         reasons.append(
@@ -102,6 +107,27 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
             f"clipped. Calibrate on some hundred."
         )
     return next(filter(None, reasons), "")
+
+
+def doubt_of_arrays(model: Any, data: Any) -> str:
+    """Returns why data that `fit` gets seem not to fit the model; "" for other data than arrays."""
+    arrays = tf.nest.flatten(data)
+    if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
+        return ""
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        return ""
+    rows = np.unique(np.linspace(0, len(arrays[0]) - 1, _LOOKED_AT).astype(int))
+    try:
+        some = arrays_of(model, tf.nest.map_structure(lambda x: x[rows], data))
+    except (ValueError, IndexError):  # Keras says what is wrong.
+        return ""
+    graph = read(model)
+    samples = {
+        value.name: Sample(x, float(x.min()), float(x.max()))
+        for value, x in zip(values_in(graph.inputs), some, strict=True)
+        if value.is_float and x.size
+    }
+    return wrong_preparation(graph, samples)
 
 
 def _unresolved(data: InputData) -> str:

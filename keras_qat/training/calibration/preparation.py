@@ -40,6 +40,8 @@ _COMMON = 0.8
 """Largest share of the most common class in predictions that follow the data."""
 _SAME = 1e-3
 """Difference of probabilities below which the scale of the data changes nothing."""
+_ALIKE = 0.1
+"""Largest difference of probabilities among examples that a model hardly tells apart."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -57,6 +59,7 @@ _OF_PIXELS: dict[str, Prepare] = {
     f"{_IMAGENET}'torch')": _imagenet("torch"),
 }
 _OF_UNIT: dict[str, Prepare] = {"255 * x": lambda x: 255 * x, "2 * x - 1": lambda x: 2 * x - 1}
+_OF_SCALED_TWICE: dict[str, Prepare] = {"255 * x": lambda x: 255 * x}
 _OF_SYMMETRIC: dict[str, Prepare] = {
     "127.5 * (x + 1)": lambda x: 127.5 * (x + 1),
     "(x + 1) / 2": lambda x: (x + 1) / 2,
@@ -75,6 +78,11 @@ class Sample(NamedTuple):
         """Whether the data look like pixels of 0 to 255."""
         return self.low >= 0 and 32 < self.high <= 255
 
+    @property
+    def is_scaled_twice(self) -> bool:
+        """Whether the data look like pixels that were divided by 255 twice."""
+        return self.low >= 0 and 0.25 < 255 * self.high <= 1
+
     def described(self, name: str) -> str:
         """Returns the input's name with its type and extremes."""
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
@@ -84,6 +92,8 @@ class Sample(NamedTuple):
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
+        if self.is_scaled_twice:
+            return _OF_SCALED_TWICE
         if self.low < -1 or not 0.5 < self.high <= 1:
             return {}
         return _OF_UNIT if self.low >= 0 else _OF_SYMMETRIC
@@ -155,10 +165,10 @@ def _compared(
     how = f"varies {ratio:.3g} times as much as then"
     if 0.67 < ratio < 1.5:
         how = f"lies {np.median(np.abs(shift)):.2g} standard deviations off"
-    fit = f"They fit as {best}: call" if is_better else "Prepare them as for training, and call"
+    fit = f"They fit as {best}." if is_better else "Prepare them as before."
     return (
-        f"The data for {sample.described(name)} are not prepared as in training: what enters "
-        f"layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit} calibrate again."
+        f"The data for {sample.described(name)} are not prepared as in earlier training: what "
+        f"enters layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit}"
     )
 
 
@@ -189,7 +199,7 @@ def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
         axes = [axis if axis < x.ndim else -1 for axis in given]
         x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
     with np.errstate(divide="ignore"):
-        wider = np.log2(x.std(0) / deviation)
+        wider = np.log2(x.std(0, dtype=float) / deviation)
     return np.clip(wider, -_MOST, _MOST), np.clip((x.mean(0) - mean) / deviation, -_MOST, _MOST)
 
 
@@ -208,31 +218,37 @@ def _against_rescaling(graph: Graph, name: str, sample: Sample) -> str:
             if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
                 return (
                     f"The data for {sample.described(name)} seem to be rescaled already, which "
-                    f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them as they were before, "
-                    f"and call calibrate again."
+                    f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them as they were before."
                 )
     return ""
 
 
 def _by_classes(graph: Graph, name: str, sample: Sample) -> str:
-    """Returns why pixels seem to be data for a classifier that takes numbers up to 1."""
+    """Returns why data seem to be for a classifier that takes numbers up to 1, and lie elsewhere.
+
+    They are pixels of 0 to 255, or such that were divided by 255 twice.
+    """
     output = values_in(graph.outputs)[0]
-    if not sample.is_pixels or len(output.shape) != 2 or (output.shape[-1] or 0) < 2:
+    is_other = sample.is_pixels or sample.is_scaled_twice
+    if not is_other or len(output.shape) != 2 or (output.shape[-1] or 0) < 2:
         return ""
-    small = _probabilities(_computed(graph, [output], name, sample.x / 255)[0].numpy())
-    classes = small.argmax(1)
-    two = np.sort(small, 1)[:, -2:]
+    code, prepare = next(iter(sample.preparations().items()))
+    fitting = _probabilities(_computed(graph, [output], name, prepare(sample.x))[0].numpy())
+    classes = fitting.argmax(1)
+    two = np.sort(fitting, 1)[:, -2:]
     is_sure = np.median(two[:, 0] / two[:, 1]) < _SURE
     if not is_sure or np.bincount(classes).max() > _COMMON * len(classes):
         return ""
     given = _probabilities(_computed(graph, [output], name, sample.x)[0].numpy())
-    if np.abs(given - small).max() < _SAME:
+    if np.abs(given - fitting).max() < _SAME:
         return ""
+    if sample.is_scaled_twice and np.ptp(given, 0).max() > _ALIKE:
+        return ""  # Whatever a model takes, it is sure of larger numbers.
     return (
-        f"The data for {sample.described(name)} are probably not prepared as in training: from "
-        f"x / 255 the model predicts {counted(len(set(classes)), 'class', 'classes')} with a "
+        f"The data for {sample.described(name)} are probably not prepared as in earlier training: "
+        f"from {code} the model predicts {counted(len(set(classes)), 'class', 'classes')} with a "
         f"median confidence of {np.median(two[:, 1]):.0%}, so that it takes numbers of 0 to 1 or "
-        f"-1 to 1. Prepare them as for training, and call calibrate again."
+        f"-1 to 1. Prepare them as before."
     )
 
 

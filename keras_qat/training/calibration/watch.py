@@ -60,15 +60,15 @@ class _Watch:
         signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
         signature.append(tf.TensorSpec([], tf.int32))
 
-        def watch(*inputs: Any) -> Any:
-            *inputs, sampled = inputs
+        def watch(*arguments: Any) -> Any:
+            *inputs, sampled = arguments
             seen = self._seen(inputs)
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
             return known, [counts_of(x) for x in seen if counts]
 
         self.watch = traced(watch, input_signature=signature)
 
-    def _seen(self, inputs: Any) -> list[Any]:
+    def _seen(self, inputs: list[Any]) -> list[Any]:
         seen: list[Any] = []
         self.tensors.clear()
 
@@ -81,7 +81,7 @@ class _Watch:
                 watched = functools.partial(note, quantizer)
                 stack.enter_context(swapped(quantizer, watched=watched))
             stack.enter_context(assuming(IN_FLOAT, self.layers))
-            graph_lib.evaluate(self.graph, list(inputs), infer)
+            graph_lib.evaluate(self.graph, inputs, infer)
         return seen
 
     def __call__(

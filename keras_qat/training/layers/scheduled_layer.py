@@ -192,13 +192,14 @@ class ScheduledLayer(backend.keras.layers.Layer):
     def advance(self, training: Any) -> Phase:
         """Counts the step if this is training, and returns the phase of the call."""
         training = backend.resolve_training(training)
-        assumed = self.assumed
-        is_known = assumed is not None and assumed.training is training
-        if is_known and training is False:
-            return assumed
+        known = self.assumed
+        if known is not None and known.training is not training:
+            known = None
+        if known is not None and training is False:
+            return known
         step = cond(training, self._next_step, self.step.read_value)
-        if is_known:
-            return assumed
+        if known is not None:
+            return known
         starts = self.thresholds()
         return Phase(
             training,
