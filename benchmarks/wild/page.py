@@ -19,26 +19,31 @@ INTRODUCTION = """\
 
 `python -m benchmarks.wild` takes {count} architectures that are not Keras' own through everything,
 each in a process of its own: {packages} of other packages and {by_hand} written by hand
-(`benchmarks/wild`), with random weights. They are planned, quantized, trained for a step, saved as
-`.keras` and loaded again (what was loaded has to export the same file), exported, simulated in
-integers, and compared with the model on 8 examples, with XNNPACK.
+(`benchmarks/wild`), with random weights. It takes hours.
 
-{ints} of them ({share:.0%}) have no float operator left if LayerNormalization and
-GroupNormalization are computed in integers, which an override asks for ([layers](layers.md)), as
-this table does. By default those are in float, and {default} ({default_share:.0%}) have no float
-operator: in the other {norms} nothing else is in float. Of the {ints}, {exact} give all codes of
-the model's outputs, and {simulated} all that `simulate` computes.
+Each is planned, quantized, trained for a step, saved as `.keras` and loaded again (what was loaded
+has to export the same file), exported, simulated in integers, and compared with the model on 8
+examples, with XNNPACK.
 
-Those layers are in float by default as it is faster: TFLite's kernels of 16 bits are not optimized.
-With one thread, the best of 150 runs of files for images of 64x64 takes 4.2 ms instead of 0.63
-(ViTTinyPatch16), 7.4 instead of 0.66 (PVT_V2B0), 1.9 instead of 0.44 (MobileViT_XXS), 138 instead
-of 129 (ConvNeXtTiny) if they are computed in integers. That is for devices that have no float.
+| | architectures |
+| --- | --- |
+| taken | {count} |
+| no float operator, by default | {default} ({default_share:.0%}) |
+| no float operator if normalizing layers are computed in integers | {ints} ({share:.0%}) |
+| of these {ints}: all output integers of file and model are equal | {exact} |
+| of these {ints}: all that `simulate` computes are equal | {simulated} |
+
+LayerNormalization and GroupNormalization are in float by default, as TFLite's kernels of 16 bits
+are slow. An override, or a target without float, has them [in integers](layers.md), as in the
+table below.
 
 ```
 {command}
 ```
 
 {versions}
+
+## The table
 
 * integers: operators of the file that compute in integers, of all.
 * norms: LayerNormalization and GroupNormalization, in integers here and in float by default.
@@ -63,7 +68,6 @@ def page(data: dict[str, Any]) -> str:
         share=len(ints) / len(rows),
         default=len(default),
         default_share=len(default) / len(rows),
-        norms=len(ints) - len(default),
         exact=sum(row.get("identical") == 1 for row in ints),
         simulated=sum(row.get("simulated") == 1 for row in ints),
         command=_command(),
