@@ -21,6 +21,7 @@ from keras_qat.io.atomic_files import written
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
 from keras_qat.rewriting.quantize import quantize_model
+from keras_qat.training.distribution import of_all_workers, worker_of
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
@@ -117,6 +118,9 @@ def sensitivity(
     One layer at a time has its weights rounded, all else being in float. Noise adds up over layers
     as long as it is small, which `search_bits` counts on.
 
+    In a cluster (a model under `MultiWorkerMirroredStrategy`) all workers have to call it with the
+    same data. Each measures its share of the layers, and all get the whole result.
+
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         data: 50 to 500 inputs without labels, all held in memory: an array, a list or dict of
@@ -158,7 +162,9 @@ def sensitivity(
 
     exact, costs = all_outputs(), {name: dict[int, float]() for name in layers}
     sizes = dict.fromkeys(layers, 0)
-    for name in shown(layers, "Sensitivity", verbose, len(layers), unit="layer"):
+    index, workers = worker_of(qat.distribute_strategy)
+    own = list(layers)[index::workers]
+    for name in shown(own, "Sensitivity", verbose, len(own), unit="layer"):
         wrappers = [qat.get_layer(PREFIX + part) for part in layers[name]]
         kernels = [
             (weight_at(wrapper.layer, weight), quantizer.channel_axes)
@@ -173,8 +179,13 @@ def sensitivity(
             costs[name][count] = measure(exact, all_outputs())
         for value, (kernel, _) in zip(before, kernels, strict=True):
             kernel.assign(value)
+    table = [[sizes[name], *(costs[name].get(count, 0.0) for count in tried)] for name in layers]
+    total = of_all_workers(qat, np.array(table, np.float64)).sum(0)
     return Sensitivity(
-        tuple(LayerSensitivity(name, sizes[name], dict(costs[name])) for name in layers)
+        tuple(
+            LayerSensitivity(name, int(size), dict(zip(tried, map(float, measured), strict=True)))
+            for name, (size, *measured) in zip(layers, total.tolist(), strict=True)
+        )
     )
 
 

@@ -9,11 +9,15 @@ at the same time.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import traced
 
 
 def mean_over_replicas(*tensors: Any) -> Any:
@@ -66,6 +70,53 @@ def observed_alike() -> AbstractContextManager[None]:
         return make(**kwargs)
 
     return tf.variable_creator_scope(create)
+
+
+def of_all_workers(model: Any, values: Any) -> np.ndarray:
+    """Stacks the numbers that the workers of a cluster hold, in the order of the workers.
+
+    All workers have to call it, with arrays of one shape. Without a cluster there is one array.
+
+    Args:
+        model: the model, whose strategy knows the cluster.
+        values: this worker's numbers. Float64 holds them, so whole numbers end at 2^53.
+    """
+    own, strategy = np.asarray(values, np.float64), model.distribute_strategy
+    if not is_cluster(strategy):
+        return own[None]
+    gathered = _gather(strategy)(tf.constant(own.reshape(-1)))
+    replicas = strategy.experimental_local_results(gathered)
+    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # Each replica gave its worker's.
+    return of_workers.reshape(len(of_workers), *own.shape)
+
+
+@functools.cache
+def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
+    """Returns a graph that stacks a vector of each replica; one for vectors of all lengths."""
+
+    def on_replica(vector: Any) -> Any:
+        return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)
+
+    def gather(vector: Any) -> Any:
+        return strategy.run(on_replica, (vector,))
+
+    return traced(gather, input_signature=[tf.TensorSpec([None], tf.float64)])
+
+
+def is_cluster(strategy: Any) -> bool:
+    """Whether workers train together, each in a process of its own with its own copy."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def worker_of(strategy: Any) -> tuple[int, int]:
+    """Returns the number of this worker in its cluster, and how many there are."""
+    if not is_cluster(strategy):
+        return 0, 1
+    resolver = strategy.cluster_resolver
+    spec = resolver.cluster_spec()
+    counts = {kind: spec.num_tasks(kind) for kind in ("chief", "worker") if kind in spec.jobs}
+    before = counts.get("chief", 0) if resolver.task_type == "worker" else 0
+    return before + resolver.task_id, sum(counts.values())
 
 
 def strategy_scope(model: Any) -> AbstractContextManager[Any]:

@@ -171,12 +171,43 @@ def against_one_device(recipe: str, alike: bool, told: Any) -> None:
     told.send(differences)
 
 
-def worker(index: int, ports: list[int], recipe: str, folder: Path, dies: bool = False) -> None:
-    """One of two workers of a cluster; the second may be killed in the last epoch."""
+def in_cluster(index: int, ports: list[int], devices: int) -> Any:
+    """The strategy of a worker of a cluster, with several replicas on its processor."""
     task = {"type": "worker", "index": index}
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    if devices > 1:
+        parts = [tf.config.LogicalDeviceConfiguration()] * devices
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def shares_the_work(index: int, ports: list[int], folder: Path) -> None:
+    """A worker calibrates with its share of the data, and measures its share of the layers."""
+    strategy = in_cluster(index, ports, devices=2) if len(ports) > 1 else two_devices()
+    with strategy.scope():
+        model = network()
+        qat = keras_qat.quantize_model(model)
+    results = []
+    for method in ("minmax", "percentile", "mse"):
+        keras_qat.calibrate(qat, np.array_split(X, len(ports))[index], method=method)
+        results += [weight.numpy() for weight in qat.weights]
+    found = keras_qat.search_bits(model, X, 0.6)
+    results += [list(layer.costs.values()) for layer in found.sensitivity.layers]
+    np.savez(folder / f"{len(ports)}_{index}.npz", *results, list(found.bits.values()))
+    os._exit(0)
+
+
+def worker(
+    index: int,
+    ports: list[int],
+    recipe: str,
+    folder: Path,
+    dies: bool = False,
+    devices: int = 1,
+) -> None:
+    """One of several workers of a cluster; the second may be killed in the last epoch."""
+    strategy = in_cluster(index, ports, devices)
     with strategy.scope():
         qat = keras_qat.quantize_model(network(), recipe)
         qat.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -60,15 +60,45 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def cluster(recipe, folder, dies=False):
-    """How two workers end."""
-    ports = free_ports(2)
-    workers = [fork(programs.worker, index, ports, recipe, folder, dies) for index in (0, 1)]
-    return run_all(*workers)
+def cluster(recipe, folder, dies=False, count=2, devices=1):
+    """How the workers end."""
+    ports = free_ports(count)
+    how = recipe, folder, dies, devices
+    return run_all(*(fork(programs.worker, index, ports, *how) for index in range(count)))
 
 
 def ends(folder):
     return [list(np.load(folder / f"{index}.npz").values()) for index in (0, 1)]
+
+
+@pytest.mark.slow
+def test_workers_share_calibration_and_sensitivity(tmp_path):
+    """Each has a half of the data or of the layers, and gets the numbers of one process."""
+    for count in (1, 2):
+        ports = free_ports(count)
+        workers = [fork(programs.shares_the_work, i, ports, tmp_path) for i in range(count)]
+        assert run_all(*workers) == [0] * count
+    alone, *workers = (np.load(tmp_path / f"{name}.npz") for name in ("1_0", "2_0", "2_1"))
+    for name, expected in alone.items():
+        for result in workers:
+            np.testing.assert_array_equal(result[name], expected)
+
+
+@pytest.mark.slow
+def test_eight_replicas_lose_a_worker(tmp_path):
+    """Four workers with two replicas each; one is killed and comes back."""
+    left_alone, killed = tmp_path / "left alone", tmp_path / "killed"
+    for folder in (left_alone, killed):
+        folder.mkdir()
+    four = {"count": 4, "devices": 2}
+    assert cluster("int8", left_alone, **four) == [0] * 4
+    lost = [programs.UNAVAILABLE] * 4
+    lost[1] = -9
+    assert cluster("int8", killed, dies=True, **four) == lost
+    assert cluster("int8", killed, **four) == [0] * 4
+    for one, other in zip(ends(left_alone), ends(killed), strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from keras_qat.io.data import batches
 from keras_qat.training.calibration.data_checks import InputData, doubt
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import METHODS, Method, Range
-from keras_qat.training.calibration.watch import Observed, infer, shown_batches
+from keras_qat.training.calibration.watch import Observed, infer, share_tallies, shown_batches
+from keras_qat.training.distribution import of_all_workers
 from keras_qat.training.layers import Quantize, ScheduledLayer
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
@@ -52,6 +53,9 @@ def calibrate(
     batch size nor on the order of the examples. Trained weights, the statistics of
     BatchNormalization and the training step stay as they are, unless `weights` says otherwise.
     A warning tells data that seem to be prepared otherwise than in training, or lost in 8 bits.
+
+    In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
+    the data. The ranges are those of all data in one process.
 
     Args:
         model: the model.
@@ -100,7 +104,7 @@ def calibrate(
     limits: dict[int, tuple[Any, Range]] = {}
     if method == "percentile" and not hasattr(dataset, "__next__"):
         read = batches(model, dataset, batch_size, steps, finite=True)
-        limits = _input_limits(observed.watch.graph, read, range_of)
+        limits = _input_limits(model, observed.watch.graph, read, range_of)
     graph = observed.watch.graph
     first: list[np.ndarray] = []
     seen: list[InputData] = []
@@ -112,6 +116,7 @@ def calibrate(
         for data in seen:
             data.add(batch[data.index])
         first = first or [x[: kept or 1] for x in batch]
+    observed.share(model)
     ranges = observed.ranges(range_of) | dict(limits.values())
     _observe_weights(model, first, reset)
     off_ties = {
@@ -120,8 +125,9 @@ def calibrate(
         if isinstance(quantizer.spec, specs.QuantSpec) and quantizer.spec.off_ties
     }
     values = {off_ties[data.index]: data.values for data in seen if data.index in off_ties}
+    count = observed.examples / EXAMPLES_PER_BATCH
     for observer, ends in ranges.items():
-        _set(observer, ends, observed.examples / EXAMPLES_PER_BATCH, reset, values.get(observer))
+        _set(model, observer, ends, count, reset, values.get(observer))
     if weights == "mse":
         clip_weights(model)
     examples = observed.examples if reset else None
@@ -131,7 +137,7 @@ def calibrate(
 
 
 def _input_limits(
-    graph: Graph, read: Iterator[list[np.ndarray]], range_of: Callable[..., Range]
+    model: Any, graph: Graph, read: Iterator[list[np.ndarray]], range_of: Callable[..., Range]
 ) -> dict[int, tuple[Any, Range]]:
     """Returns observer and range of each input that shares its quantizer with no other tensor.
 
@@ -143,6 +149,7 @@ def _input_limits(
         for index in quantizers:
             x = tf.constant(batch[index], tf.float32)
             tallies[index].add(extremes_of(x).numpy(), folded(counts_of(x).numpy()))
+    share_tallies(model, list(tallies.values()))
     return {
         index: (quantizer.observers[0], range_of(tallies[index].histogram(), quantizer.spec))
         for index, quantizer in quantizers.items()
@@ -172,11 +179,17 @@ def _float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
 
 
 def _set(
-    observer: LastValue, ends: Range, count: float, reset: bool, values: np.ndarray | None
+    model: Any,
+    observer: LastValue,
+    ends: Range,
+    count: float,
+    reset: bool,
+    values: np.ndarray | None,
 ) -> None:
     """Sets the range of an observer, or averages it with the one it has.
 
     Args:
+        model: the model.
         observer: what holds the range.
         ends: the range of the data.
         count: how many batches that range counts as.
@@ -192,6 +205,7 @@ def _set(
     wider = WIDER
     if values is not None:
         wider = share_off_ties(min(low, 0.0), max(high, 0.0), values, observer.spec.bits)
+        wider = float(of_all_workers(model, wider)[0])
     observer.set(low, high, before + count, wider)
 
 

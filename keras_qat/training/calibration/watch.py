@@ -28,6 +28,7 @@ from keras_qat.training.calibration.histogram import (
     folded,
 )
 from keras_qat.training.calibration.methods import Range
+from keras_qat.training.distribution import is_cluster, of_all_workers
 from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
 from keras_qat.training.quantizers import PREFIX
@@ -127,6 +128,11 @@ class Observed:
             tally = self.tallies[quantizer, None if counts else slot]
             tally.add(extremes[index], counts[index] if counts else 0)
 
+    def share(self, model: Any) -> None:
+        """Takes in what the other workers of a cluster have observed of their share of the data."""
+        self.examples = int(of_all_workers(model, self.examples).sum())
+        share_tallies(model, list(self.tallies.values()))
+
     def doubts(self, ranges: dict[Any, Range]) -> Iterator[str]:
         """Says of which tensors a few values take the range, in the order of computation."""
         for quantizer, by_slot in self.samples.items():
@@ -181,6 +187,17 @@ class Observed:
             else:
                 ranges[quantizer.observers[slot]] = float(tally.low), float(tally.high)
         return ranges
+
+
+def share_tallies(model: Any, tallies: list[Tally]) -> None:
+    """Replaces tallies by those of the data of all workers of a cluster."""
+    if not is_cluster(model.distribute_strategy):
+        return
+    ends = of_all_workers(model, [[tally.low, tally.high] for tally in tallies])
+    for index, tally in enumerate(tallies):
+        tally.low, tally.high = ends[:, index, 0].min(), ends[:, index, 1].max()
+        counts = of_all_workers(model, tally.counts).sum(0)
+        tally.counts = counts.astype(np.int64)
 
 
 def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
