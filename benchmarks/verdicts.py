@@ -207,12 +207,12 @@ def healthy() -> dict[str, Callable[[], Case]]:
         "DS-CNN, percentiles": lambda: plain("DS-CNN", method="percentile"),
         "ResNet-20, fine-tuned": lambda: fine_tuned("ResNet-20", "int8"),
         "LeNet, contrib, fine-tuned": lambda: fine_tuned(
-            "LeNet", "contrib", input_range=(0.0, 1.0)
+            "LeNet", recipes.contrib(symmetric=True), input_range=(0.0, 1.0)
         ),
         "LeNet, weights of 4 bits, fine-tuned": lambda: fine_tuned("LeNet", recipes.int4_weights()),
         "LeNet, weights of 2 bits, fine-tuned": lambda: fine_tuned("LeNet", recipes.low_bits(2, 8)),
         "ResNet-20, contrib, fine-tuned": lambda: fine_tuned(
-            "ResNet-20", "contrib", input_range=(0.0, 1.0)
+            "ResNet-20", recipes.contrib(symmetric=True), input_range=(0.0, 1.0)
         ),
         "ResNet-20, 4 bits, fine-tuned": lambda: fine_tuned("ResNet-20", recipes.low_bits(4, 4)),
         "DS-CNN, int16x8": lambda: plain("DS-CNN", "int16x8"),
@@ -239,6 +239,18 @@ def healthy() -> dict[str, Callable[[], Case]]:
         "GRU": lambda: plain("gru"),
         "causal attention": lambda: plain("attentive"),
     }
+
+
+def announced() -> dict[str, Callable[[], Case]]:
+    """Models that are good, and of which something has to be said."""
+
+    def rounded_again() -> Case:
+        """TFLite has no zero points for weights."""
+        qat = calibrated(trained("LeNet"), data().x_train[:200], "contrib", method="mse")
+        fit(qat, data().x_train, data().y_train, 6, 1e-3)
+        return case(qat, input_range=(0.0, 1.0))
+
+    return {"LeNet, contrib, asymmetric weights, fine-tuned": rounded_again}
 
 
 def broken() -> dict[str, tuple[str, Callable[[], Case]]]:
@@ -340,14 +352,15 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=[""], help="parts of the models' names")
     parser.add_argument("--diagnose", action="store_true", help="diagnose each model as well")
     options = parser.parse_args()
-    cases = {name: (GOOD, make) for name, make in healthy().items()} | broken()
+    good = healthy() | announced()
+    cases = {name: (GOOD, make) for name, make in good.items()} | broken()
     cases = {
         name: case
         for name, case in cases.items()
         if any(part.lower() in name.lower() for part in options.parts)
     }
     titles = ("model", "same codes", "argmax", "dB", "accuracy", "float", "verdict", "", "warned")
-    widths = (43, 10, 6, 5, 8, 6, 13, 5, 6)
+    widths = (46, 10, 6, 5, 8, 6, 13, 5, 6)
     print(head(titles, widths))
     right, texts, false_alarms = [], [], 0
     for name, (truth, make) in cases.items():
@@ -365,7 +378,7 @@ def main() -> None:
         (output,) = labelled.outputs
         verdicts = {plain.verdict.words, labelled.verdict.words}
         right.append(verdicts == {truth})
-        false_alarms += bool(told) and truth == GOOD
+        false_alarms += bool(told) and name in healthy()
         figures = (
             _percent(output.identical),
             _percent(output.float_argmax_agreement),
@@ -378,7 +391,7 @@ def main() -> None:
         print(row((name, *figures, *last), widths), flush=True)
         if told or not plain.verdict.is_good:
             texts.append("\n    ".join([name, *told, str(plain.verdict)]))
-    healthy_ones = sum(truth == GOOD for truth, _ in cases.values())
+    healthy_ones = len(healthy().keys() & cases.keys())
     print(
         f"\n{sum(right)} of {len(right)} verdicts are right; {false_alarms} of {healthy_ones} "
         f"healthy models were warned of.\n",

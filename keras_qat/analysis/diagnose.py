@@ -298,7 +298,11 @@ def _unfit_ranges(graph: ResolvedGraph, arrays: list[np.ndarray]) -> list[str]:
             continue
         codes = np.array([params.lowest, params.highest])
         low, high = (codes - params.zero_point) * float(params.scale)
-        used = max(0.0, min(x.max(), high) - max(x.min(), low)) / (high - low)
+        lowest, highest = min(x.min(), 0.0), max(x.max(), 0.0)  # Each range includes zero.
+        if params.zero_point == 0:  # Such a range is symmetric.
+            highest = max(-lowest, highest)
+            lowest = -highest
+        used = (min(highest, high) - max(lowest, low)) / (high - low)
         beyond = np.mean((x < low - params.scale) | (x > high + params.scale))
         if beyond > BEYOND or used < USED:
             problems.append(

@@ -73,6 +73,16 @@ def test_ranges_of_other_data():
     assert re.search(r"and 9\d\.\d% of its numbers lie beyond", problem)
 
 
+def test_ranges_that_include_more_than_the_data_have():
+    """Those of 16 bits are symmetric, and all include zero."""
+    for recipe, x in (("int16x8", np.abs(X)), ("int8", 0.6 + 0.4 * np.abs(X))):
+        qat = keras_qat.quantize_model(
+            keras.Sequential([keras.Input((8,)), layers.Dense(3)]), recipe
+        )
+        keras_qat.calibrate(qat, x)
+        assert not keras_qat.diagnose(qat, x).problems
+
+
 def test_what_cannot_be_diagnosed(model):
     qat = keras_qat.quantize_model(model)
     with pytest.raises(ValueError, match="have seen no data yet"):

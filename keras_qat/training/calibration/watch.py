@@ -34,7 +34,7 @@ from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers
 
-_SAMPLE, _SAMPLED = 64, 256
+_SAMPLE, _SAMPLED = 16, 256
 """Numbers that are sampled of a tensor for each example, and examples of which they are."""
 
 
