@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
+from keras_qat.analysis.verify.verdict import is_far
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
 from keras_qat.frontend import graph as graph_lib
@@ -88,12 +89,19 @@ class Diagnosis:
     layers: dict[str, tuple[float, float]]
     remedies: dict[str, Quality]
 
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing has to be done: by `verify`'s limits, and without problems."""
+        far = is_far(self.now.sqnr, self.now.agreement)
+        return self.now.sqnr is not None and not far and not self.problems
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the result as JSON data."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         lines = [f"{self.model}: quantized against float, {self.examples} examples"]
+        lines += ["It is good as it is: near the model in float."] * self.is_good
         lines += [f"! {problem}" for problem in self.problems]
         lines += ["", "     dB  argmax", f"{self.now}  now"]
         lines += [f"{quality}  {code}" for code, quality in self.remedies.items()]

@@ -41,7 +41,7 @@ def test_layer_that_hurts(model):
     diagnosis = keras_qat.diagnose(qat, X)
     assert all(map(np.array_equal, before, qat.get_weights()))
     assert diagnosis.now.sqnr == pytest.approx(signal_to_noise(model, qat, X[1::2]), abs=0.1)
-    assert not diagnosis.problems
+    assert not diagnosis.problems and not diagnosis.is_good
     assert "both" in diagnosis.layers
     promised = diagnosis.remedies["recipes.int16x8()"]
     assert promised.sqnr > diagnosis.now.sqnr + 20
@@ -80,7 +80,10 @@ def test_ranges_that_include_more_than_the_data_have():
             keras.Sequential([keras.Input((8,)), layers.Dense(3)]), recipe
         )
         keras_qat.calibrate(qat, x)
-        assert not keras_qat.diagnose(qat, x).problems
+        diagnosis = keras_qat.diagnose(qat, x)
+        assert diagnosis.is_good and str(diagnosis).splitlines()[1].startswith(
+            "It is good as it is"
+        )
 
 
 def test_what_cannot_be_diagnosed(model):

@@ -111,6 +111,16 @@ def is_poor(output: OutputReport, examples: int) -> bool:
         by_chance = 2 * (differing / examples) ** 0.5
         lost = output.float_accuracy - output.accuracy
         return lost > max(FEWER_RIGHT, by_chance)
+    return is_far(sqnr, agreement)
+
+
+def is_far(sqnr: float | None, agreement: float | None) -> bool:
+    """Returns whether an output is far from that in float.
+
+    Args:
+        sqnr: its signal to noise in dB; None if it is the same for all examples.
+        agreement: share of rows with the same argmax; None for one entry.
+    """
     if sqnr is None:
         return False
     has_other_classes = agreement is None or agreement < LOW_AGREEMENT
