@@ -46,6 +46,29 @@ def range_of(
     return tf.minimum(low, high / ratio), tf.maximum(high, low * ratio)
 
 
+EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
+"""Bits of float32 that hold the exponent, and those of the fraction below it."""
+
+
+def power_of_two(scale: Any) -> Any:
+    """Returns the smallest power of two that is not below a float32 scale, exactly; 0 for 0."""
+    bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
+    return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
+
+
+def power_of_two_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
+    """Widens a symmetric range until its scale is a power of two."""
+    scale = power_of_two(quotient(maximum - minimum, 2.0**bits - 1.0))
+    half = 2.0 ** (bits - 1)
+    return -half * scale, (half - 1.0) * scale
+
+
+def power_of_two_limits(limits: Any, bits: int) -> Any:
+    """Widens limits of weights until their scales are powers of two."""
+    levels = 2.0 ** (bits - 1) - 1.0
+    return levels * power_of_two(quotient(limits, levels))
+
+
 def fake_quantize(
     x: Any, minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
 ) -> Any:

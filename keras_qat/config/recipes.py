@@ -21,6 +21,7 @@ __all__ = [
     "int8",
     "int16x8",
     "low_bits",
+    "power_of_two",
     "symmetric",
 ]
 
@@ -105,6 +106,29 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
     base = int8(ema_decay=ema_decay, ranges=ranges)
     activations = dataclasses.replace(base.activations, symmetric=True)
     return dataclasses.replace(base, name="symmetric", activations=activations)
+
+
+def power_of_two(ema_decay: float = 0.999) -> Recipe:
+    """Returns a recipe whose scales are all powers of two, one for each tensor, zero points 0.
+
+    Chips without multipliers for scales shift instead, such as Espressif's with ESP-DL. Weights and
+    activations have 8 bits. Scales are rounded up, by up to a factor of two, which costs up to one
+    bit of precision: train, or `calibrate(qat, x, method="mse")`. Exported files are ordinary int8
+    files. LSTM and GRU, PReLU and layers that normalize have tensors with other scales inside.
+
+    Args:
+        ema_decay: decay per step of the moving averages of activations' extremes.
+
+    Example:
+        >>> qat = keras_qat.quantize_model(model, keras_qat.recipes.power_of_two())
+    """
+    base = int8(ema_decay=ema_decay, per_channel=False)
+    return dataclasses.replace(
+        base,
+        name="power_of_two",
+        weights=dataclasses.replace(base.weights, power_of_two=True),
+        activations=dataclasses.replace(base.activations, symmetric=True, power_of_two=True),
+    )
 
 
 @answers_unknown(
@@ -273,6 +297,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
     "int16x8": int16x8,
     "int4_weights": int4_weights,
     "low_bits": low_bits,
+    "power_of_two": power_of_two,
     "symmetric": symmetric,
     "contrib": contrib,
 }

@@ -51,9 +51,12 @@ class QuantSpec:
             that need more, up to 1 %). Pixels scaled by `x / 127.5 - 1` all lie halfway between
             two codes if their own range is divided into 255 steps, as does 0.5 in a range of 0 to
             1. Of 254.75 steps no such fraction is a tie, so all kernels round alike.
+        power_of_two: whether scales are powers of two, which some chips multiply by as shifts. The
+            scale of the observed range is rounded up, so that nothing is clipped.
 
     Raises:
-        ValueError: on other bits, an unknown observer, or a decay outside 0 to 1.
+        ValueError: on other bits, an unknown observer, a decay outside 0 to 1, or scales that are
+            powers of two of ranges that are asymmetric, per channel or learned.
     """
 
     bits: int = 8
@@ -67,6 +70,7 @@ class QuantSpec:
     initial_range: tuple[float, float] | None = None
     preserve: Preserve | None = None
     off_ties: bool = False
+    power_of_two: bool = False
 
     def __post_init__(self) -> None:
         if self.bits == 16 and not self.symmetric:
@@ -80,6 +84,12 @@ class QuantSpec:
             raise ValueError(f"observer={self.observer!r}: use one of {names}.")
         if self.preserve is not None and self.preserve not in get_args(Preserve):
             raise ValueError(f"preserve={self.preserve!r}: use 'zeros' or 'clusters'.")
+        is_learned = self.observer.startswith("learned")
+        if self.power_of_two and (not self.symmetric or self.per_channel or is_learned):
+            raise ValueError(
+                "power_of_two=True: the range has to be symmetric, one for the tensor, and not "
+                "learned, as in recipes.power_of_two()."
+            )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(
                 f"ema_decay={self.ema_decay}: pass a number of at least 0 and below 1."

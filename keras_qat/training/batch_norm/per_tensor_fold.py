@@ -82,6 +82,8 @@ def _quantized(wrapper: Weighted, kernel: Any, factor: Any, axes: tuple[int, ...
         bits = wrapper.weight_spec.bits
     product = scaled(kernel, axes, factor)
     limit = fake_quant.channel_limits(product, ())
+    if wrapper.weight_spec is not None and wrapper.weight_spec.power_of_two:
+        limit = fake_quant.power_of_two_limits(limit, bits)
     q = fake_quant.quantize_channels(product, limit, bits)
     scale = tf.reshape(limit, []) / float(2 ** (bits - 1) - 1)
     inner = [axis for axis in range(-len(kernel.shape), 0) if axis not in axes]

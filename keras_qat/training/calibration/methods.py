@@ -74,6 +74,9 @@ def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarra
     if high <= low:
         return float(np.inf)
     scale = (high - low) / (2**spec.bits - 1 - (spec.symmetric and spec.narrow_range))
+    if spec.power_of_two:
+        scale = 2.0 ** np.ceil(np.log2(scale))
+        low, high = (sign * scale * 2 ** (spec.bits - 1) for sign in (-1, 1))
     a, b = histogram.low, histogram.high
     inside = scale**3 * (
         _rounding(np.clip(b, low, high) / scale) - _rounding(np.clip(a, low, high) / scale)

@@ -149,10 +149,13 @@ class ActivationQuantizer:
             else observer.range(x)
             for index, observer in enumerate(self.observers)
         ]
-        if len(ranges) == 1:
-            return ranges[0]
-        minima, maxima = zip(*ranges, strict=True)
-        return tf.reduce_min(tf.stack(minima)), tf.reduce_max(tf.stack(maxima))
+        low, high = ranges[0]
+        if len(ranges) > 1:
+            minima, maxima = zip(*ranges, strict=True)
+            low, high = tf.reduce_min(tf.stack(minima)), tf.reduce_max(tf.stack(maxima))
+        if getattr(self.spec, "power_of_two", False):
+            return fake_quant.power_of_two_range(low, high, self.spec.bits)
+        return low, high
 
     def applies(self, phase: Phase, minimum: Any, maximum: Any) -> Any:
         """Whether a call quantizes: not before the delay, and not before any data was observed."""

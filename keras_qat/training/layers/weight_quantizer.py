@@ -59,6 +59,9 @@ class WeightQuantizer:
 
     def limits(self, weights: Any) -> Any:
         """Returns the largest magnitude of each output channel, shaped to broadcast."""
+        if self.spec.power_of_two:
+            limits = fake_quant.channel_limits(weights, self.channel_axes)
+            return fake_quant.power_of_two_limits(limits, self.spec.bits)
         if self.learned is None:
             return fake_quant.channel_limits(weights, self.channel_axes)
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
