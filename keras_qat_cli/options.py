@@ -40,7 +40,7 @@ def _kernels(*names: str) -> Callable[[Command], Command]:
 TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
 """Runtimes of TFLite files, of those that `verify(kernels=)` takes."""
 
-KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime")
+KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
 """Names of `kernel_families.FAMILIES`, in the order that helps most."""
 
 tflite_kernels = _kernels(*TFLITE_KERNELS)

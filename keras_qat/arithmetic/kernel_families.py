@@ -23,6 +23,11 @@ def half_up(numbers: Any, factor: Any) -> Any:
     return tf.cast(tf.floor(exact + 0.5), numbers.dtype)
 
 
+def halves_up(x: Any) -> Any:
+    """Rounds to whole numbers, halves up."""
+    return tf.floor(x + 0.5)
+
+
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
     """The rounding of one runtime: a field for each question that operators ask about it.
@@ -41,7 +46,7 @@ class KernelFamily:
         means: whether int8 sums over axes are divided by their count in float32, in fixed point, or
             times one float32 factor.
         quantize: whether real numbers are multiplied by the inverse of the int8 scale, halves to
-            even, or divided by the scale, halves away from zero or to even.
+            even, or divided by the scale, halves away from zero, or as `halves` rounds.
         requantize: whether int8 values get another scale by a factor in 256ths, in fixed point, or
             as real numbers.
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
@@ -67,7 +72,8 @@ class KernelFamily:
             channel.
         static_shapes: whether the runtime wants shapes as constants where a batch size is given.
         in_float: whether operators that the fields above do not describe compute in float32, from
-            real numbers, and their results are divided by the scale, halves to even.
+            real numbers, and their results are divided by the scale.
+        halves: rounds what the kernels of `in_float` computed in float32: halves to even or up.
     """
 
     name: str
@@ -76,7 +82,7 @@ class KernelFamily:
     products: Rescaling | None = None
     additions: Literal["rounded_once", "rounded_twice", "float32"] = "rounded_twice"
     means: Literal["float32", "fixed_point", "one_factor"] = "fixed_point"
-    quantize: Literal["times_inverse", "divided", "divided_to_even"] = "divided"
+    quantize: Literal["times_inverse", "divided", "divided_by_float32"] = "divided"
     requantize: Literal["256ths", "fixed_point", "float32"] = "fixed_point"
     leaky_relu: Literal["256ths", "fixed_point"] = "fixed_point"
     tables: Literal["half_to_even", "half_away"] = "half_away"
@@ -94,6 +100,7 @@ class KernelFamily:
     int4_dense_per_channel: bool = True
     static_shapes: bool = False
     in_float: bool = False
+    halves: Callable[[Any], Any] = tf.round
 
 
 REFERENCE = KernelFamily("reference")
@@ -142,15 +149,24 @@ ONNXRUNTIME = KernelFamily(
     products=half_to_even,
     additions="float32",
     means="one_factor",
-    quantize="divided_to_even",
+    quantize="divided_by_float32",
     requantize="float32",
     softmax="float32_table",
     in_float=True,
 )
 """onnxruntime's CPU kernels on x86, for files of `export_onnx`."""
 
+ESP_DL = dataclasses.replace(
+    ONNXRUNTIME,
+    name="esp_dl",
+    sums=half_up,
+    matrix_products=half_up,
+    halves=halves_up,
+)
+"""ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 it is as onnxruntime."""
+
 FAMILIES = {
-    family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME)
+    family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL)
 }
 """All families, by the name that users pass as `kernels=`."""
 

@@ -37,7 +37,7 @@ def quantized_input(x: Any, params: QuantParams, family: KernelFamily) -> Any:
 
 def _rounds_to_even(family: KernelFamily) -> bool:
     """Whether files have real inputs, which a family rounds by itself, halves to even."""
-    return family.quantize == "divided_to_even"
+    return family.quantize == "divided_by_float32" and family.halves is tf.round
 
 
 def _quantized_input(x: Any, scale: Any, ends: Ends, to_even: bool) -> Any:
@@ -220,11 +220,11 @@ def computes_in_float(node: Node, family: KernelFamily) -> bool:
 def quantize_results(
     node: Node, results: list[Any], family: KernelFamily, prepared: NodeNumbers | None
 ) -> list[Any]:
-    """Quantizes what a node computed in float: divided by the scale, halves to even."""
+    """Quantizes what a node computed in float: divided by the scale, rounded as the family does."""
     known = prepared or _prepare_node(node, family)
     assert known.ends is not None
     scale = known.row["numbers"]
-    rounded = [tf.round(single(tf.cast(y, tf.float64) / scale)) for y in results]
+    rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
     return [tf.cast(_clipped(y, known.ends), tf.float32) for y in rounded]
 
 

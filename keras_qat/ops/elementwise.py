@@ -61,7 +61,7 @@ def _prepare_add(a: Arguments) -> Any:
 def _add(a: Arguments) -> Any:
     """Computes a + b or a - b, first in a scale that kernels take, then in the output's."""
     if _in_float32(a):
-        return mlas.sum_of_two(a.q, a.numbers)
+        return mlas.sum_of_two(a.q, a.numbers, a.family.halves)
     numbers: _Sum = a.numbers
     result = _add_once(a, numbers.once) if numbers.once else _add_twice(a)
 
@@ -186,7 +186,7 @@ def _multiply(a: Arguments) -> Any:
     XNNPACK computes a tensor times itself as a square, from a table.
     """
     if _in_float32(a):
-        return mlas.product_of_two(a.q, a.numbers)
+        return mlas.product_of_two(a.q, a.numbers, a.family.halves)
     (x, y), (numbers, square) = a.q, a.numbers
 
     def in_float(factor: Any) -> Any:

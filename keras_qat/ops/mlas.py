@@ -1,12 +1,13 @@
 """Computes as onnxruntime's kernels (MLAS) do, where they differ from all other kernels.
 
-They compute in float32, add the output's zero point, that of uint8, and then round halves to even.
+They compute in float32, add the output's zero point, that of uint8, and then round.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.op import Arguments
+
+Rounding = Callable[[Any], Any]
+"""`KernelFamily.halves`."""
 
 UNSIGNED = 128
 """Difference of zero points in uint8 and in int8."""
@@ -25,9 +29,9 @@ def _zero_point(params: QuantParams) -> Any:
     return tf.cast(params.zero_point, tf.float64) + UNSIGNED
 
 
-def _rounded(x: Any, zero_point: Any, dtype: tf.DType) -> Any:
+def _rounded(x: Any, zero_point: Any, dtype: tf.DType, halves: Rounding) -> Any:
     """Rounds values that include the zero point, and subtracts it."""
-    return tf.cast(tf.round(x) - zero_point, dtype)
+    return tf.cast(halves(x) - zero_point, dtype)
 
 
 def prepare_sum(a: Arguments) -> tuple[Any, ...]:
@@ -40,12 +44,12 @@ def prepare_sum(a: Arguments) -> tuple[Any, ...]:
     return *ratios, *zero_points, single(output - zeros), output
 
 
-def sum_of_two(q: list[Any], numbers: tuple[Any, ...]) -> Any:
+def sum_of_two(q: list[Any], numbers: tuple[Any, ...], halves: Rounding) -> Any:
     """Adds two tensors by two fused multiplications and additions in float32."""
     first, second, zero_1, zero_2, offset, output = numbers
     x, y = (tf.cast(part, tf.float64) for part in q)
     partly = single(product(y + zero_2, second) + offset)
-    return _rounded(single(product(x + zero_1, first) + partly), output, q[0].dtype)
+    return _rounded(single(product(x + zero_1, first) + partly), output, q[0].dtype, halves)
 
 
 def prepare_product(a: Arguments) -> tuple[Any, Any]:
@@ -54,11 +58,11 @@ def prepare_product(a: Arguments) -> tuple[Any, Any]:
     return single(quotient(single(first * second), a.output.scale)), _zero_point(a.output)
 
 
-def product_of_two(q: list[Any], numbers: tuple[Any, Any]) -> Any:
+def product_of_two(q: list[Any], numbers: tuple[Any, Any], halves: Rounding) -> Any:
     """Multiplies two tensors."""
     ratio, output = numbers
     whole = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
-    return _rounded(single(single(product(whole, ratio)) + output), output, q[0].dtype)
+    return _rounded(single(single(product(whole, ratio)) + output), output, q[0].dtype, halves)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _mean(a: Arguments) -> Any:
     numbers: Any = a.numbers
     if a.family.means == "one_factor":
         (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
-        return tf.cast(tf.round(single(product(sums, only))), x.dtype)
+        return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
     if len(numbers) == 3:  # The count was not known.
         numbers = _factor_and_offset(numbers, count)
     factor, of_zeros, offset, zero_point = numbers

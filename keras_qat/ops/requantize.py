@@ -30,8 +30,8 @@ def _quantize(a: Arguments) -> Any:
     x = tf.cast(a.q[0], tf.float64)
     if _takes_inverse(a):
         return tf.cast(tf.round(single(x * a.numbers)), tf.float32)
-    is_even = a.family.quantize == "divided_to_even"
-    rounded = tf.round if is_even else round_half_away
+    in_float32 = a.family.quantize == "divided_by_float32"
+    rounded = a.family.halves if in_float32 else round_half_away
     return tf.cast(rounded(single(x / a.numbers)), held_in(a.output))
 
 
@@ -79,7 +79,7 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     if 16 in (params.bits, output.bits):
         return Multiplier(fixed_point(before / after))
     if family.requantize == "float32":
-        return Multiplier(fixed_point(before / after), (before, after), True)
+        return Multiplier(fixed_point(before / after), (before, after, family.halves), True)
     coarse = single(before / after)
     one, finer = (tf.constant(steps, tf.float64) for steps in (1.0, FINER_STEPS))
     steps = tf.where(coarse < LEAST_RATIO, finer, one)
@@ -95,14 +95,14 @@ def requantized(q: Any, numbers: Multiplier) -> Any:
     """Expresses the same real values with other parameters.
 
     Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
-    31-bit numbers twice; real numbers once, half to even.
+    31-bit numbers twice; real numbers once, as the family rounds halves.
     """
 
     def in_other(factor: Any) -> Any:
         if isinstance(factor, tuple):
-            before, after = factor
+            before, after, halves = factor
             real = single(tf.cast(q, tf.float64) * before)
-            return tf.cast(tf.round(single(real / after)), q.dtype)
+            return tf.cast(halves(single(real / after)), q.dtype)
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
     return numbers.times(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
