@@ -307,7 +307,8 @@ def get(recipe: str | Recipe) -> Recipe:
     """Returns a recipe by name, or the recipe itself.
 
     Args:
-        recipe: "int8", "int16x8", "int4_weights", "low_bits", "symmetric", "contrib", or a recipe.
+        recipe: "int8", "int16x8", "int4_weights", "low_bits", "symmetric", "power_of_two",
+            "contrib", or a recipe.
 
     Raises:
         ValueError: on an unknown name.
