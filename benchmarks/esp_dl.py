@@ -67,7 +67,7 @@ def as_float(path: Path) -> tuple[Any, dict[str, float]]:
         read = [names.get(name, name) for name in node.input]
         if node.op_type == "DequantizeLinear" and read[0] in constants:
             scales[node.output[0]] = step = float(np.ravel(constants[read[1]])[0])
-            constants[node.output[0]] = np.float32(constants[read[0]] * np.float32(step))
+            constants[node.output[0]] = constants[read[0]].astype(np.float32) * np.float32(step)
         elif node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             names[node.output[0]] = read[0]
             scales.setdefault(read[0], float(constants[read[1]]))

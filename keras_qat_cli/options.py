@@ -174,7 +174,9 @@ quantizing = _together(
     Quantizing,
     click.option(
         "--recipe",
-        type=click.Choice(["int8", "symmetric", "int16x8", "int4_weights", "low_bits", "contrib"]),
+        type=click.Choice(
+            ["int8", "symmetric", "power_of_two", "int16x8", "int4_weights", "low_bits", "contrib"]
+        ),
         show_default="the target's, without one int8",
         help="How a float model is quantized.",
     ),
