@@ -91,3 +91,10 @@ def test_what_lies_far_outside(values, expected):
 
 def test_a_range_of_other_data_is_not_set_by_far_values():
     assert far_values(np.linspace(0, 1, 99), (0.0, 1.0), (0.0, 255.0), 8) is None
+
+
+def test_a_range_that_no_value_reaches_is_set_by_something_else():
+    """As that of probabilities, which the operator fixes."""
+    values = np.linspace(1e-4, 6e-3, 1000)
+    assert far_values(values, (1e-4, 0.5), (0.0, 0.996), 8) is not None
+    assert far_values(values, (1e-4, 8.6e-3), (0.0, 0.996), 8) is None

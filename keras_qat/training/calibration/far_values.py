@@ -58,8 +58,8 @@ def far_values(
         else:
             rest, far = above, below[0]
         outermost = max(outermost or 0.0, float(far), key=abs)
-    if outermost is None:
-        return None
+    if outermost is None or abs(outermost) < abs(high if outermost > 0 else low) / 2:
+        return None  # None are far, or something else set the range, as an operator does.
     needed = max(rest[-1], 0.0) - min(rest[0], 0.0)
     is_lost = needed * FAR < high - low and needed * (2**bits - 1) < LEVELS * (high - low)
     if not is_lost or len(np.unique(rest)) < VARIED:
