@@ -1,6 +1,7 @@
-"""Would the tests see a fault? Small changes of the code, each with the tests of its folders.
+"""Would the tests see a fault? Small changes of the code, each with the tests that execute it.
 
-    python -m benchmarks.mutants --count 100     the score and the survivors; hours on one core
+    python -m benchmarks.covering                which tests execute which lines; once
+    python -m benchmarks.mutants --count 100     the score and the survivors
     python -m benchmarks.mutants --count 300     goes on where the last run ended
 
 A mutant is one changed operator, number, condition or statement of a file in `ROOMS`. TensorFlow is
@@ -25,17 +26,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-ROOMS = {
-    "arithmetic": "arithmetic ops training/ranges integer_graph end_to_end",
-    "ops": "ops integer_graph export targets end_to_end",
-    "integer_graph": "integer_graph export analysis end_to_end",
-    "export/tflite_writer.py": "export ops tflite end_to_end",
-    "tflite/builder.py": "export tflite ops end_to_end",
-    "tflite/op_versions.py": "export tflite ops end_to_end",
-    "tflite/weight_packing.py": "export tflite ops end_to_end",
-}
-"""Folder or file of keras_qat -> folders of tests that concern it, the quickest first."""
+from benchmarks.covering import IMPORTED, ROOT, Covering
+
+ROOMS = (
+    *("arithmetic", "ops", "integer_graph", "export/tflite.py", "export/tflite_writer.py"),
+    *("tflite/builder.py", "tflite/op_versions.py", "tflite/weight_packing.py"),
+)
+"""Folders and files of keras_qat that are changed."""
+
+ROUND = 40
+"""Tests that are collected first; most mutants end there."""
 
 SWAPS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
@@ -56,7 +56,10 @@ class Mutant(NamedTuple):
 
     path: str
     change: str
-    source: str
+    lines: range
+    tree: ast.Module
+    node: ast.AST
+    variant: ast.AST
 
     @property
     def key(self) -> str:
@@ -105,30 +108,33 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list") or isinstance(node, UNCHANGED):
                 continue
-            many = isinstance(value, list)
-            for index, child in enumerate(value if many else [value]):
+            for child in value if isinstance(value, list) else [value]:
                 if not isinstance(child, ast.AST):
                     continue
                 for variant in variants(child):
-                    put(node, field, index if many else None, variant)
                     change = f"{scope}: {first_line(child)} -> {first_line(variant)}"
                     seen[change] = seen.get(change, 0) + 1
                     number = f" ({seen[change]})" if seen[change] > 1 else ""
-                    yield Mutant(
-                        name, change + number, ast.unparse(ast.fix_missing_locations(tree))
-                    )
-                    put(node, field, index if many else None, child)
+                    yield Mutant(name, change + number, lines_of(child), tree, child, variant)
                 yield from visit(child, scope)
 
     yield from visit(tree, "")
 
 
-def put(node: ast.AST, field: str, index: int | None, child: ast.AST) -> None:
-    """Replaces a child of a node."""
-    if index is None:
-        setattr(node, field, child)
-    else:
-        getattr(node, field)[index] = child
+def lines_of(node: Any) -> range:
+    """Returns the lines of an expression; those of a condition's test."""
+    node = node.test if isinstance(node, ast.If) else node
+    return range(node.lineno, node.end_lineno + 1)
+
+
+class Exchange(ast.NodeTransformer):
+    """Puts a variant in the place of a node."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.mutant.variant if node is self.mutant.node else self.generic_visit(node)
 
 
 def first_line(node: ast.AST) -> str:
@@ -146,29 +152,24 @@ def drawn(count: int) -> list[Mutant]:
     return sorted(mutants, key=lambda mutant: zlib.crc32(mutant.key.encode()))[:count]
 
 
-class Order:
-    """Runs tests that saw other mutants first, and notes which test failed."""
+class Chosen:
+    """Runs the given tests in their order, and notes which one failed."""
 
-    def __init__(self, path: str, results: dict[str, str], note: Path) -> None:
-        self.note, self.stem = note, Path(path).stem
-        self.seen = {test for key, test in results.items() if key.startswith(path)}
-        self.counts = Counter(test.split("::")[0] for test in results.values())
+    def __init__(self, tests: list[str], note: Path) -> None:
+        self.places = {test: place for place, test in enumerate(tests)}
+        self.note = note
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items.sort(key=self.place)
-
-    def place(self, item: Any) -> tuple[bool, int, bool]:
-        """Returns what tests are sorted by."""
-        seen = item.nodeid in self.seen
-        return not seen, -self.counts[item.nodeid.split("::")[0]], self.stem not in item.nodeid
+        items[:] = [item for item in items if item.nodeid in self.places]
+        items.sort(key=lambda item: self.places[item.nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.note.write_text(report.nodeid)
 
 
-def outcome(mutant: Mutant, words: list[str], results: dict[str, str], seconds: int) -> str:
+def outcome(mutant: Mutant, tests: list[str], words: list[str], seconds: int) -> str:
     """Returns the test that fails, "import" if none begins; or "survived", or "undecided"."""
     note = ROOT / f"build/mutants/{os.getpid()}"
     note.write_text("import")
@@ -178,10 +179,12 @@ def outcome(mutant: Mutant, words: list[str], results: dict[str, str], seconds: 
         os.dup2(os.open(note.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
         os.dup2(1, 2)
         use(mutant)
-        order, status = Order(mutant.path, results, note), 0
-        for folder in tests_of(mutant.path):
-            given = ["-x", "-q", "-p", "no:cacheprovider", folder, *words]
-            status = status or int(pytest.main(given, plugins=[order]))
+        status = 0
+        for part in (tests[:ROUND], tests[ROUND:]):
+            files = sorted({test.split("::")[0] for test in part})
+            if files and not status:
+                given = ["-x", "-q", "-p", "no:cacheprovider", *files, *words]
+                status = int(pytest.main(given, plugins=[Chosen(part, note)]))
         os._exit(status)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -193,43 +196,44 @@ def use(mutant: Mutant) -> None:
     """Lets this process import the changed code."""
     loader: Any = importlib.machinery.SourceFileLoader
     path, unchanged = str(ROOT / mutant.path), loader.get_code
+    changed = ast.fix_missing_locations(Exchange(mutant).visit(mutant.tree))
 
     def get_code(self: Any, name: str) -> Any:
         if self.path == path:
-            return compile(mutant.source, path, "exec")
+            return compile(changed, path, "exec")
         return unchanged(self, name)
 
     loader.get_code = get_code
 
 
-def tests_of(path: str) -> list[str]:
-    """Returns the folders of tests that concern a file."""
-    (folders,) = [tests for room, tests in ROOMS.items() if path.startswith(f"keras_qat/{room}")]
-    return [f"tests/{folder}" for folder in folders.split()]
+def ordered(mutant: Mutant, covering: Covering, results: dict[str, str]) -> list[str]:
+    """Returns the tests that execute a mutant, those first that saw another one of its file."""
+    seen = Counter(test for key, test in results.items() if key.split()[0] == mutant.path)
+    return sorted(covering.tests(mutant.path, mutant.lines), key=lambda test: -seen[test])
 
 
 def main() -> None:
     """Tries mutants and prints the score."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=100, help="mutants to draw (default: 100)")
-    parser.add_argument(
-        "--seconds", type=int, default=600, help="of a core for each (default: 600)"
-    )
+    parser.add_argument("--seconds", type=int, default=90, help="of a core for each (default: 90)")
     parser.add_argument("--words", default="", help="more for pytest, such as \"-m '' --seeds 20\"")
+    parser.add_argument("--again", nargs="*", default=(), help="outcomes to try once more")
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutants/results.json")
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    for name in ("tensorflow", "tf_keras", "keras", "sklearn", "ai_edge_litert"):
-        __import__(name)  # Nothing of keras_qat, which each mutant imports anew.
+    for name in IMPORTED:
+        __import__(name)
     results = {}
     if arguments.results.exists():
         results = json.loads(arguments.results.read_text())
     mutants, words = drawn(arguments.count), arguments.words.split()
+    covering = Covering()
     for mutant in mutants:
-        if mutant.key in results:
+        if results.get(mutant.key, "none") not in ("none", *arguments.again):
             continue
         start = time.monotonic()
-        results[mutant.key] = outcome(mutant, words, results, arguments.seconds)
+        tests = ordered(mutant, covering, results)
+        results[mutant.key] = outcome(mutant, tests, words, arguments.seconds)
         arguments.results.write_text(json.dumps(results, indent=1))
         print(f"{time.monotonic() - start:5.0f} s  {mutant.key}: {results[mutant.key]}", flush=True)
     kept = {mutant.key: results[mutant.key] for mutant in mutants}

@@ -36,7 +36,9 @@ from tests.ops.harness import file_of, in_integers, node_of, random_inputs, size
 FAMILIES: tuple[str, ...] = ("xnnpack", "xnnpack_arm64", "reference")
 
 
-def operators(seeds: int) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
+def operators(
+    seeds: int, families: tuple[str, ...] = FAMILIES
+) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
     """Name, file and arrays of each operator's examples; of products also as CONV_2D."""
     for op in ROWS:
         for bits in (8, 16):
@@ -54,11 +56,13 @@ def operators(seeds: int) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
                     contents = file_of(each)
                     graph = FileGraph(contents)
                     arrays = [inputs[name] for name in graph.inputs]
-                    found = {family: in_integers(each, inputs, family) for family in FAMILIES}
+                    found = {family: in_integers(each, inputs, family) for family in families}
                     yield f"{op.name}{form}, {bits} bits.{seed}", contents, _named(arrays, found)
 
 
-def networks() -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
+def networks(
+    families: tuple[str, ...] = FAMILIES,
+) -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
     """Likewise of families of small networks."""
     for name, family in {**convolutional.FAMILIES, **composite.FAMILIES}.items():
         if any(None in shape for shape in family.shapes):
@@ -69,7 +73,7 @@ def networks() -> Iterator[tuple[str, bytes, dict[str, np.ndarray]]]:
         graph = FileGraph(contents)
         given = x if len(x) > 1 else x[0]
         found = {}
-        for kernels in FAMILIES:
+        for kernels in families:
             simulated = keras_qat.simulate(qat, given, kernels)
             if simulated.float_layers:
                 break

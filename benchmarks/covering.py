@@ -1,0 +1,129 @@
+"""Which tests execute which lines: recorded once with coverage, and asked by benchmarks.mutants.
+
+    python -m benchmarks.covering      once, as long as the tests take and half as long again
+
+Each file of tests runs in a process of its own, since what TensorFlow has traced once runs without
+its lines. What is recorded stays in build/mutants/tests; a file that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "build/mutants/tests"
+IMPORTED = ("tensorflow", "tf_keras", "keras", "sklearn", "ai_edge_litert", "onnx", "onnxruntime")
+"""What takes long to import. Nothing of keras_qat, which a fork imports with its change."""
+
+
+class Contexts:
+    """Tells coverage which test runs, and takes its CPU time."""
+
+    def __init__(self, coverage: Any) -> None:
+        self.coverage = coverage
+        self.seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        self.coverage.switch_context(item.nodeid)
+        start = time.process_time()
+        outcome = yield
+        self.seconds[item.nodeid] = round(time.process_time() - start, 3)
+        self.coverage.switch_context("")
+        return outcome
+
+
+def record(test_file: Path, destination: Path) -> None:
+    """Writes the seconds of each test of a file, and the numbers of tests by file and line."""
+    import coverage
+
+    os.environ["COVERAGE_CORE"] = "ctrace"  # The other one has no contexts.
+    measured = coverage.Coverage(data_file=None, source=["keras_qat"], config_file=False)
+    contexts = Contexts(measured)
+    measured.start()
+    pytest.main(["-q", "-p", "no:cacheprovider", str(test_file)], plugins=[contexts])
+    measured.stop()
+    data = measured.get_data()
+    numbers = {test: number for number, test in enumerate(contexts.seconds)}
+    lines = {
+        os.path.relpath(path, ROOT): {
+            line: sorted(numbers[test] for test in tests if test)
+            for line, tests in data.contexts_by_lineno(path).items()
+        }
+        for path in data.measured_files()
+    }
+    destination.write_text(json.dumps({"seconds": contexts.seconds, "lines": lines}))
+
+
+class Covering:
+    """The tests that execute each line, as recorded."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[int, list[str]]] = {}
+        for path in sorted(RECORDS.glob("*.json")):
+            recorded = json.loads(path.read_text())
+            names = list(recorded["seconds"])
+            self.seconds |= recorded["seconds"]
+            for file, lines in recorded["lines"].items():
+                for line, numbers in lines.items():
+                    tests = self.lines.setdefault(file, {}).setdefault(int(line), [])
+                    tests += [names[number] for number in numbers]
+
+    def tests(self, path: str, lines: range) -> list[str]:
+        """Returns the tests that execute one of the lines, the most telling per second first.
+
+        A test tells more of a file if more of the lines that it executes are that file's. For lines
+        that run only while the package is imported, all tests of the file's other lines do.
+        """
+        recorded = self.lines.get(path, {})
+        covering = {test for line in lines for test in recorded.get(line, ())}
+        in_file = self._counts(path)
+        return sorted(
+            covering or in_file,
+            key=lambda test: (self.seconds[test] + 0.05) * self.totals[test] / in_file[test],
+        )
+
+    def _counts(self, path: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for tests in self.lines.get(path, {}).values():
+            for test in tests:
+                counts[test] = counts.get(test, 0) + 1
+        return counts
+
+    @functools.cached_property
+    def totals(self) -> dict[str, int]:
+        """Test -> how many lines it executes."""
+        totals: dict[str, int] = {}
+        for path in self.lines:
+            for test, count in self._counts(path).items():
+                totals[test] = totals.get(test, 0) + count
+        return totals
+
+
+def main() -> None:
+    """Records the tests' files that are not yet recorded."""
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    for name in IMPORTED:
+        __import__(name)
+    for test_file in sorted((ROOT / "tests").rglob("test_*.py")):
+        relative = test_file.relative_to(ROOT)
+        destination = RECORDS / f"{'-'.join(relative.with_suffix('').parts)}.json"
+        if destination.exists():
+            continue
+        child = os.fork()
+        if not child:
+            record(relative, destination)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()
