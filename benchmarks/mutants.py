@@ -196,7 +196,8 @@ def use(mutant: Mutant) -> None:
     """Lets this process import the changed code."""
     loader: Any = importlib.machinery.SourceFileLoader
     path, unchanged = str(ROOT / mutant.path), loader.get_code
-    changed = ast.fix_missing_locations(Exchange(mutant).visit(mutant.tree))
+    Exchange(mutant).visit(mutant.tree)
+    changed = ast.fix_missing_locations(mutant.tree)
 
     def get_code(self: Any, name: str) -> Any:
         if self.path == path:
