@@ -14,6 +14,7 @@ import numpy as np
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.config.targets import TFLM
 from keras_qat.export.read_back import report
+from keras_qat.export.read_back_c import differences
 from keras_qat.export.tflite import EndType, file_of
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -103,30 +104,43 @@ def export_c(
     )
     graph = FileGraph(contents)
     rescaled, keeps_states = rescaled_inputs(contents), "states" in read_metadata(contents)
-    golden = {} if examples is None else _golden(resolved, examples, graph, rescaled)
+    words = _identifiers(graph)
+    golden = {} if examples is None else _golden(resolved, examples, graph, rescaled, words)
     space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
     texts = {
-        source: _source(header.name, space, contents, golden),
-        header: _header(resolved.name, space, graph, golden, rescaled, keeps_states),
+        file: "\n".join(lines) + "\n"
+        for file, lines in (
+            (source, _source(header.name, space, contents, golden)),
+            (header, _header(resolved.name, space, graph, words, golden, rescaled, keeps_states)),
+        )
     }
+    damage = differences(texts[source], texts[header], contents, words, golden, rescaled)
+    report(f"The C++ source of '{resolved.name}'", damage, [])
     with contextlib.ExitStack() as stack:  # Both files are replaced, or none.
-        for file, lines in texts.items():
-            text = "\n".join(lines) + "\n"
-            if file == source and _array_in(text) != contents:
-                differs = ["its array is not the TFLite file"]
-                report(f"The C++ source of '{resolved.name}'", differs, [])
+        for file, text in texts.items():
             stack.enter_context(replacing(file)).write_bytes(text.encode())
     return contents
 
 
-def _array_in(source: str) -> bytes:
-    """Reads the TFLite file back from the source."""
-    _, body = source.split("kFile[] = {", 1)
-    return bytes.fromhex(body.split("}", 1)[0].replace("0x", "").replace(",", ""))
+def _identifiers(graph: FileGraph) -> dict[str, str]:
+    """Returns the word of each input and output in the names of its constants, all different."""
+    words: dict[str, str] = {}
+    taken = {"File", "Examples"}  # As in kFileSize and kGoldenExamples.
+    for name in (*graph.inputs, *graph.outputs):
+        word, number = _identifier(name), 1
+        while (own := f"{word}{number if number > 1 else ''}") in taken:
+            number += 1
+        taken.add(own)
+        words[name] = own
+    return words
 
 
 def _golden(
-    resolved: ResolvedGraph, examples: Any, graph: FileGraph, rescaled: dict[str, Any]
+    resolved: ResolvedGraph,
+    examples: Any,
+    graph: FileGraph,
+    rescaled: dict[str, Any],
+    words: dict[str, str],
 ) -> dict[str, np.ndarray]:
     """Returns the codes of inputs and outputs by constant name, a row for each example."""
     ends = {**graph.inputs, **graph.outputs}
@@ -149,8 +163,7 @@ def _golden(
         offset = 128 if graph.outputs[name].dtype == np.uint8 else 0
         arrays[name] = (codes.astype(np.int64) + offset).astype(graph.outputs[name].dtype)
     return {
-        f"kGolden{_identifier(name)}": codes.reshape(len(codes), -1)
-        for name, codes in arrays.items()
+        f"kGolden{words[name]}": codes.reshape(len(codes), -1) for name, codes in arrays.items()
     }
 
 
@@ -158,6 +171,7 @@ def _header(
     name: str,
     space: str,
     graph: FileGraph,
+    words: dict[str, str],
     golden: dict[str, np.ndarray],
     rescaled: dict[str, Any],
     keeps_states: bool,
@@ -176,7 +190,8 @@ def _header(
     yield from ("extern const unsigned char kFile[];", "extern const size_t kFileSize;")
     for end, tensors in (("Input", graph.inputs), ("Output", graph.outputs)):
         for index, (end_name, tensor) in enumerate(tensors.items()):
-            yield from ("", *_end(end, index, end_name, tensor, end_name in rescaled))
+            label, constant = f"{end} {index}, '{end_name}'", f"k{words[end_name]}"
+            yield from ("", *_end(label, constant, tensor, end_name in rescaled))
     yield from ("", f"// For tflite::MicroMutableOpResolver<{space}::kOperators>.")
     yield f"constexpr unsigned int kOperators = {len(operators)};"
     yield from ("template <typename Resolver>", "bool AddOperators(Resolver& resolver) {")
@@ -193,10 +208,9 @@ def _header(
     yield from ("", f"}}  // namespace {space}", "", f"#endif  // {guard}")
 
 
-def _end(end: str, index: int, name: str, tensor: Tensor, is_rescaled: bool) -> Iterator[str]:
+def _end(label: str, constant: str, tensor: Tensor, is_rescaled: bool) -> Iterator[str]:
     shape = " x ".join(map(str, tensor.shape)) or "one number"
-    yield f"// {end} {index}, '{name}': {shape}, {tensor.dtype}."
-    constant = f"k{_identifier(name)}"
+    yield f"// {label}: {shape}, {tensor.dtype}."
     yield f"constexpr size_t {constant}Size = {int(np.prod(tensor.shape))};"
     if is_rescaled:
         yield "// Pixels as they are."

@@ -70,6 +70,45 @@ def test_an_array_that_is_not_the_file_is_an_error(exported, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("written", "changed", "problem"),
+    [
+        ("_float", lambda number: "0.5f", "Scale is 0.5f instead of"),
+        ("_added", lambda kernel: "Abs", "it adds the operators abs, abs, abs"),
+        (
+            "_identifiers",
+            lambda graph: dict.fromkeys((*graph.inputs, *graph.outputs), "A"),
+            "constants",
+        ),
+        ("_declared", lambda name, codes: "const int8_t kGolden[1][1]", "does not hold"),
+    ],
+)
+def test_text_that_says_other_than_the_file_is_an_error(
+    written, changed, problem, exported, tmp_path, monkeypatch
+):
+    qat, x, *_ = exported
+    monkeypatch.setattr(c_source, written, changed)
+    with pytest.raises(RuntimeError, match=problem):
+        keras_qat.export_c(qat, tmp_path / "model.cc", examples=x[:1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_constants_of_names_that_look_alike_are_told_apart(tmp_path):
+    """An input `file` had the constant of the file's size, and two outputs the same one."""
+    inputs = keras.Input((4,), name="file")
+    outputs = [layers.Dense(2, name=name)(inputs) for name in ("examples", "a_b", "a.b")]
+    qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
+    x = rng(1).normal(size=(4, 4)).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    keras_qat.export_c(qat, tmp_path / "model.cc", examples=x[:1])
+    text = (tmp_path / "model.h").read_text()
+    sizes = ["kFile2Size", "kExamples2Size", "kABSize", "kAB2Size"]
+    assert re.findall(r"constexpr size_t (k\w+Size)", text) == sizes
+    if shutil.which("g++"):
+        command = ["g++", "-fsyntax-only", "-Wall", "-Werror", tmp_path / "model.cc"]
+        subprocess.run(command, check=True)
+
+
 @pytest.mark.parametrize("standard", ["c++11", "c++14", "c++17"])
 def test_it_compiles_and_its_header_says_what_the_file_holds(standard, exported, tmp_path):
     if shutil.which("g++") is None:
