@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,3 +138,14 @@ def test_parameter_servers(recipe):
     finally:
         for each in servers:
             each.kill()
+
+
+@pytest.mark.slow
+def test_the_program_for_clusters(tmp_path):
+    """As two processes of this machine, and once more: trained models are not trained again."""
+    program = Path(__file__).parents[2] / "tutorials/cluster.py"
+    command = [sys.executable, program, "--folder", tmp_path, "--workers", "2"]
+    for trains in (True, False):
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert ("Epoch 5/5" in run.stdout) is trains
+        assert "Same and good" in run.stdout
