@@ -16,10 +16,18 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.shared_update import SharedUpdate
 from keras_qat.frontend.messages import counted, show_once
 from keras_qat.training.calibration.data_checks import doubt_of_arrays
-from keras_qat.training.layers.scheduled_layer import Phase, assuming, thresholds_in
+from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, thresholds_in
 from keras_qat.training.schedule import quantizers_in, scheduled_layers
+
+FIRST_STEPS = 300
+"""Steps with frozen ranges after which a step that does not observe is traced, if earlier steps did
+observe. Until then it takes a little longer, which is less than what tracing costs."""
+
+SWITCHED = "by a variable"
+"""Whether ranges are frozen, in phases that begin with observing and end without."""
 
 MOST_RANGES = 3
 """Sets of frozen ranges that get a training step of their own, at most."""
@@ -71,6 +79,7 @@ class PhasedModel:
             return getattr(self, attribute)
         look, layers = phase_finder(self), list(scheduled_layers(self))
         functions: dict[tuple[Phase | None, int], Any] = {}
+        update = SharedUpdate()
 
         def function(iterator: Any) -> Any:
             phase = look(name == "train", changed=self._settled_at is None)
@@ -85,12 +94,15 @@ class PhasedModel:
                 self.settle(phase)
                 object.__setattr__(self, "_settled_at", look.steps)
             key = phase, 0 if name == "train" else self.inference_version
+            if phase is not None and phase.fixed == SWITCHED:
+                phase = phase._replace(fixed=look.ranges_are_fixed)
             with assuming(phase, layers):
                 if key in functions:
                     return functions[key](iterator)
                 functions[key] = backend.without_warnings(make(force=True))
                 setattr(self, attribute, function)
-                with backend.without_collection():  # It is traced.
+                optimizer = self.optimizer if name == "train" else None  # type: ignore[attr-defined]
+                with backend.without_collection(), update.of(optimizer):  # It is traced.
                     return functions[key](iterator)
 
         setattr(self, attribute, function)
@@ -146,6 +158,9 @@ class PhaseFinder:
             return tf.stack([0.0, *variables])
 
         self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges
+        self._learns = any(quantizer.learns for quantizer in quantizers)
+        with tf.init_scope():
+            self.ranges_are_fixed = tf.Variable(False, trainable=False)
         self._is_calibrated = False
         self._last = b""
         self.known: list[bytes] = []
@@ -164,14 +179,19 @@ class PhaseFinder:
         next_step = done + training
         steps_per_execution = backend.steps_per_execution(self._model)
         last_step = done + self._most_calls * steps_per_execution * training
+        is_switched = training and self._is_switched(thresholds[-1], next_step, last_step)
         gates: list[bool] = []
-        for threshold in thresholds:
+        for threshold in thresholds[: 2 if is_switched else 3]:
             if np.all(next_step >= threshold):
                 gates.append(True)
             elif np.all(last_step < threshold):
                 gates.append(False)
             else:
                 return None
+        if is_switched:
+            self.ranges_are_fixed.assign(bool(np.all(next_step >= thresholds[-1])))
+            quantizing, frozen = gates
+            return Phase(training, quantizing, frozen, True, SWITCHED)
         quantizing, frozen, fixed = gates
         if training and fixed:
             return Phase(training, quantizing, frozen, *self._fixed_ranges())
@@ -179,6 +199,16 @@ class PhaseFinder:
             self._is_calibrated = bool(self._all_calibrated())
         # A training step observes ranges before it quantizes, so it always has them.
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
+
+    def _is_switched(self, threshold: Any, next_step: Any, last_step: Any) -> bool:
+        """Whether a variable tells if ranges are frozen: around the step that freezes them."""
+        if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:
+            return False
+        is_ahead, is_behind = np.all(last_step < threshold), np.all(next_step >= threshold)
+        is_set = np.all((threshold > 1) & (threshold < NEVER))
+        return bool(
+            is_set and (is_ahead or is_behind) and np.all(next_step - threshold < FIRST_STEPS)
+        )
 
     def _fixed_ranges(self) -> tuple[bool, bool, int]:
         """Returns `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import numpy as np
@@ -11,6 +12,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.shared_update import SharedUpdate
+from keras_qat.training import phase_graphs
 from keras_qat.training.layers.scheduled_layer import assuming
 from keras_qat.training.phase_graphs import MOST_RANGES, phase_finder
 from keras_qat.training.schedule import schedule, scheduled_layers
@@ -271,6 +274,50 @@ def test_frozen_ranges_compute_what_observed_ones_do():
     np.testing.assert_array_equal(eager, known)
     one, two = tape.gradient(eager, weight), other.gradient(known, weight)
     np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+@pytest.mark.parametrize("first_steps", [0, 3, 300])
+def test_frozen_ranges_are_the_same_in_any_graph(first_steps, monkeypatch):
+    """Whether a step that does not observe is traced at once, soon, or never."""
+
+    def trained(first_steps):
+        monkeypatch.setattr(phase_graphs, "FIRST_STEPS", first_steps)
+        qat = quantized()
+        biases = qat.get_layer("quant_conv").layer.bias
+        biases.assign(tf.fill(biases.shape, -100.0))  # Its ReLU is dead.
+        train(qat, X, 11, callbacks=[QuantDelay(2), FreezeRanges(5)])
+        return numbers(qat)
+
+    assert_same(trained(first_steps), trained(0))
+
+
+def test_one_update_serves_all_phases():
+    """The optimizer's update is traced once, and computes what it does in each graph's own."""
+
+    class Counting(keras.optimizers.Adam):
+        def update_step(self, gradient, variable):
+            traced.append(variable)
+            super().update_step(gradient, variable)
+
+    def trained(shares):
+        qat = quantized()
+        qat.compile(Counting(0.01), "mse", run_eagerly=False)
+        method = SharedUpdate.of if shares else lambda self, optimizer: contextlib.nullcontext()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SharedUpdate, "of", method)
+            callbacks = [QuantDelay(2), FreezeBatchNorm(4)]
+            y = rng(3).normal(size=(24, 3))
+            qat.fit(X[:24], y, batch_size=4, verbose=0, shuffle=False, callbacks=callbacks)
+        return qat
+
+    counts, models = [], []
+    for shares in (True, False):
+        traced: list = []
+        models.append(trained(shares))
+        counts.append(len(traced))
+    variables = len(models[0].trainable_variables)
+    assert counts == [variables, 3 * variables]
+    assert_same(*map(numbers, models))
 
 
 def test_frozen_ranges_that_others_change_count_from_the_next_step():

@@ -44,7 +44,8 @@ class Phase(NamedTuple):
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are frozen: training no longer observes them."""
+    """Whether ranges are frozen: training no longer observes them. A variable in `assumed`, if that
+    changes before it pays to trace a step that does not observe."""
     known: int = 0
     """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
 
@@ -199,7 +200,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
             return known
         step = cond(training, self._next_step, self.step.read_value)
         if known is not None:
-            return known
+            fixed = known.fixed if isinstance(known.fixed, bool) else known.fixed.value()
+            return known._replace(fixed=fixed)
         starts = self.thresholds()
         return Phase(
             training,

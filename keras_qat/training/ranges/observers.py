@@ -160,12 +160,16 @@ class MovingAverage(LastValue):
             return subtract_product(variable, weight, change)
 
         minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
-        return tf.convert_to_tensor(minimum), moved(self.maximum, high)
+        ends = tf.convert_to_tensor(minimum), moved(self.maximum, high)
+        return ends if taken is True else self._alive(*ends, tf.logical_not(taken))
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
-        minimum, maximum = super().range(x)
-        is_dead = tf.logical_and(self.batches > 0.0, tf.equal(minimum, maximum))
+        return self._alive(*super().range(x), self.batches > 0.0)
+
+    def _alive(self, minimum: Any, maximum: Any, is_range: Any) -> tuple[Any, Any]:
+        """Returns a range, up to 1 if the ends are equal although it `is_range` of data."""
+        is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             minimum = tf.where(is_dead, -1.0, minimum)
         return minimum, tf.where(is_dead, 1.0, maximum)
