@@ -70,8 +70,30 @@ def step(title: str) -> Iterator[None]:
         click.echo(f" {time.monotonic() - start:.1f} s", err=True)
 
 
+OTHER_OPTIONS = {
+    **dict.fromkeys(("--bits", "--weight-bits", "--activation-bits"), "--recipe low_bits"),
+    **dict.fromkeys(("--int8", "--uint8", "--float16", "--dtype"), "--recipe"),
+    "--output": "the file as the last argument",
+    "--data": "the data as the second argument",
+    "--samples": "--limit",
+}
+"""Options that people try -> what stands for them. Click's nearest name misleads there."""
+
+
 class Command(click.Command):
     """A command whose errors name a file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the arguments, and answers options of other tools."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in OTHER_OPTIONS:
+                message = (
+                    f"There is no {error.option_name}: give {OTHER_OPTIONS[error.option_name]}."
+                )
+                raise click.UsageError(message, ctx) from error
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         arguments = (param.name for param in self.params if isinstance(param, click.Argument))

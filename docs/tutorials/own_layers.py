@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 import keras_qat
 
+tf.get_logger().setLevel("ERROR")  # Keras 2 warns of weights that a function of a model reads.
 keras.utils.set_random_seed(0)
 x, y = load_digits(return_X_y=True)
 x = x.reshape(-1, 8, 8, 1).astype("float32") / 16

@@ -76,13 +76,13 @@ def quantize_model(
             What follows them, such as the decoding of boxes, or a concatenation of boxes and scores
             in one range, is trained in float with the rest and is no part of files. The names are
             those that `plan` lists.
-        unknown: nothing else is taken; the error for `bits` and the like names the recipe.
 
     Returns:
         The quantization-aware model, not compiled.
 
     Raises:
-        TypeError: on an unknown argument.
+        TypeError: on an argument such as `bits`, which belongs to the recipe, and if `strict` is
+            no bool.
         ValueError: if the model cannot be read, is quantized with another recipe, or has empty or
             float64 tensors; if an entry of the scope or of `outputs` matches no layer; if `strict`
             and a layer stays in float; or if kernels or target are unknown, or contradict each

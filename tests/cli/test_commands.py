@@ -362,6 +362,10 @@ ERRORS = {
         "float.keras is a float model.*calibrate",
     ),
     "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is not a TFLite file"),
+    "option of another tool": (
+        ["convert", "float.keras", "x.npy", "m.tflite", "--bits", "4"],
+        "There is no --bits: give --recipe low_bits",
+    ),
     "no directory": (
         ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
         "no does not exist",
