@@ -1,0 +1,200 @@
+"""Sums beside each step of the output, and at the ends: file, implementation and plain integers.
+
+An accumulator is realised as a bias, beside weights of zero. The plain integers are Python's, and
+share nothing with the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from math import floor, frexp
+
+import numpy as np
+import pytest
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.requantize import REQUANTIZE
+from tests.comparison import RUNNABLE
+from tests.ops.harness import BATCH, assert_same, in_integers, make_node
+
+layers = keras.layers
+
+NEXT = 1 + 2.0**-23
+FACTORS = (
+    *(2.0**-1, 2.0**-4, 2.0**-7, 3 * 2.0**-6, 255 * 2.0**-11),
+    *(2.0**-4 * NEXT, 2.0**-4 * (1 - 2.0**-24), 3 * 2.0**-6 * NEXT, 0.0123, 0.3, 0.9),
+)
+"""What sums are multiplied by. Of the first, which are short, every other half is a tie."""
+
+RATIOS = (
+    *(2.0**-8, 2.0**-3, 0.5, 1.0, 1.5, 2.0, 128.0, 255 / 256, 0.5 + 2.0**-9, 2.0**-4 + 2.0**-9),
+    *(2.0**-8 * NEXT, 2.0**-8 * (1 - 2.0**-24), 2.0**7 * NEXT, 2.0**-9, 2.0**-10, 0.0123, 1.37),
+)
+"""Ratios of scales: multiples of 256ths, halves between two of them, and where the ways part."""
+
+
+def single(x: Fraction) -> Fraction:
+    """Rounds to float32."""
+    if not x:
+        return x
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()
+    exponent -= abs(x) < Fraction(2) ** exponent
+    unit = Fraction(2) ** (exponent - 23)
+    return round(x / unit) * unit
+
+
+def away(x: Fraction) -> int:
+    """Rounds halves away from zero."""
+    return floor(abs(x) + Fraction(1, 2)) * (1 if x >= 0 else -1)
+
+
+def multiplier(factor: float, bits: int) -> tuple[int, int]:
+    """A factor as an integer of so many bits, and the bits that a product is shifted back by."""
+    mantissa, exponent = frexp(factor)
+    whole = away(Fraction(mantissa) * 2**31)
+    if whole == 2**31:
+        whole, exponent = 2**30, exponent + 1
+    if bits == 15:
+        whole = min((whole + 2**15) >> 16, 2**15 - 1)
+    return whole, bits - exponent
+
+
+def rounded_twice(x: int, factor: float) -> int:
+    """By 31 bits, halves up, and then by the rest, halves away from zero."""
+    whole, bits = multiplier(factor, 31)
+    left = max(31 - bits, 0)
+    high = ((x << left) * whole + 2**30) >> 31
+    return away(Fraction(high, 2 ** (max(bits, 31) - 31)))
+
+
+def rounded_once(x: int, factor: float) -> int:
+    """By 15 bits, halves up."""
+    whole, bits = multiplier(factor, 15)
+    return (x * whole + 2 ** (bits - 1)) >> bits
+
+
+def in_float32(x: int, factor: float) -> int:
+    return round(single(single(Fraction(x)) * Fraction(factor)))
+
+
+def exactly_away(x: int, factor: float) -> int:
+    return away(x * Fraction(factor))
+
+
+def exactly_up(x: int, factor: float) -> int:
+    return floor(x * Fraction(factor) + Fraction(1, 2))
+
+
+SUMS = {
+    **{("dense", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64", "onnxruntime")},
+    **{("conv", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64", "onnxruntime")},
+    ("dense", 8, "reference"): exactly_away,
+    ("conv", 8, "reference"): rounded_twice,
+    ("dense", 8, "tflm"): rounded_twice,
+    ("conv", 8, "tflm"): rounded_twice,
+    ("dense", 8, "esp_dl"): exactly_up,
+    ("conv", 8, "esp_dl"): exactly_up,
+    **{("conv", 16, family): rounded_once for family in RUNNABLE},
+}
+"""Operator, bits and family -> how sums are rescaled."""
+
+
+def accumulators(factor: float, codes: range) -> list[int]:
+    """Sums beside each step from one code to the next, and the largest that files hold."""
+    steps = [floor((code + Fraction(1, 2)) / Fraction(factor)) for code in codes]
+    near = {step + side for step in steps for side in (-1, 0, 1, 2)}
+    ends = (2**24 - 1, 2**24, 2**31 - 128)
+    return sorted(near | {sign * end for end in ends for sign in (-1, 1)})
+
+
+def with_sums(kind: str, bits: int, factor: float, sums: list[int]) -> Node:
+    """A node whose output channels have these sums, for any input."""
+    count = len(sums)
+    layer = layers.Dense(count) if kind == "dense" else layers.Conv2D(count, 1)
+    inputs = keras.Input((1,) if kind == "dense" else (1, 1, 1))
+    *_, call = graph_lib.read(keras.Model(inputs, layer(inputs))).calls
+    node = make_node(call, bits, np.random.default_rng(0), per_channel=False)
+    assert node.weights is not None
+    weights = dataclasses.replace(
+        node.weights,
+        q=np.zeros_like(node.weights.q),
+        scale=np.full_like(node.weights.scale, factor),
+        bias=np.array(sums, np.float64),
+    )
+    ends = [QuantParams(np.float32(0.5), zero if bits == 8 else 0, bits) for zero in (3, -5)]
+    (x,), (output,) = node.inputs, node.outputs
+    return dataclasses.replace(
+        node,
+        weights=weights,
+        inputs=(dataclasses.replace(x, params=ends[0]),),
+        outputs=(dataclasses.replace(output, params=ends[1]),),
+    )
+
+
+def clipped(values: list[int], params: QuantParams) -> np.ndarray:
+    shifted = np.array([value + int(params.zero_point) for value in values], object)
+    return np.clip(shifted, params.lowest, params.highest).astype(np.int64)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(("kind", "bits", "family"), SUMS)
+def test_sums_beside_each_step(kind, bits, family):
+    for factor in map(float, np.float32(FACTORS)):
+        codes = range(-256, 257) if bits == 8 else range(-33_000, 33_000, 257)
+        sums = accumulators(factor, codes)
+        node = with_sums(kind, bits, factor, sums)
+        (x,) = node.inputs
+        q = {x.name: np.full((BATCH, *x.shape[1:]), 7, x.params.dtype)}
+        (values,) = in_integers(node, q, family)
+        expected = clipped([SUMS[kind, bits, family](x, factor) for x in sums], node.output.params)
+        np.testing.assert_array_equal(values[0].reshape(-1), expected, str(factor))
+        if family in RUNNABLE:
+            assert_same(node, q, family, f"factor {factor}")
+
+
+def in_256ths(q: int, ratio: float) -> int:
+    """From 2^-8 to 2^7 by 256ths, halves up."""
+    if 2.0**-8 <= ratio <= 2.0**7:
+        return (q * round(256 * Fraction(ratio)) + 128) >> 8
+    return fine_steps(q, ratio)
+
+
+def fine_steps(q: int, ratio: float) -> int:
+    """Rounded twice; below 2^-8 from 128 steps for each one."""
+    steps = 128 if ratio < 2.0**-8 else 1
+    return rounded_twice(q * steps, ratio / steps)
+
+
+def divided(q: int, ratio: float) -> int:
+    """onnxruntime's: as real numbers, the scale of the output being 1."""
+    return round(single(q * Fraction(ratio)))
+
+
+REQUANTIZED = {
+    **dict.fromkeys(("xnnpack", "xnnpack_arm64"), in_256ths),
+    **dict.fromkeys(("reference", "tflm"), fine_steps),
+    "onnxruntime": divided,
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("family", REQUANTIZED)
+def test_all_values_with_another_scale(family):
+    """All differences of an int8 value and a zero point, -255 to 255."""
+    for ratio in map(float, np.float32(RATIOS)):
+        for zero_point in (-128, 127):
+            before = QuantParams(np.float32(ratio), zero_point, 8)
+            after = QuantParams(np.float32(1), 1, 8)
+            x = Tensor("x", (None, 256), "float32", before)
+            output = Tensor("output", (None, 256), "float32", after)
+            node = Node("requantize", REQUANTIZE, {}, None, (x,), (output,))
+            q = np.arange(-128, 128).astype(np.int8)[None]
+            (values,) = in_integers(node, {"x": q}, family)
+            numbers = [REQUANTIZED[family](int(code) - zero_point, ratio) for code in q[0]]
+            np.testing.assert_array_equal(values[0], clipped(numbers, after), str(ratio))
+            if family in RUNNABLE:
+                assert_same(node, {"x": np.repeat(q, BATCH, 0)}, family, f"ratio {ratio}")
