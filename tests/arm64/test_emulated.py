@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.runtimes import networks, operators
+from benchmarks import structures
+from benchmarks.runtimes import operators
 from tests.arm64 import emulator
 from tests.arm64.cases import cases
 from tests.ops.harness import file_of, in_integers, sized
@@ -20,7 +21,8 @@ pytestmark = [
 
 FAMILY = "xnnpack_arm64"
 
-KINDS = {"operators": lambda: operators(1), "networks": networks}
+SOME = ("conv", "activations", "pooling", "other_rounding")
+RANDOM = 20
 
 
 def differing(folder, cpu):
@@ -45,10 +47,25 @@ def test_what_rounds_otherwise_than_on_x86(cpu, tmp_path):
     assert differing(tmp_path, cpu) == {}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_values_are_those_of_the_simulation(kind, tmp_path):
-    for name, contents, arrays in KINDS[kind]():
+def test_operators_compute_what_the_simulation_does(tmp_path):
+    for name, contents, arrays in operators(1):
         (tmp_path / f"{name}.tflite").write_bytes(contents)
         needed = {key: each for key, each in arrays.items() if key.startswith(("input", FAMILY))}
         np.savez(tmp_path / f"{name}.npz", **needed)
     assert differing(tmp_path, "cortex-a76") == {}
+
+
+@pytest.mark.parametrize("width", structures.WIDTHS)
+def test_some_structures_on_a76(width, tmp_path):
+    structures.write(structures.families(width, [FAMILY], SOME), tmp_path)
+    assert differing(tmp_path, "cortex-a76") == {}
+
+
+@pytest.mark.parametrize("width", structures.WIDTHS)
+def test_all_structures(width, tmp_path):
+    """Families, the networks of microcontrollers and random models, on all processors."""
+    structures.write(structures.families(width, [FAMILY]), tmp_path)
+    structures.write(structures.networks(width, [FAMILY]), tmp_path)
+    structures.write(structures.random_models(width, [FAMILY], RANDOM), tmp_path)
+    others = {cpu: differing(tmp_path, cpu) for cpu in emulator.CPUS}
+    assert others == {cpu: {} for cpu in emulator.CPUS}

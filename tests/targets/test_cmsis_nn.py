@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from benchmarks import kernel_faults
 from keras_qat import recipes
 from keras_qat.export.target_forms import avoiding
 from keras_qat.frontend.keras2.backend import keras
@@ -153,3 +154,11 @@ def test_random_examples(op, bits, seeds):
     for seed in range(min(seeds, 20)):
         for per_channel in (True, False):
             check_forms(op, bits, seed, per_channel=per_channel)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", kernel_faults.FAULTS)
+def test_the_smallest_file_of_each_fault_is_found(name, tmp_path):
+    kernel_faults.write(name, tmp_path)
+    contents = (tmp_path / f"{name}.tflite").read_bytes()
+    assert problems(contents, "cmsis_nn") and not problems(contents, "tflm")
