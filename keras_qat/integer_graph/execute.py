@@ -30,29 +30,9 @@ Ends = tuple[Any, Any]
 """The lowest and the highest quantized value less the zero point."""
 
 
-def quantized_input(x: Any, params: QuantParams, family: KernelFamily) -> Any:
-    """Quantizes real inputs of a model as a caller of its file does: round half up."""
-    return _quantized_input(x, _scale(params), _ends(params), _rounds_to_even(family))
-
-
-def _rounds_to_even(family: KernelFamily) -> bool:
-    """Whether files have real inputs, which a family rounds by itself, halves to even."""
-    return family.quantize == "divided_by_float32" and family.halves is tf.round
-
-
-def _quantized_input(x: Any, scale: Any, ends: Ends, to_even: bool) -> Any:
-    steps = tf.cast(x, scale.dtype) / scale
-    return _clipped(tf.round(steps) if to_even else tf.floor(steps + 0.5), ends)
-
-
 def _scale(params: QuantParams) -> Any:
     """Returns the scale, in the type of the quantized values."""
     return tf.cast(params.as_tensors().scale, held_in(params))
-
-
-def _dequantized(q: Any, scale: Any) -> Any:
-    """Returns real values, in float32."""
-    return tf.cast(q * tf.cast(scale, q.dtype), tf.float32)
 
 
 def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
@@ -103,7 +83,8 @@ class Numbers:
         nodes: the numbers of each node; None for a node in float.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
-        to_even: whether halves among the inputs are rounded to even, not up.
+        to_even: whether halves among the inputs are rounded to even, not up, as a family does that
+            takes real inputs.
     """
 
     nodes: tuple[NodeNumbers | None, ...]
@@ -112,15 +93,19 @@ class Numbers:
     to_even: bool = False
 
     def quantized(self, x: Any, tensor: Tensor) -> Any:
-        """Quantizes an input of the graph as a caller of its file does."""
+        """Quantizes an input of the graph as a caller of its file does: round half up."""
         if tensor.params is None:
             return x
-        name = tensor.name
-        return _quantized_input(x, self.scales[name], self.ends[name], self.to_even)
+        scale = self.scales[tensor.name]
+        steps = tf.cast(x, scale.dtype) / scale
+        rounded = tf.round(steps) if self.to_even else tf.floor(steps + 0.5)
+        return _clipped(rounded, self.ends[tensor.name])
 
     def real(self, q: Any, tensor: Tensor) -> Any:
         """Returns the real values of a tensor, in float32 if it is quantized."""
-        return q if tensor.params is None else _dequantized(q, self.scales[tensor.name])
+        if tensor.params is None:
+            return q
+        return tf.cast(q * tf.cast(self.scales[tensor.name], q.dtype), tf.float32)
 
 
 def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
@@ -129,7 +114,8 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
     scales = {tensor.name: _scale(tensor.params) for tensor in tensors if tensor.params}
     ends = {x.name: _ends(x.params) for x in graph.inputs.values() if x.params}
     nodes = (None if node.op is None else _prepare_node(node, family) for node in graph.nodes)
-    return Numbers(tuple(nodes), scales, ends, _rounds_to_even(family))
+    to_even = family.quantize == "divided_by_float32" and family.halves is tf.round
+    return Numbers(tuple(nodes), scales, ends, to_even)
 
 
 def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
@@ -217,15 +203,14 @@ def computes_in_float(node: Node, family: KernelFamily) -> bool:
     return not (op.weights or op.onnx_kernel or op.output == SharedRange())
 
 
-def quantize_results(
-    node: Node, results: list[Any], family: KernelFamily, prepared: NodeNumbers | None
+def _quantized_results(
+    results: list[Any], family: KernelFamily, prepared: NodeNumbers
 ) -> list[Any]:
     """Quantizes what a node computed in float: divided by the scale, rounded as the family does."""
-    known = prepared or _prepare_node(node, family)
-    assert known.ends is not None
-    scale = known.row["numbers"]
+    assert prepared.ends is not None
+    scale = prepared.row["numbers"]
     rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
-    return [tf.cast(_clipped(y, known.ends), tf.float32) for y in rounded]
+    return [tf.cast(_clipped(y, prepared.ends), tf.float32) for y in rounded]
 
 
 def compute_node(
@@ -269,7 +254,7 @@ def run(
     inputs: list[Any],
     family: KernelFamily,
     in_float: ComputeInFloat,
-    numbers: Numbers | None = None,
+    numbers: Numbers,
 ) -> dict[Tensor, Any]:
     """Computes all tensors of a graph.
 
@@ -278,29 +263,23 @@ def run(
         inputs: the model's inputs: real numbers, or quantized values minus the zero point.
         family: whose rounding.
         in_float: computes nodes without an operator, from real numbers with Keras masks.
-        numbers: what `prepare` made of the graph; by default each node is prepared when it is
-            computed.
+        numbers: what `prepare` made of the graph for this family.
 
     Returns:
         Each tensor's values: real numbers where it is not quantized.
     """
-    prepared = numbers.nodes if numbers else (None,) * len(graph.nodes)
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
 
     def real(tensor: Tensor) -> Any:
         number = tensors.get(tensor)
-        if number is None or tensor.params is None:
-            return number
-        if numbers is not None:
-            return numbers.real(number, tensor)
-        return _dequantized(number, _scale(tensor.params))
+        return None if number is None else numbers.real(number, tensor)
 
     def number_of(value: Value) -> Any:
         return real(graph.tensors[value]) if value in graph.tensors else None
 
     masks = Masks(number_of)
-    for node, of_node in zip(graph.nodes, prepared, strict=True):
-        if node.op is None:
+    for node, prepared in zip(graph.nodes, numbers.nodes, strict=True):
+        if prepared is None:
             reals = [
                 masks.attached(value, real(tensor))  # type: ignore[arg-type]
                 for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
@@ -309,9 +288,9 @@ def run(
         elif computes_in_float(node, family):
             reals = [real(tensor) for tensor in node.inputs if isinstance(tensor, Tensor)]
             results = tf.nest.flatten(in_float(node, reals))
-            results = quantize_results(node, results, family, of_node)
+            results = _quantized_results(results, family, prepared)
         else:
             read = [None if isinstance(x, Constant) else tensors[x] for x in node.inputs]
-            results = compute_node(node, read, family, of_node)
+            results = compute_node(node, read, family, prepared)
         tensors.update(zip(node.outputs, results, strict=True))
     return tensors

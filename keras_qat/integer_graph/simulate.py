@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.integer_graph.execute import quantized_input, run
+from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
@@ -138,11 +138,11 @@ def run_examples(
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
     inside: dict[str, list[Any]] = {label: [] for label in labels}
-    stream = Stream(graph.origin.states)
+    stream, numbers = Stream(graph.origin.states), prepare(graph, family)
     for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
         with stream:
-            tensors = run_batch(graph, batch, family)
+            tensors = run_batch(graph, batch, family, numbers)
         for name, tensor in graph.outputs.items():
             outputs[name].append(tensors[tensor])
         for label, tensor in labels.items():
@@ -168,20 +168,20 @@ def run_examples(
 
 
 def run_batch(
-    graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily
+    graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily, numbers: Numbers
 ) -> dict[Tensor, np.ndarray]:
     """Computes all tensors for a batch: quantized values, or real ones where not quantized."""
     tensors = graph.inputs.values()
-    inputs = [_as_input(x, tensor, family) for x, tensor in zip(batch, tensors, strict=True)]
+    inputs = [_as_input(x, tensor, numbers) for x, tensor in zip(batch, tensors, strict=True)]
     return {
         tensor: np.asarray(values)
         if tensor.params is None
         else (np.asarray(values) + tensor.params.zero_point).astype(tensor.params.dtype)
-        for tensor, values in run(graph, inputs, family, compute_in_float).items()
+        for tensor, values in run(graph, inputs, family, compute_in_float, numbers).items()
     }
 
 
-def _as_input(x: np.ndarray, tensor: Tensor, family: KernelFamily) -> Any:
+def _as_input(x: np.ndarray, tensor: Tensor, numbers: Numbers) -> Any:
     """Converts an input to what `run` takes; real numbers are quantized as for the file."""
     params = tensor.params
     if params is None:
@@ -189,4 +189,4 @@ def _as_input(x: np.ndarray, tensor: Tensor, family: KernelFamily) -> Any:
     if x.dtype == params.dtype:
         dtype = held_in(params).as_numpy_dtype
         return tf.constant(x.astype(dtype) - dtype(params.zero_point))
-    return quantized_input(tf.constant(x, tf.float32), params, family)
+    return numbers.quantized(tf.constant(x, tf.float32), tensor)

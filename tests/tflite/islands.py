@@ -15,7 +15,7 @@ from keras_qat.export.tflite_writer import write_graph
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.integer_graph.execute import quantized_input, run
+from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve_tensors import scope_of
@@ -80,18 +80,15 @@ def results(graph: ResolvedGraph, inputs: list[np.ndarray], contents: bytes) -> 
 
 def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list[np.ndarray]:
     """The outputs of a graph without quantized ones."""
-    given = [
-        tf.constant(x) if tensor.params is None else quantized_input(tf.constant(x), tensor.params)
-        for x, tensor in zip(inputs, graph.inputs.values(), strict=True)
-    ]
+    numbers = prepare(graph, XNNPACK)
 
     @tf.function(autograph=False)
     def traced(*given: Any) -> list[Any]:
         compute = lambda node, numbers: compute_in_float(node, numbers, **how)  # noqa: E731
-        tensors = run(graph, list(given), XNNPACK, compute)
+        tensors = run(graph, list(given), XNNPACK, compute, numbers)
         return [tensors[each] for each in graph.outputs.values()]
 
-    return [np.asarray(each) for each in traced(*given)]
+    return [np.asarray(each) for each in traced(*map(tf.constant, inputs))]
 
 
 def made(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Any:

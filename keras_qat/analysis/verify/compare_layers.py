@@ -11,6 +11,7 @@ from keras_qat.analysis.verify.match_tensors import Pair, pair
 from keras_qat.analysis.verify.report import Agreement, TensorReport
 from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
+from keras_qat.integer_graph.execute import prepare
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
@@ -63,6 +64,7 @@ def compare_layers(
     in_float = evaluator(graph, values)
     origin = resolved.origin
     simulated = evaluator(graph, values, None) if origin.simulates else None
+    numbers = prepare(resolved, origin.family)
     sums = [_Sums(pair) for pair in pairs]
     streams = [Stream(origin.states) for _ in range(3)]
     few = origin.fixed_batch or SIMULATED
@@ -74,7 +76,7 @@ def compare_layers(
             exact = in_float(arrays)
         with streams[1]:
             if simulated is None:
-                computed = run_batch(resolved, arrays, origin.family)
+                computed = run_batch(resolved, arrays, origin.family, numbers)
                 ours = [_as_stored(pair.tensor, computed[pair.ours]) for pair in pairs]
             else:
                 simulated_values = zip(pairs, simulated(arrays), strict=True)
@@ -100,7 +102,9 @@ def compare_layers(
             layer.add(expected[name], by_piece.get(name), run[name], real)
         if start == 0 and own_rounding is not None:
             with streams[2]:
-                in_rounding = run_batch(in_file, [array[:few] for array in arrays], own_rounding)
+                some_examples = [array[:few] for array in arrays]
+                own_numbers = prepare(in_file, own_rounding)
+                in_rounding = run_batch(in_file, some_examples, own_rounding, own_numbers)
             for layer in sums:
                 name = str(layer.pair.tensor.index)
                 layer.compare_exactly(

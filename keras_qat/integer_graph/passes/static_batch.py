@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import REFERENCE
 from keras_qat.frontend.keras2.backend import traced
-from keras_qat.integer_graph.execute import run
+from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
@@ -59,7 +59,8 @@ def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, .
     shapes: dict[Tensor, tuple[int | None, ...]] = {}
 
     def trace(*inputs: Any) -> None:
-        tensors = run(graph, list(inputs), REFERENCE, compute_in_float)
+        numbers = prepare(graph, REFERENCE)
+        tensors = run(graph, list(inputs), REFERENCE, compute_in_float, numbers)
         shapes.update((tensor, tuple(x.shape)) for tensor, x in tensors.items())
 
     specs = map(spec, graph.inputs.values())
