@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.frontend import messages
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import rng
 from tests.networks.small import layers, tiny_net
@@ -84,6 +85,18 @@ def test_ranges_that_include_more_than_the_data_have():
         assert diagnosis.is_good and str(diagnosis).splitlines()[1].startswith(
             "It is good as it is"
         )
+
+
+def test_models_that_are_only_tried_are_not_announced(monkeypatch, caplog):
+    monkeypatch.setattr(messages, "_SHOWN", set())
+    model = keras.Sequential([keras.Input((8,)), layers.LayerNormalization(), layers.Dense(3)])
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    assert len(caplog.messages) == 1
+    caplog.clear()
+    messages._SHOWN.clear()
+    keras_qat.diagnose(qat, X[:16])
+    assert not caplog.messages
 
 
 def test_what_cannot_be_diagnosed(model):
