@@ -368,6 +368,17 @@ def test_layers_in_float_are_told_once(monkeypatch, caplog, tmp_path):
     assert line.startswith("The file computes 1 layer in float: 1 LayerNormalization (in float")
 
 
+def test_parts_of_a_layer_in_float_are_one_layer(monkeypatch, caplog):
+    class Spectrum(layers.Layer):
+        def call(self, x):
+            return tf.square(tf.abs(tf.signal.stft(x, 8, 4)))
+
+    monkeypatch.setattr(messages, "_SHOWN", set())
+    keras_qat.quantize_model(functional((16,), build=lambda x: layers.Dense(3)(Spectrum()(x))))
+    (line,) = caplog.messages
+    assert "keeps 1 layer in float: 1 Spectrum" in line
+
+
 def test_prediction_before_data_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(messages, "_SHOWN", set())
     qat = keras_qat.quantize_model(tiny_net())

@@ -193,11 +193,7 @@ def _show_in_float(graph: ResolvedGraph) -> None:
     """Tells which layers the file computes in float."""
     calls = [(node.call, node.reason) for node in graph.nodes if node.op is None]
     layers = [
-        (
-            call.origin,
-            getattr(call.layer, "layer", call.layer),
-            why_left_in_float(call.layer) or why,
-        )
+        (getattr(call.layer, "layer", call.layer), why_left_in_float(call.layer) or why)
         for call, why in calls
     ]
     show_in_float(layers, "The file computes", "keras_qat.summary(model) lists them.")

@@ -12,22 +12,22 @@ from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.placement.layer_settings import ASKED_FOR
 
 
-def show_in_float(layers: Iterable[tuple[str, Any, str]], start: str, advice: str) -> None:
+def show_in_float(layers: Iterable[tuple[Any, str]], start: str, advice: str) -> None:
     """Logs in a line how many layers of which classes compute in float, once in a process.
 
     Layers that the recipe or the scope leaves in float do not count.
 
     Args:
-        layers: name, layer and reason of each layer in float.
+        layers: the user's layer and the reason of each call in float; a layer counts once.
         start: beginning of the sentence.
         advice: what follows the sentence.
     """
-    unasked = [layer for layer in layers if not layer[2].startswith(ASKED_FOR)]
+    unasked = [(layer, reason) for layer, reason in layers if not reason.startswith(ASKED_FOR)]
     if not unasked:
         return
-    labels = {name: label(layer) for name, layer, _ in unasked}
+    labels = {id(layer): label(layer) for layer, _ in unasked}
     classes = ", ".join(f"{count} {kind}" for kind, count in Counter(labels.values()).most_common())
-    reasons = {reason for _, _, reason in unasked}
+    reasons = {reason for _, reason in unasked}
     why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
     show_once(
         f"{start} {counted(len(labels), 'layer')} in float: {classes}{why}. {advice}", key=classes

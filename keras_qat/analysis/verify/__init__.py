@@ -17,10 +17,10 @@ from keras_qat.analysis.verify.compare_outputs import (
     simulated,
 )
 from keras_qat.analysis.verify.match_tensors import float_operations
-from keras_qat.analysis.verify.preconditions import doubts, faults
+from keras_qat.analysis.verify.preconditions import doubts, faults, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.small_channels import small_channels
-from keras_qat.analysis.verify.verdict import Verdict, judge
+from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.float_inference import evaluator, float_outputs
@@ -149,11 +149,16 @@ def verify(
         size = file.batch_size or batch_size
         return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
 
+    rounds_alike = not graph.origin.simulates and computing == graph.origin.family.name
+    if not is_same(outputs, rounds_alike) and not packed_weights:
+        with Stream(graph.origin.states):
+            again = predictions(model, taken, batch_size, verbose)
+        notes = (*randomness(graph.name, expected, again), *notes)
     tensors, merged = look_inside(None) if per_layer else ((), ())
     verdict = judge(
         outputs,
         examples,
-        not graph.origin.simulates and computing == graph.origin.family.name,
+        rounds_alike,
         notes,
         [tensor.name for tensor in tensors if tensor.is_faulty],
         faults(calls, list(inputs.values()), exact, outputs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,6 +98,21 @@ def _beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list
                 f"calibrate on more data."
             )
     return failures
+
+
+def randomness(name: str, expected: Sequence[np.ndarray], again: Sequence[np.ndarray]) -> list[str]:
+    """Says so if a model computes other outputs of the same inputs the second time.
+
+    Args:
+        name: the model's name.
+        expected, again: its outputs, and those of another time.
+    """
+    if all(map(functools.partial(np.array_equal, equal_nan=True), expected, again)):
+        return []
+    return [
+        f"'{name}' draws random numbers at inference: of the same inputs it computes other outputs "
+        f"each time. Draw them in training only, or make them an input."
+    ]
 
 
 def faults(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
@@ -193,3 +194,22 @@ def test_labels_that_do_not_fit(labels, message):
     qat = calibrated(network(), X)
     with pytest.raises(ValueError, match=message):
         verdict(qat, labels)
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+def test_random_numbers_at_inference_are_named():
+    noise = layers.Lambda(lambda x: x + 3.0 * tf.random.normal(tf.shape(x)), name="noise")
+    report = verdict(calibrated(network(lambda x: layers.Dense(5)(noise(x))), X))
+    assert not report.is_same
+    assert "draws random numbers at inference" in report.likely_cause
+
+
+def test_other_weights_are_no_random_numbers():
+    qat = calibrated(network(), X)
+    contents = keras_qat.export_tflite(qat)
+    kernel = qat.get_layer("quant_conv").layer.kernel
+    kernel.assign(20 * kernel)
+    with pytest.warns(UserWarning, match="other weights"):
+        report = keras_qat.verify(qat, contents, X).verdict
+    assert not report.is_same
+    assert "random" not in report.likely_cause
