@@ -134,6 +134,7 @@ def for_onnx() -> Names:
 
 PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/accuracy.md": float_model,
+    "docs/agreement.md": calibrated,
     "docs/bits.md": compiled,
     "docs/boards.md": for_micro,
     "docs/choosing.md": compiled,
