@@ -69,12 +69,30 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     for name in before:
         np.testing.assert_array_equal(values_of(before[name]), values_of(after[name]))
     compare(loaded, [each[:SOME] for each in inputs], contents, options)
+    assert_examples_are_independent(loaded, inputs, options)
     fixed = keras_qat.export_tflite(loaded, batch_size=1, **options)
     one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
     for kernels in with_kernels(contents, KERNELS):
         free, same = (open_file(each, kernels).run(one, 1) for each in (contents, fixed))
         for name in exact_outputs(keras_qat.resolve(loaded, **options)):
             np.testing.assert_array_equal(free[name], same[name])
+
+
+def assert_examples_are_independent(
+    qat: Any, inputs: list[np.ndarray], options: dict[str, Any]
+) -> None:
+    """Asserts that examples in another order, in other batches, give what they gave before."""
+
+    def outputs(arrays: list[np.ndarray], size: int) -> dict[str, Any]:
+        x = arrays if len(arrays) > 1 else arrays[0]
+        return keras_qat.simulate(qat, x, batch_size=size, **options).outputs
+
+    some = [array[:SOME] for array in inputs]
+    once, again = outputs(some, SOME), outputs([array[::-1] for array in some], 5)
+    for name in exact_outputs(keras_qat.resolve(qat, **options)):
+        values = values_of(once[name])
+        if len(values) == len(some[0]):
+            np.testing.assert_array_equal(values_of(again[name])[::-1], values)
 
 
 def quantized(model: Any, recipe: Recipe, target: Target | None) -> Any:
