@@ -5,12 +5,12 @@ Nothing is computed: structure and numbers are compared, in a tenth of an export
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.weights import Weights
@@ -47,10 +47,9 @@ def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None
     if some := list(damage)[:5]:
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
     if some := list(differences)[:5]:
-        warnings.warn(
+        warn_caller(
             f"{file} may compute something other than the model: {'; '.join(some)}. "
-            f"keras_qat.verify tells. {please}",
-            stacklevel=6,
+            f"keras_qat.verify tells. {please}"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from numbers import Integral
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from keras_qat.export.target_forms import avoiding
 from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.frontend.messages import counted, warn_caller
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
 from keras_qat.integer_graph.passes.pack_int4 import as_asked, packs_int4
@@ -246,7 +246,7 @@ def _warn_of_problems(contents: bytes, target: Target) -> None:
     """Warns of operators with which the file does not run at all."""
     refused = file_problems(contents, target)
     if refused and target.elsewhere is None:
-        warnings.warn("\n".join(described(target, refused)), stacklevel=5)
+        warn_caller("\n".join(described(target, refused)))
 
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:
@@ -266,11 +266,10 @@ def _name_of(dtype: Any) -> Any:
 
 def _warn_of_packing(packs: bool) -> None:
     """Warns that `predict` does not compute what the file does."""
-    warnings.warn(
+    warn_caller(
         f"pack_int4={packs}: kernels sum packed weights in other steps, so that the file gives "
         f"other values than predict and evaluate, most of them by one step. Set qat.pack_int4 = "
-        f"{packs} before, and they give those of the file.",
-        stacklevel=5,  # A verb calls `file_of`, and `one_at_a_time` the verb.
+        f"{packs} before, and they give those of the file."
     )
 
 
@@ -282,11 +281,10 @@ def _warn_of_rounding(graph: ResolvedGraph) -> None:
         if node.weights is not None and node.weights.rounding
     }
     if wide:
-        warnings.warn(
-            f"The weights of {len(wide)} layers are rounded again, by up to "
+        warn_caller(
+            f"The weights of {counted(len(wide), 'layer')} are rounded again, by up to "
             f"{max(wide.values()):.2g} steps: {some(list(wide))}. Their 8-bit ranges are not "
             f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
             f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "
-            f"most 7 bits for a file that computes what was trained.",
-            stacklevel=5,  # A verb calls `file_of`, and `one_at_a_time` the verb.
+            f"most 7 bits for a file that computes what was trained."
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import logging
+import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
@@ -23,6 +25,14 @@ def show_once(message: str, key: str = "") -> None:
     if key not in _SHOWN and not _IS_SILENT.get():
         _SHOWN.add(key)
         _LOGGER.warning(message)
+
+
+def warn_caller(message: str) -> None:
+    """Warns about the line of the user's program that called this library."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("keras_qat."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, target_of
 from keras_qat.frontend.graph import Graph
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.data import Inputs, inputs_of
 from keras_qat.tflite.metadata import fingerprint
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
@@ -88,7 +88,7 @@ class Origin:
     def warn(self) -> None:
         """Shows `warnings`, at the line that called the verb."""
         for sentence in self.warnings:
-            warnings.warn(sentence, stacklevel=4)  # A verb is called by `one_at_a_time`.
+            warn_caller(sentence)
 
 
 def origin_of(model: Any, calls: Graph) -> Origin:

@@ -326,7 +326,8 @@ def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
     if array.dtype == tf.bfloat16.as_numpy_dtype:
         array = array.astype(np.float32)
     if array.dtype.kind not in "biuf" and not one.holds_text:
-        raise ValueError(f"{where} takes numbers, not values of type {array.dtype}.")
+        kind = "text" if array.dtype.kind in "SU" else type(data).__name__
+        raise ValueError(f"{where} takes numbers, not {kind}.")
     return array
 
 

@@ -63,7 +63,7 @@ def test_numbers_that_are_not_the_models(written):
             np.nextafter(values.flat[0], 9) if values.dtype.kind == "f" else 1 + values.flat[0]
         )
         array.CopyFrom(onnx.numpy_helper.from_array(values, name))
-        with pytest.warns(UserWarning, match="may compute something else"):
+        with pytest.warns(UserWarning, match="may compute something other"):
             check_onnx(other.SerializeToString(), other, graph)
     for end in ("input", "output"):
         other = onnx.ModelProto.FromString(proto.SerializeToString())

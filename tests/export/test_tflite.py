@@ -200,7 +200,7 @@ def test_weights_that_int8_kernels_do_not_hold():
     uneven = keras.initializers.RandomUniform(-0.2, 1.0, seed=1)
     model = functional((6,), build=layers.Dense(9, kernel_initializer=uneven))
     qat = observe(keras_qat.quantize_model(model, "contrib"), images(16, (6,)))
-    with pytest.warns(UserWarning, match="weights of 1 layers are rounded again") as found:
+    with pytest.warns(UserWarning, match="weights of 1 layer are rounded again") as found:
         keras_qat.export_tflite(qat, input_range=(-4.0, 4.0))
     assert found[0].filename == __file__
 

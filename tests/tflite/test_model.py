@@ -166,7 +166,7 @@ REFUSED = {
         lambda: {"picture": X},
         "'the file' has the inputs 'image', but the data has 'picture'",
     ),
-    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' is a ndarray of <U1"),
+    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' takes numbers, not text"),
     "NaN": (lambda: np.where(X > 0, np.nan, X), "holds NaN, first in example 0"),
     "nothing": (lambda: [], "The data for 'the file' is empty"),
     "path": (lambda: "x.npy", "Load files first"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from typing import Any
 
 from keras_qat.analysis.verify.compare_layers import compare_layers
@@ -23,6 +22,7 @@ from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.float_inference import evaluator, float_outputs
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
@@ -123,7 +123,7 @@ def verify(
     graph = as_asked(graph, packs or packed_weights, graph.origin.family)
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
     for note in notes:
-        warnings.warn(note, stacklevel=3)  # It is called in turn.
+        warn_caller(note)
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
     taken = packed(graph.origin.inputs, list(inputs.values()))

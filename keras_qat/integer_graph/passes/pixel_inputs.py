@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.conv import AFFINE, CONV
@@ -250,11 +250,10 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
     low, high = (codes - params.zero_point) * float(params.scale)
     common = min(high, real.max()) - max(low, real.min())
     if common < FEW * (max(high, real.max()) - min(low, real.min())):
-        warnings.warn(
+        warn_caller(
             f"rescaling: pixels of '{name}' become {real.min():.4g} to {real.max():.4g}, but the "
             f"model's input has the range {low:.4g} to {high:.4g}. Give the scale and offset of "
-            f"training: the input is scale * pixel + offset.",
-            stacklevel=7,  # The line that calls the verb.
+            f"training: the input is scale * pixel + offset."
         )
 
 
@@ -274,8 +273,7 @@ def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
         codes = known[output].numpy().reshape(expected.shape) + output.params.zero_point
         wrong = max(wrong, float(np.mean(codes != expected)))
     if wrong:
-        warnings.warn(
+        warn_caller(
             f"rescaling: {wrong:.1%} of the pixel values of '{name}' lie so near halfway between "
-            f"two quantized values that a file may take the other one.",
-            stacklevel=7,  # The line that calls the verb.
+            f"two quantized values that a file may take the other one."
         )

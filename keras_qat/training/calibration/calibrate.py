@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.data import batches
 from keras_qat.training.calibration.data_checks import InputData, doubt
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
@@ -133,7 +133,7 @@ def calibrate(
     examples = observed.examples if reset else None
     reason = doubt(graph, seen, examples, clips=method != "minmax")
     if reason := reason or next(observed.doubts(ranges), ""):
-        warnings.warn(reason, stacklevel=3)  # It is called by `one_at_a_time`.
+        warn_caller(reason)
 
 
 def _input_limits(

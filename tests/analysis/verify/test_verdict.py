@@ -19,7 +19,9 @@ from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import rng
 
 # What `calibrate` says of such data is not the question here.
-pytestmark = pytest.mark.filterwarnings("ignore:The data for input", "ignore:.*beyond its range")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The data for input", "ignore:.*beyond its range", "ignore:The output of"
+)
 
 layers = keras.layers
 X = rng().uniform(0, 1, (256, 6, 6, 1)).astype(np.float32)
