@@ -21,7 +21,7 @@ pytestmark = [
 
 FAMILY = "xnnpack_arm64"
 
-SOME = ("conv", "activations", "pooling", "other_rounding")
+SOME = ("conv", "other_rounding")
 RANDOM = 20
 
 
