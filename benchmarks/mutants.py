@@ -153,16 +153,17 @@ def drawn(count: int) -> list[Mutant]:
 
 
 class Chosen:
-    """Runs the given tests in their order, and notes which one failed."""
+    """Runs the given tests in their order, or all of their files, and notes which one failed."""
 
-    def __init__(self, tests: list[str], note: Path) -> None:
+    def __init__(self, tests: list[str], whole_files: bool, note: Path) -> None:
         self.places = {test: place for place, test in enumerate(tests)}
-        self.note = note
+        self.whole_files, self.note = whole_files, note
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [item for item in items if item.nodeid in self.places]
-        items.sort(key=lambda item: self.places[item.nodeid])
+        if not self.whole_files:
+            items[:] = [item for item in items if item.nodeid in self.places]
+            items.sort(key=lambda item: self.places[item.nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -184,7 +185,8 @@ def outcome(mutant: Mutant, tests: list[str], words: list[str], seconds: int) ->
             files = sorted({test.split("::")[0] for test in part})
             if files and not status:
                 given = ["-x", "-q", "-p", "no:cacheprovider", *files, *words]
-                status = int(pytest.main(given, plugins=[Chosen(part, note)]))
+                status = int(pytest.main(given, plugins=[Chosen(part, bool(words), note)]))
+                status *= status != pytest.ExitCode.NO_TESTS_COLLECTED
         os._exit(status)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
