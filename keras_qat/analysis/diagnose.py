@@ -152,6 +152,11 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     simulation = run_examples(graph, tested, graph.origin.file_family)
     falls = _falls(model, graph, simulation, inside)
     problems = _unfit_ranges(graph, arrays)
+    if all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
+        problems.append(
+            "In float too the output is the same for all examples, as if units were dead or "
+            "weights zero. Train the model in float first."
+        )
     tried = _remedies(model, fitted, list(falls))
     by_remedy: dict[str, Quality] = {}
     for code, treat in shown(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):

@@ -87,6 +87,14 @@ def test_ranges_that_include_more_than_the_data_have():
         )
 
 
+def test_a_dead_model_is_told():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3, kernel_initializer="zeros")])
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    (problem,) = keras_qat.diagnose(qat, X[:16]).problems
+    assert "the output is the same for all examples" in problem
+
+
 def test_models_that_are_only_tried_are_not_announced(monkeypatch, caplog):
     monkeypatch.setattr(messages, "_SHOWN", set())
     model = keras.Sequential([keras.Input((8,)), layers.LayerNormalization(), layers.Dense(3)])
