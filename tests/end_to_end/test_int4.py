@@ -164,6 +164,7 @@ def test_a_file_that_predict_does_not_compute_says_what_to_set():
         keras_qat.export_tflite(qat, pack_int4=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime has other kernels")
 @pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
 def test_a_model_set_to_pack_int4_predicts_what_its_file_gives(kernels, tmp_path):

@@ -220,6 +220,7 @@ def test_unknown_number_of_steps(build):
     assert "DEQUANTIZE" not in found.operations
 
 
+@pytest.mark.slow
 def test_grouped_convolutions_where_tensorflow_does_without_onednn():
     """TensorFlow fuses a bias with a convolution, and refuses to compute that with groups."""
     program = """

@@ -148,7 +148,7 @@ def test_quantization_off_it_trains_as_the_float_model(model):
 
 
 @pytest.mark.legacy
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("format_", [".keras", ".h5", ""])
 @pytest.mark.parametrize("make", MODELS)
 def test_it_is_saved_and_loaded_with_its_training(make, format_, tmp_path):

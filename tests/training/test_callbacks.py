@@ -276,6 +276,7 @@ def test_frozen_ranges_compute_what_observed_ones_do():
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:The data for input")  # The dead ReLU is unlike its statistics.
 @pytest.mark.parametrize("first_steps", [0, 3, 300])
 def test_frozen_ranges_are_the_same_in_any_graph(first_steps, monkeypatch):

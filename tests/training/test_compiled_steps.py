@@ -37,7 +37,7 @@ def net():
     return keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_by_xla_equals_one_without(recipe, phase):

@@ -90,6 +90,7 @@ def test_clusters_are_few_and_trained():
         assert not np.isin(kernel, start).any()
 
 
+@pytest.mark.slow
 def test_pruned_then_clustered_then_quantized():
     """Files get smaller under gzip at each step, and keep zeros and clusters."""
     size = {}
