@@ -183,6 +183,11 @@ class Plan:
         lines += map(str, self.joined_outputs)
         if self.target is not None:
             lines += described(self.target, self.problems)
+            if self.left_in_float:
+                lines.append(
+                    "  what is in float is computed by the device's own mathematics: its values "
+                    "may differ by a step from those of this machine"
+                )
             if self.channel_bytes >= MUCH_MEMORY:
                 lines.append(
                     f"  dense layers keep {self.channel_bytes} bytes in memory, as each channel "
