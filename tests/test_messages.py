@@ -394,8 +394,9 @@ def test_prediction_before_data_is_told_once(monkeypatch, caplog):
 
 
 def test_calibration_where_nothing_is_quantized():
-    with pytest.warns(UserWarning, match="recipe contrib quantizes nothing"):
+    with pytest.warns(UserWarning, match="recipe contrib quantizes nothing") as warned:
         model = keras_qat.quantize_model(functional((4,), build=layers.Softmax()), "contrib")
+    assert [warning.filename for warning in warned] == [__file__]
     with pytest.raises(ValueError, match=r"Nothing of '\w+' is quantized: recipe contrib leaves"):
         keras_qat.calibrate(model, images(8, (4,)))
 

@@ -103,6 +103,12 @@ def test_what_is_private_to_keras_is_known_in_one_room(module):
     assert not [match.group(0) for match in OTHERS_PRIVATE.finditer(module.read_text("utf-8"))]
 
 
+def test_warnings_name_the_line_of_the_user():
+    """`warn_caller` finds it; a number of frames is wrong as soon as a function calls another."""
+    warning = [path.name for path in MODULES if "warnings.warn(" in path.read_text("utf-8")]
+    assert warning == ["messages.py"]
+
+
 def test_contrib_is_known_by_its_name_in_the_recipes_only():
     for module in MODULES:
         if not module.name.startswith("contrib_") and module.name != "recipes.py":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
+
+from keras_qat.frontend.messages import warn_caller
 
 _USED, _LOST = "_is_used", "_lost"
 """Attributes of a recipe beside its fields: a list that is not empty once it was used, and the
@@ -24,10 +25,9 @@ def use(recipe: Any) -> None:
     _note_use(recipe)
     lost = vars(recipe).pop(_LOST, None)
     if lost:
-        warnings.warn(
+        warn_caller(
             f"recipe.override({lost[0]!r}, ...) returns a new recipe, which was not used; the one "
-            f"in use has no such override. Write recipe = recipe.override({lost[0]!r}, ...).",
-            stacklevel=5,  # The line that calls the verb.
+            f"in use has no such override. Write recipe = recipe.override({lost[0]!r}, ...)."
         )
 
 

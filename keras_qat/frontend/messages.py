@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
+_NOT_THE_USER = {"keras_qat", "keras", "tf_keras", "tensorflow"}
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
 _IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
@@ -28,9 +29,9 @@ def show_once(message: str, key: str = "") -> None:
 
 
 def warn_caller(message: str) -> None:
-    """Warns about the line of the user's program that called this library."""
+    """Warns about the line of the user's program that called this library, also through Keras."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("keras_qat."):
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USER:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
 from keras_qat.frontend import tfmot
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.quantizers import layer_quantizers
@@ -54,10 +54,9 @@ def from_tfmot(model: Any, data: Any = None) -> Any:
         calibrate(qat, data)
     without = _set_ranges(qat, quantization.ranges)
     if without and data is None:
-        warnings.warn(
+        warn_caller(
             f"tfmot has no ranges for {some(without)}, which keras_qat quantizes. Pass data: "
-            f"keras_qat.from_tfmot(model, x_train[:256]).",
-            stacklevel=2,
+            f"keras_qat.from_tfmot(model, x_train[:256])."
         )
     return qat
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras2.serialization import warn_of_closed
 from keras_qat.frontend.keras3 import as_keras_2
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.placement import place
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
@@ -119,10 +119,9 @@ def quantize_model(
     _show_in_float(plan, model.name)
     qat.told_of_float = True
     if not is_quantized(qat):
-        warnings.warn(
+        warn_caller(
             f"recipe {recipe.name} quantizes nothing of '{model.name}', so that it stays a float "
-            f"model. keras_qat.plan(model, recipe) gives the reason for each layer.",
-            stacklevel=2,
+            f"model. keras_qat.plan(model, recipe) gives the reason for each layer."
         )
     return qat
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +35,7 @@ from keras_qat.frontend.keras2.own_training import (
 )
 from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
 from keras_qat.frontend.keras3.backend import refuse_files
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.keras_inference import Inference, is_exact
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.training.distribution import agree, observed_alike
@@ -253,12 +253,11 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             original = from_class_config(made_of, custom_objects)
         except ValueError as error:
             name = config["class_name"]
-            warnings.warn(
+            warn_caller(
                 f"'{self.name}' is loaded without the train_step and the like of {name}, which "
                 f"cannot be made: {error} Register the class, pass it in custom_objects, and give "
                 f"it a get_config that its constructor takes; or load the weights alone into a "
-                f"model that quantize_model makes of a {name}.",
-                stacklevel=2,
+                f"model that quantize_model makes of a {name}."
             )
             return
         self.keep_training(original, left_out)

@@ -8,7 +8,6 @@ graph without branches. Custom training loops branch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.shared_update import SharedUpdate
-from keras_qat.frontend.messages import counted, show_once
+from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays
 from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, thresholds_in
 from keras_qat.training.schedule import quantizers_in, scheduled_layers
@@ -55,7 +54,7 @@ class PhasedModel:
         if not self._looked:
             object.__setattr__(self, "_looked", True)
             if reason := doubt_of_arrays(self, x):
-                warnings.warn(reason, stacklevel=2)
+                warn_caller(reason)
         return super().fit(x, *args, **kwargs)  # type: ignore[misc]
 
     _settled_at: int | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.fault import Fault
-from keras_qat.frontend.messages import suggestion
+from keras_qat.frontend.messages import suggestion, warn_caller
 
 if TYPE_CHECKING:
     from keras_qat.tflite.site import Site
@@ -185,10 +184,9 @@ def settings(
 def remembered(name: str, model: str) -> Target | None:
     """Returns the target of a loaded model; None, with a warning, if its name is not registered."""
     if name not in _REGISTERED:
-        warnings.warn(
+        warn_caller(
             f"'{model}' is for the target {name!r}, which is not registered: call "
-            f"keras_qat.targets.register and load it again, or export with target=.",
-            stacklevel=3,
+            f"keras_qat.targets.register and load it again, or export with target=."
         )
     return _REGISTERED.get(name)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
-from keras_qat.frontend.messages import counted
+from keras_qat.frontend.messages import counted, warn_caller
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy that computes in it with weights in float32."""
@@ -103,11 +102,10 @@ def in_float32(model: Any) -> Any:
     half = [layer.name for layer in layers_in(model)[1:] if is_half(layer.compute_dtype)]
     if not half:
         return model
-    warnings.warn(
+    warn_caller(
         f"'{model.name}' computes in half precision ({counted(len(half), 'layer')}, e.g. "
         f"{half[0]}), which cannot hold activations of 16 bits: float16 has 11 significant bits, "
-        f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed.",
-        stacklevel=4,
+        f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed."
     )
     with float32_policy():
         to_float32 = lambda layer: clone(layer, **_with_float32(layer.get_config()))  # noqa: E731

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import warn_caller
 
 
 def read_at_once(store: Any) -> Any:
@@ -102,4 +102,4 @@ def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
     if lines:
         message += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
     if message:
-        warnings.warn("\n".join(message), stacklevel=3)
+        warn_caller("\n".join(message))

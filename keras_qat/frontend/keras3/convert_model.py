@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from keras_qat.frontend.keras3.backend import (
 from keras_qat.frontend.keras3.layers import convert_layer, counterpart
 from keras_qat.frontend.keras3.operations import call_operation
 from keras_qat.frontend.keras3.weights import take_weights
+from keras_qat.frontend.messages import warn_caller
 
 
 def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
@@ -57,11 +57,10 @@ def as_keras_2(model: Any) -> Any:
     if not is_of_keras_3(model):
         return model
     converted = from_keras_3(model)
-    warnings.warn(
+    warn_caller(
         f"'{model.name}' is a model of Keras 3. keras_qat.from_keras_3 converts it to Keras 2 "
         f"before it is quantized. Compile and fit the result with {keras.__name__}; "
-        f"keras_qat.to_keras_3 copies its weights back.",
-        stacklevel=3,
+        f"keras_qat.to_keras_3 copies its weights back."
     )
     return converted
 

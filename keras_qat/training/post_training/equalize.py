@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.own_training import trains_itself
 from keras_qat.frontend.keras2.read_float import read_float
 from keras_qat.frontend.keras3 import as_keras_2
+from keras_qat.frontend.messages import warn_caller
 from keras_qat.lowering import lower
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.placement.fusion_groups import Group, groups
@@ -98,7 +98,7 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
     if not pairs:
         reasons = [reason for *_, reason in candidates if reason]
         why = f": {max(reasons, key=reasons.count)}" if reasons else ""
-        warnings.warn(f"No layers of '{model.name}' can be equalized{why}.", stacklevel=2)
+        warn_caller(f"No layers of '{model.name}' can be equalized{why}.")
     layers = {group: _Layer(group, graph) for pair in pairs for group in pair}
     for _ in range(_ROUNDS):
         changes = [_equalize(layers[group], layers[following]) for group, following in pairs]

@@ -103,7 +103,8 @@ def test_what_is_not_equalized(capsys):
     assert "hidden: Activation follows" in lines
     np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
     scramble(residual := residual_net())
-    with pytest.warns(UserWarning, match="No layers of 'residual' can be equalized: "):
+    with pytest.warns(UserWarning, match="No layers of 'residual' can be equalized: ") as warned:
         keras_qat.equalize(residual)
+    assert warned[0].filename == __file__
     with pytest.raises(ValueError, match="quantized"):
         keras_qat.equalize(keras_qat.quantize_model(model))
