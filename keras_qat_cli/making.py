@@ -54,8 +54,8 @@ def calibrate(
             for quantizer in keras_qat.quantizers(qat)
             if quantizer.name.endswith("/output")
         ]
-    taken = counted(len(ranges), "range of activations", "ranges of activations")
-    text = f"{output}: {taken}, from {counted(examples, 'example')}"
+    range_count = counted(len(ranges), "range of activations", "ranges of activations")
+    text = f"{output}: {range_count}, from {counted(examples, 'example')}"
     show(text, {"output": str(output), "examples": examples, "ranges": ranges}, as_json)
 
 

@@ -114,10 +114,10 @@ class Exporting(NamedTuple):
         """Returns the options that were passed, and others, if such a file takes them."""
         options = {**self._asdict(), "pack_int4": self.pack_int4 or None, **others}
         options = {name: value for name, value in options.items() if value is not None}
-        taken = {"input_range"}
+        accepted = {"input_range"}
         if file.suffix in SOURCES:
-            taken |= {"input_dtype", "output_dtype", "rescaling"}
-        refused = sorted(options.keys() - taken)
+            accepted |= {"input_dtype", "output_dtype", "rescaling"}
+        refused = sorted(options.keys() - accepted)
         if file.suffix != ".tflite" and refused:
             raise click.UsageError(f"{', '.join(refused)}: for .tflite files only.")
         return options

@@ -247,14 +247,14 @@ def _in_float(
     """Computes the outputs without quantization, and each tensor inside that has a range."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
-    wanted = [values_in(calls.outputs), list(inside.values())]
+    computed = [values_in(calls.outputs), list(inside.values())]
     inputs = [
         tf.constant(x, value.dtype)
         for x, value in zip(arrays, values_in(calls.inputs), strict=True)
     ]
     with assuming(IN_FLOAT, list(scheduled_layers(model))):
         outputs, tensors = graph_lib.evaluate(
-            dataclasses.replace(calls, outputs=wanted), inputs, infer
+            dataclasses.replace(calls, outputs=computed), inputs, infer
         )
     return [y.numpy() for y in outputs], {
         tensor: y.numpy() for tensor, y in zip(inside, tensors, strict=True)

@@ -149,7 +149,7 @@ def cheapest(
     # What is above the fewest bits is counted, rounded up, so that the budget holds.
     unit = max((budget - fewest) / _UNITS, 1e-9)
     costs = np.zeros(_UNITS + 1)
-    taken = []
+    best_choices = []
     for layer in layers:
         extra = [layer.weights * (bits - min(choices)) / 8 for bits in choices]
         steps = [int(min(np.ceil(size / unit - 1e-9), _UNITS + 1)) for size in extra]
@@ -157,11 +157,11 @@ def cheapest(
         for choice, (bits, step) in enumerate(zip(choices, steps, strict=True)):
             if step <= _UNITS:
                 tried[choice, step:] = costs[: _UNITS + 1 - step] + layer.costs[bits]
-        taken.append((tried.argmin(0), steps))
+        best_choices.append((tried.argmin(0), steps))
         costs = tried.min(0)
-    left, backwards = _UNITS, []
-    for best, steps in reversed(taken):
-        choice = int(best[left])
+    remaining, backwards = _UNITS, []
+    for best, steps in reversed(best_choices):
+        choice = int(best[remaining])
         backwards.append(choices[choice])
-        left -= steps[choice]
+        remaining -= steps[choice]
     return {layer.name: bits for layer, bits in zip(layers, reversed(backwards), strict=True)}

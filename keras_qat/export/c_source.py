@@ -125,12 +125,12 @@ def export_c(
 def _identifiers(graph: FileGraph) -> dict[str, str]:
     """Returns the word of each input and output in the names of its constants, all different."""
     words: dict[str, str] = {}
-    taken = {"File", "Examples"}  # As in kFileSize and kGoldenExamples.
+    used = {"File", "Examples"}  # As in kFileSize and kGoldenExamples.
     for name in (*graph.inputs, *graph.outputs):
         word, number = _identifier(name), 1
-        while (own := f"{word}{number if number > 1 else ''}") in taken:
+        while (own := f"{word}{number if number > 1 else ''}") in used:
             number += 1
-        taken.add(own)
+        used.add(own)
         words[name] = own
     return words
 

@@ -214,9 +214,9 @@ def _steps(kernel: np.ndarray, axis: int, layers: list[Weights]) -> Any:
 
 def _columns(kernel: np.ndarray, axes: list[int]) -> np.ndarray:
     """Returns the weights of each output channel, sorted, in a column."""
-    others = [axis for axis in range(kernel.ndim) if axis not in axes]
+    other_axes = [axis for axis in range(kernel.ndim) if axis not in axes]
     count = int(np.prod([kernel.shape[axis] for axis in axes]))
-    return np.sort(kernel.transpose(*others, *axes).reshape(-1, count), axis=0)
+    return np.sort(kernel.transpose(*other_axes, *axes).reshape(-1, count), axis=0)
 
 
 def _dequantize(

@@ -96,9 +96,9 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
     for tensors, ends in ((graph.inputs, main.inputs), (graph.outputs, main.outputs)):
         for tensor, index in zip(tensors.values(), map(int, ends), strict=True):
             indices.setdefault(tensor, index)
-    known, given = set(indices.values()), set(map(int, main.inputs))
+    known, file_inputs = set(indices.values()), set(map(int, main.inputs))
     producers: dict[int, Any] = {}
-    ready = set(given)
+    ready = set(file_inputs)
     for operator in main.operators:
         kernel = OPERATORS[code_of(file.operatorCodes[operator.opcodeIndex])]
         for index in map(int, operator.inputs):
@@ -125,7 +125,7 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
             # model's input, which knows the number of examples.
             # Sizes that a RESHAPE is given as tensors may be known in a file.
             needed = {indices[tensor] for tensor in inputs & indices.keys() if tensor.params}
-            if inputs <= indices.keys() and not needed <= reached <= read | given:
+            if inputs <= indices.keys() and not needed <= reached <= read | file_inputs:
                 names = [
                     ", ".join(sorted(main.tensors[index].name.decode() for index in group))
                     for group in (reached, read)
@@ -161,9 +161,9 @@ def _operators_of(
     outputs: set[int], known: set[int], producers: dict[int, Any]
 ) -> tuple[list[Any], set[int]]:
     """Follows operators back to tensors of other nodes. Returns the operators and these tensors."""
-    operators, reached, wanted = {}, set(), list(outputs)
-    while wanted:
-        operator = producers.get(wanted.pop())
+    operators, reached, pending = {}, set(), list(outputs)
+    while pending:
+        operator = producers.get(pending.pop())
         if operator is None or id(operator) in operators:
             continue
         operators[id(operator)] = operator
@@ -171,7 +171,7 @@ def _operators_of(
             if source in known and source not in outputs:
                 reached.add(source)
             else:
-                wanted.append(source)
+                pending.append(source)
     return list(operators.values()), reached
 
 

@@ -54,13 +54,13 @@ def _differences(graph: ResolvedGraph, file: Any) -> Iterator[str]:
         for node in nodes
         if node.op_type == "QuantizeLinear"
     }
-    wanted = set(map(_as_stored, _params(graph)))
+    expected = set(map(_as_stored, _params(graph)))
     # Inside of recurrent layers there are more.
-    has_others = not quantized <= wanted and not any(
+    has_others = not quantized <= expected and not any(
         node.weights is not None and node.weights.recurrent for node in graph.nodes
     )
-    if has_others or not wanted <= quantized:
-        other, missing = sorted(quantized - wanted)[:3], sorted(wanted - quantized)[:3]
+    if has_others or not expected <= quantized:
+        other, missing = sorted(quantized - expected)[:3], sorted(expected - quantized)[:3]
         yield f"scales and zero points {other} are not the model's {missing}"
     in_integers = [
         totals([_scaled(arrays, node)])

@@ -131,13 +131,13 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     if kernel is None:
         return "no kernel", change
     first = site.inputs[0] if site.inputs else None
-    others = [
+    unknown_types = [
         tensor.type
         for tensor in site.tensors
         if tensor.type not in ((tensor is first and kernel.reads) or kernel.types)
     ]
-    if others:
-        return f"no kernel for {others[0]}", change
+    if unknown_types:
+        return f"no kernel for {unknown_types[0]}", change
     if len(site.inputs) > kernel.max_inputs:
         return f"at most {kernel.max_inputs} inputs, not {len(site.inputs)}", ""
     axes = max(len(tensor.shape) for tensor in site.tensors)

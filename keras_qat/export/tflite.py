@@ -214,14 +214,14 @@ def _file_batch_size(
                 f"Leave it out, or say target='xnnpack'."
             )
         batch_size = target.batch_size
-    kept = graph.origin.kept_batch
-    if kept is not None and batch_size not in (None, kept):
+    kept_batch = graph.origin.kept_batch
+    if kept_batch is not None and batch_size not in (None, kept_batch):
         raise ValueError(
-            f"'{graph.name}' keeps the states of {kept} sequences, and its file shall take "
+            f"'{graph.name}' keeps the states of {kept_batch} sequences, and its file shall take "
             f"{batch_size}: build it with keras.Input(batch_size={batch_size}), and give it "
             f"the weights, other.set_weights(model.get_weights())."
         )
-    return batch_size if kept is None else kept
+    return batch_size if kept_batch is None else kept_batch
 
 
 def _check_states(graph: ResolvedGraph) -> None:

@@ -45,7 +45,7 @@ def write_graph(
     }
     island: list[Node] = []
     computed: list[Tensor] = []
-    wanted = set(graph.outputs.values())
+    graph_outputs = set(graph.outputs.values())
     readers: dict[Tensor, list[Node]] = {}
     for node in graph.nodes:
         for tensor in reads(graph, node):
@@ -56,7 +56,8 @@ def write_graph(
             ends = [
                 tensor
                 for tensor in computed
-                if tensor in wanted or any(node not in island for node in readers.get(tensor, ()))
+                if tensor in graph_outputs
+                or any(node not in island for node in readers.get(tensor, ()))
             ]
             write_island(builder, graph, island, ends, indices, in_float)
             island.clear()
@@ -73,8 +74,8 @@ def write_graph(
     flush()
     outputs: dict[str, int] = {}
     for name, tensor in graph.outputs.items():
-        taken = [*inputs.values(), *outputs.values()]
-        outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, taken)
+        file_ends = [*inputs.values(), *outputs.values()]
+        outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, file_ends)
     return inputs, outputs
 
 
@@ -126,7 +127,7 @@ def _write_output(
     name: str,
     tensor: Tensor,
     dtype: str | None,
-    taken: list[int],
+    file_ends: list[int],
 ) -> int:
     """Returns the tensor of an output: interpreters do not allow one tensor as two outputs."""
     inside = indices[tensor]
@@ -135,7 +136,7 @@ def _write_output(
     else:
         kind, params = _end_params(tensor.params, dtype)
         code = "" if params == tensor.params else "QUANTIZE" if params else "DEQUANTIZE"
-    if not code and inside not in taken:
+    if not code and inside not in file_ends:
         builder.graph.tensors[inside].name = name.encode()
         return inside
     end = builder.tensor(name, tensor.shape, kind, params)

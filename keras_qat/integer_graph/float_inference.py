@@ -26,7 +26,7 @@ Evaluator = Callable[[Sequence[np.ndarray]], list[Any]]
 
 def evaluator(
     graph: Graph,
-    wanted: list[Value],
+    outputs: list[Value],
     phase: Phase | None = IN_FLOAT,
     untraced_runs: int = FEW_RUNS,
 ) -> Evaluator:
@@ -34,11 +34,11 @@ def evaluator(
 
     Args:
         graph: the model's graph.
-        wanted: the values to compute.
+        outputs: the values to compute.
         phase: of its layers; None for the one that they are in.
         untraced_runs: how many runs are made before the function is traced.
     """
-    graph = dataclasses.replace(graph, outputs=wanted)
+    graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in values_in(graph.inputs)]
     layers = {call.layer: None for call in graph.calls if isinstance(call.layer, ScheduledLayer)}
 
@@ -46,13 +46,13 @@ def evaluator(
         with assuming(phase, layers):
             return graph_lib.evaluate(graph, list(inputs), infer)
 
-    whole, runs = traced(compute, input_signature=specs), 0
+    traced_compute, runs = traced(compute, input_signature=specs), 0
 
     def evaluate(arrays: Sequence[np.ndarray]) -> list[Any]:
         nonlocal runs
         runs += 1
         inputs = (tf.constant(x, spec.dtype) for x, spec in zip(arrays, specs, strict=True))
-        return (compute if runs <= untraced_runs else whole)(*inputs)
+        return (compute if runs <= untraced_runs else traced_compute)(*inputs)
 
     return evaluate
 

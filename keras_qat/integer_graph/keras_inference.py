@@ -80,8 +80,8 @@ class Inference:
         if self.model.run_eagerly:
             return self._infer_settled
         if self.traced[0] != self.settled.version:
-            made = backend.traced(self._infer_settled, reduce_retracing=True)
-            self.traced = self.settled.version, made
+            function = backend.traced(self._infer_settled, reduce_retracing=True)
+            self.traced = self.settled.version, function
         return self.traced[1]
 
     def _check(self, inputs: Sequence[Any]) -> None:
@@ -101,18 +101,18 @@ class Inference:
         """Computes real values of the outputs, and of what layers that add losses read."""
         quantized = list(map(numbers.quantized, inputs, resolved.inputs.values()))
         tensors = run(resolved, quantized, self.family, compute_in_float, numbers)
-        wanted = [
+        names = [
             *resolved.outputs.values(),
             *(resolved.tensors[value] for value in self.read_by_losses),
         ]
-        return [numbers.real(tensors[name], name) for name in wanted]
+        return [numbers.real(tensors[name], name) for name in names]
 
     def _read_by_losses(self) -> list[Value]:
-        made = {
+        computed = {
             value for call in self.graph.loss_only for value in graph_lib.values_in(call.outputs)
         }
         read = [value for call in self.with_losses for value in call.inputs]
-        return [value for value in dict.fromkeys(read) if value not in made]
+        return [value for value in dict.fromkeys(read) if value not in computed]
 
     def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
         """Returns the outputs among `_tensors`, after adding the losses and metrics of layers."""

@@ -63,9 +63,9 @@ def read_for_masks(call: Call) -> list[Value]:
     """Returns the values from which the masks of a call's inputs are computed."""
     read: dict[Value, None] = {}
     seen: set[Call] = set()
-    wanted = [value.producer for value in call.inputs if value.masked]
-    while wanted:
-        producer = wanted.pop()
+    pending = [value.producer for value in call.inputs if value.masked]
+    while pending:
+        producer = pending.pop()
         if producer is None or producer in seen:
             continue
         seen.add(producer)
@@ -74,7 +74,7 @@ def read_for_masks(call: Call) -> list[Value]:
             read.update(dict.fromkeys(first))
         mask = producer.kwargs.get("mask")
         read.update(dict.fromkeys(values_in(mask)))
-        wanted += [value.producer for value in first if value.masked]
+        pending += [value.producer for value in first if value.masked]
     return list(read)
 
 

@@ -49,8 +49,8 @@ class NumberStore:
         packed = self._packed(_tensors_in(numbers))
         for variable, value in zip(self._variables, packed, strict=True):
             variable.assign(value)
-        taken = [(index, choice) for index, choice in self._choices.items() if choice.is_taken]
-        return all(choice.value is self._conditions[index] for index, choice in taken)
+        active = [(index, choice) for index, choice in self._choices.items() if choice.is_taken]
+        return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
         """Returns the structure with tensors of the graph that is being traced.

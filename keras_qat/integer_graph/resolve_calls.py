@@ -223,9 +223,9 @@ class _Resolver:
             operands = self._with_params(operands, shared, call)
             if not self.ranges.same(shared, params):
                 output = self.tensors.new(values[0], shared, "/kept")
-                others = tuple(new(value, shared) for value in values[1:])
-                add(operands, (output, *others))
-                outputs = self._add_conversion(output, params, REQUANTIZE, call), *others
+                further_outputs = tuple(new(value, shared) for value in values[1:])
+                add(operands, (output, *further_outputs))
+                outputs = self._add_conversion(output, params, REQUANTIZE, call), *further_outputs
         if not outputs:
             outputs = tuple(new(value, params) for value in values)
             add(operands, outputs)

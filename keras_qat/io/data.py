@@ -345,7 +345,7 @@ def _as_batch(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray | 
     elif array.ndim == len(shape) + 1 and array.shape[-1] == 1:
         array = array[..., 0]
     fits = array.ndim == len(shape) and all(
-        wanted in (None, size) for wanted, size in zip(shape[1:], array.shape[1:], strict=True)
+        expected in (None, size) for expected, size in zip(shape[1:], array.shape[1:], strict=True)
     )
     return array if fits else None
 

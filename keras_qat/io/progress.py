@@ -12,7 +12,7 @@ _Item = TypeVar("_Item")
 
 def shown(
     items: Iterable[_Item],
-    what: str,
+    title: str,
     verbose: int,
     total: int | None = None,
     unit: str = "batch",
@@ -21,7 +21,7 @@ def shown(
 
     Args:
         items: the items, one for each unit of work.
-        what: title of the bar, a few words.
+        title: title of the bar, a few words.
         verbose: 0 for no bar.
         total: number of items, if they have no length.
         unit: name of an item.
@@ -29,7 +29,7 @@ def shown(
     if not verbose:
         yield from items
         return
-    print(what)
+    print(title)
     count = len(items) if isinstance(items, Sized) else total
     bar: Any = keras.utils.Progbar(count, unit_name=unit)
     done = 0

@@ -92,15 +92,15 @@ def split_constant_einsum(call: Call, context: LoweringContext) -> list[Call]:
     matrix = array(arguments[1 - position])
     x, term, of_matrix = values[0], terms.split(",")[position], terms.split(",")[1 - position]
     summed = [axis for axis in of_matrix if axis in term and axis not in output]
-    made = [axis for axis in of_matrix if axis not in term and axis in output]
+    added = [axis for axis in of_matrix if axis not in term and axis in output]
     if matrix is None or matrix.ndim != 2 or len(of_matrix) != 2 or not x.is_float:
         return []
-    if len(summed) != 1 or len(made) != 1 or term.index(summed[0]) == 0:
+    if len(summed) != 1 or len(added) != 1 or term.index(summed[0]) == 0:
         return []
-    if len(set(term)) < len(term) or sorted(term.replace(summed[0], made[0])) != sorted(output):
+    if len(set(term)) < len(term) or sorted(term.replace(summed[0], added[0])) != sorted(output):
         return []
-    matrix = matrix if of_matrix == summed[0] + made[0] else matrix.T
-    parts, result = PartsBuilder(call, context), term.replace(summed[0], made[0])
+    matrix = matrix if of_matrix == summed[0] + added[0] else matrix.T
+    parts, result = PartsBuilder(call, context), term.replace(summed[0], added[0])
     axis = term.index(summed[0])
     if result == output:
         multiply_along(parts, x, axis, matrix, "", call.output)
@@ -137,7 +137,7 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
     before, after = (tuple(value.shape[1:3]) for value in (x, call.output))
     if len(x.shape) != 4 or not x.is_float or None in (*before, *after) or keeps_ratio is True:
         return []
-    options = {name: given for name, given in call.kwargs.items() if name not in names[:2]}
+    options = {name: argument for name, argument in call.kwargs.items() if name not in names[:2]}
 
     def weights(axis: int) -> np.ndarray:
         size: Any = before[axis]

@@ -17,10 +17,10 @@ from keras_qat.ops.movement import window
 def split_resize(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.image.resize to a known size to Resizing, for the options that Resizing has."""
     names = ("images", "size", "method", "preserve_aspect_ratio", "antialias")
-    _, _, method, *others = operands(call, *names)
+    _, _, method, *other_arguments = operands(call, *names)
     method, sizes = method or "bilinear", call.output.shape[1:3]
     is_image = len(call.output.shape) == 4 and None not in sizes
-    if not is_image or any(others) or method not in ("bilinear", "nearest"):
+    if not is_image or any(other_arguments) or method not in ("bilinear", "nearest"):
         return []
     return replace_by(call, context, layers.Resizing, *sizes, interpolation=method)
 

@@ -98,8 +98,8 @@ def _split_getitem(call: Call, context: LoweringContext) -> list[Call]:
     if len(positions) != 1:
         return []
     known = sum(item is not None and item is not Ellipsis for item in items)
-    whole = dict.fromkeys(("start", "stop", "step"))
-    items[positions[0] : positions[0] + 1] = [whole] * (len(x.shape) - known)
+    full_slice = dict.fromkeys(("start", "stop", "step"))
+    items[positions[0] : positions[0] + 1] = [full_slice] * (len(x.shape) - known)
     return PartsBuilder(call, context).end(call.layer, x, tuple(items))
 
 

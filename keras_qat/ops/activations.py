@@ -95,8 +95,8 @@ def _hard_swish_table(a: Arguments, up: bool = False) -> Any:
     gate = tf.where(gate_exponent > 0, saturate(shift(gate, 1), 15), gate)
     gate = shift_back(rounded(gate, tf.maximum(-gate_exponent, 0)) + 2**15, 1)
     product = gate * scaled
-    whole = tf.sign(product) * shift_back(tf.abs(product), 15)
-    product = shift_back(product, 15) if up else whole
+    shifted = tf.sign(product) * shift_back(tf.abs(product), 15)
+    product = shift_back(product, 15) if up else shifted
     return tf.cast(rounded(product, tf.maximum(-exponent, 0)), tf.float64)
 
 

@@ -224,8 +224,8 @@ def _is_known(node: Arguments | Node) -> bool:
 
 
 def _prepare_transpose(a: Arguments) -> Sums:
-    taken = _is_known(a) and (RECENT or not a.weights.per_channel)
-    return prepare_sums(a, (-2,), "fixed" if taken else "eights")
+    is_fixed = _is_known(a) and (RECENT or not a.weights.per_channel)
+    return prepare_sums(a, (-2,), "fixed" if is_fixed else "eights")
 
 
 def _emit_transpose(e: Emission) -> None:

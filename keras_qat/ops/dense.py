@@ -99,8 +99,8 @@ def _einsum_attributes(call: Call) -> Attributes:
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
     if "..." in inputs and "." not in weights:
-        first, *others = without_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(inputs))
-        equation = f"{first},{'->'.join(others)}"
+        first, *other_terms = without_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(inputs))
+        equation = f"{first},{'->'.join(other_terms)}"
     return {"equation": equation, "bias_axes": layer.bias_axes or "", "form": FORM}
 
 

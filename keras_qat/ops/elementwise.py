@@ -85,8 +85,10 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     if output.bits == 16:
         is_far, least = widest > 2.0**13 * output.scale, single(widest / 2.0**13)
     else:
-        left = single(finest / output.scale) < 2.0**-10
-        most = tf.where(left, tf.constant(2.0**5, tf.float64), tf.constant(2.0**7, tf.float64))
+        is_fine_scale = single(finest / output.scale) < 2.0**-10
+        most = tf.where(
+            is_fine_scale, tf.constant(2.0**5, tf.float64), tf.constant(2.0**7, tf.float64)
+        )
         is_far, least = widest > most * output.scale, single(widest / 2.0**5)
     scale = tf.where(is_far, least, output.scale)
     return dataclasses.replace(output, scale=scale)
@@ -114,8 +116,8 @@ def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any,
     bits = 20 - exponent_of(tf.maximum(*ratios))
     first, second = (tf.cast(tf.round(factor * power_of_two(bits)), tf.int32) for factor in ratios)
     half = shift(tf.ones_like(bits), bits - 1)
-    taken = tf.reduce_all([(factor >= 2.0**-10) & (factor < 2.0**8) for factor in ratios])
-    return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), taken
+    is_accepted = tf.reduce_all([(factor >= 2.0**-10) & (factor < 2.0**8) for factor in ratios])
+    return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), is_accepted
 
 
 def _bits(a: Arguments) -> int:

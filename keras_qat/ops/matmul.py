@@ -175,10 +175,10 @@ def _emit_contract(e: Emission) -> None:
     # Whether what is summed comes last in the second tensor.
     turned = axes.second == axes.batch + axes.columns + axes.summed
 
-    def matrices(source: int, term: str, wanted: tuple[str, str], name: str) -> int:
-        order = places(axes.batch + "".join(wanted), term)
+    def matrices(source: int, term: str, axis_groups: tuple[str, str], name: str) -> int:
+        order = places(axes.batch + "".join(axis_groups), term)
         source = e.transpose(source, order, name=f"{name}_transposed")
-        return e.reshaped(source, _grouped(sizes, axes.batch, wanted), name)
+        return e.reshaped(source, _grouped(sizes, axes.batch, axis_groups), name)
 
     inner = (axes.columns, axes.summed) if turned else (axes.summed, axes.columns)
     left = matrices(first, axes.first, (axes.rows, axes.summed), "first")

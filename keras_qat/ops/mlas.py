@@ -61,8 +61,8 @@ def prepare_product(a: Arguments) -> tuple[Any, Any]:
 def product_of_two(q: list[Any], numbers: tuple[Any, Any], halves: Rounding) -> Any:
     """Multiplies two tensors."""
     ratio, output = numbers
-    whole = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
-    return _rounded(single(single(product(whole, ratio)) + output), output, q[0].dtype, halves)
+    exact = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
+    return _rounded(single(single(product(exact, ratio)) + output), output, q[0].dtype, halves)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,14 +118,14 @@ def _leaky_relu(a: Arguments) -> Any:
 
 def _exact_leaky_relu(a: Arguments) -> Any:
     """Makes TFLite's table: a product above zero, and one below with the slope in its scale."""
-    whole, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
+    steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
     sign = -1 if slope < 0 else 1
     # The optimized int16 kernel has a negative multiplier: halves go up.
     negates_first = a.family.optimized and a.wide
-    falling = multiply(sign * whole, below) if negates_first else sign * multiply(whole, below)
-    return tf.cast(tf.where(whole >= 0, multiply(whole, above), falling), tf.float64)
+    falling = multiply(sign * steps, below) if negates_first else sign * multiply(steps, below)
+    return tf.cast(tf.where(steps >= 0, multiply(steps, above), falling), tf.float64)
 
 
 LEAKY_RELU = Op(

@@ -52,18 +52,18 @@ class Multiplier:
     steps: Any = None
 
     def times(
-        self, whole: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
+        self, in_int64: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
     ) -> Any:
         """Multiplies integers by the ratio, in the way of the kernel family.
 
         Args:
-            whole: computes what is multiplied in fixed point, in int64.
+            in_int64: computes what is multiplied in fixed point, in int64.
             dtype: the type of that result.
             in_other: computes the result in the family's own way, given `other`.
         """
 
         def in_fixed_point() -> Any:
-            x = whole() if self.steps is None else whole() * self.steps
+            x = in_int64() if self.steps is None else in_int64() * self.steps
             return tf.cast(multiply(x, self.fixed), dtype)
 
         return cond(self.is_other, lambda: in_other(self.other), in_fixed_point)

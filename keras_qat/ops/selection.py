@@ -148,9 +148,9 @@ def _limit(output: QuantParams) -> Any:
 
 
 def _prepare_cast(a: Arguments) -> tuple[Any, Any]:
-    whole = dataclasses.replace(a, params=[_WHOLE])
+    as_integers = dataclasses.replace(a, params=[_WHOLE])
     limit = tf.minimum(_limit(a.output), 2.0**31 - 128)
-    return REQUANTIZE.prepared(whole).numbers, tf.cast(limit, tf.int64)
+    return REQUANTIZE.prepared(as_integers).numbers, tf.cast(limit, tf.int64)
 
 
 def _from_integers(a: Arguments) -> Any:
@@ -168,9 +168,9 @@ def _emit_cast(e: Emission) -> None:
 
     is_bool = e.dtype(source) == "bool"
     if e.dtype(source) != "int32":
-        whole = integers("int32")
-        e.cast(source, whole)
-        source = whole
+        in_int32 = integers("int32")
+        e.cast(source, in_int32)
+        source = in_int32
     if not is_bool:
         limit = int(min(_limit(e.params), 2.0**31 - 128))
         for code, end in (("MINIMUM", limit), ("MAXIMUM", -limit)):
@@ -225,9 +225,9 @@ def _emit_one_hot(e: Emission) -> None:
         for name in ("on", "off")
     )
     if e.dtype(source) not in ("int32", "int64"):
-        whole = e.temporary("int32", e.shape(source), "int32")
-        e.cast(source, whole)
-        source = whole
+        in_int32 = e.temporary("int32", e.shape(source), "int32")
+        e.cast(source, in_int32)
+        source = in_int32
     axis = e.attributes["axis"]
     last = len(e.shape(e.outputs[0])) - 1
     depth = e.constant("depth", e.attributes["depth"])

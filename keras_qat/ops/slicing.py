@@ -53,7 +53,7 @@ def _indexed(indices: Any, rank: int) -> Attributes:
     leaves = [i for i in tf.nest.flatten(items) if i is not None and i is not Ellipsis]
     if any(integers(leaf) is None for leaf in leaves):
         return {"parts": None}
-    taken = sum(item is not None and item is not Ellipsis for item in items)
+    axes_used = sum(item is not None and item is not Ellipsis for item in items)
     if not any(item is Ellipsis for item in items):
         items.append(Ellipsis)
     parts: list[Part] = []
@@ -63,8 +63,8 @@ def _indexed(indices: Any, rank: int) -> Attributes:
             added.append(axis)
             axis += 1
         elif item is Ellipsis:
-            parts += [(None, None, 1)] * (rank - taken)
-            axis += rank - taken
+            parts += [(None, None, 1)] * (rank - axes_used)
+            axis += rank - axes_used
         elif isinstance(item, dict):
             begin, end, step = (_number(item[name]) for name in ("start", "stop", "step"))
             parts.append((begin, end, step or 1))

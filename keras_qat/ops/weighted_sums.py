@@ -143,11 +143,11 @@ def weighted(a: Arguments, linear: Linear) -> Any:
     sums = _sums_of_8_bits(a, linear, tf.float64)
     if numbers.rounding == "double":
         return tf.cast(_round_half_away(sums * numbers.factor), tf.float32)
-    whole = tf.cast(sums, tf.int64)
-    result = multiply(whole, numbers.factor)
+    long_sums = tf.cast(sums, tf.int64)
+    result = multiply(long_sums, numbers.factor)
     if a.family.optimized and numbers.rounding != "fixed":
         count, is_up = sums.shape[-1], numbers.rounding == "up"
-        up = multiply(whole, numbers.factor, "once" if a.family.neon and is_up else "up")
+        up = multiply(long_sums, numbers.factor, "once" if a.family.neon and is_up else "up")
         of_up = count if is_up else count // 8 * 8
         result = tf.where(tf.range(count) < of_up, up, result)
     return tf.cast(result, tf.float32)
@@ -156,8 +156,8 @@ def weighted(a: Arguments, linear: Linear) -> Any:
 def _round_half_away(x: Any) -> Any:
     """Rounds half away from zero, also just below a half, where adding 0.5 would round up."""
     size = tf.abs(x)
-    whole = tf.floor(size)
-    return tf.sign(x) * (whole + tf.cast(size - whole >= 0.5, x.dtype))
+    floor = tf.floor(size)
+    return tf.sign(x) * (floor + tf.cast(size - floor >= 0.5, x.dtype))
 
 
 def _row(numbers: Any, dtype: tf.DType) -> Any:
@@ -238,8 +238,8 @@ def weight_constants(
     if weights.packed:
         data, dtype = in_halves(q), "int4"
     input_scale = np.float32(e.input_params.scale)
-    whole = bias.astype(np.int64) if e.wide else np.float32(bias).astype(np.int32)
+    integers = bias.astype(np.int64) if e.wide else np.float32(bias).astype(np.int32)
     return [
         e.constant("weights", data, scales=scales, axis=axis, shape=shape, dtype=dtype),
-        e.constant("bias", whole, scales=input_scale * scales),
+        e.constant("bias", integers, scales=input_scale * scales),
     ]

@@ -120,8 +120,8 @@ class Int8Placement:
             return reason
         op, _, refusal = match(call)
         if op is not None:
-            others = [f"kernels={family!r}" for family in op.only_families(self.bits)]
-            only = f", but with {' or '.join(others)}" if others else ""
+            families = [f"kernels={family!r}" for family in op.only_families(self.bits)]
+            only = f", but with {' or '.join(families)}" if families else ""
             return f"no int16 kernel for {label(call.layer)}{only}"
         rule = f"no int8 rule for {label(call.layer)}"
         if call.name in self.graph.closed:

@@ -128,9 +128,11 @@ def quantize_model(
 
 def _show_in_float(plan: Plan, name: str) -> None:
     """Tells which layers stay in float, except those that `warn_of_closed` warns of."""
-    left = {name: why for name, why in plan.left_in_float.items() if name not in plan.graph.closed}
-    calls = (call for call in plan.graph.calls if call.name in left)
-    layers = [(call.source, left[call.name]) for call in calls]
+    reasons = {
+        name: why for name, why in plan.left_in_float.items() if name not in plan.graph.closed
+    }
+    calls = (call for call in plan.graph.calls if call.name in reasons)
+    layers = [(call.source, reasons[call.name]) for call in calls]
     show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) lists them.")
 
 

@@ -107,8 +107,8 @@ class _Visitor:
                 replacements[call] = Replacement(self._clone(call), call)
             elif call is group.calls[-1]:
                 replacements[call] = Replacement(self._wrap(group), group.kernel)
-        made = values_in([graph.inputs, [call.outputs for call in replacements]])
-        behind = {value: self._behind(value) for value in made}
+        values = values_in([graph.inputs, [call.outputs for call in replacements]])
+        behind = {value: self._behind(value) for value in values}
         ends = {
             value: self._conversion(value, "float32")
             for value in dict.fromkeys(values_in(graph.outputs))

@@ -160,9 +160,9 @@ class Builder:
     def similar(self, index: int, shape: tuple[int | None, ...], name: str) -> int:
         """Adds a tensor with the type and the scales of another, and returns its index."""
         source = self.graph.tensors[index]
-        made = self.tensor(name, shape, TYPE_NAMES[source.type])
-        self.graph.tensors[made].quantization = source.quantization
-        return made
+        new_index = self.tensor(name, shape, TYPE_NAMES[source.type])
+        self.graph.tensors[new_index].quantization = source.quantization
+        return new_index
 
     def buffer(self, data: np.ndarray) -> int:
         """Adds data, and returns the index of its buffer."""
@@ -255,8 +255,8 @@ class Builder:
         sizes = self.sizes(target)
         if sizes.count(-1) > 1:  # RESHAPE infers only one size.
             begin = self.constant("begin", np.zeros(len(sizes), np.int32))
-            whole = self.constant("size", np.full(len(sizes), -1, np.int32))
-            self.operator("SLICE", [source, begin, whole], [target])
+            full_size = self.constant("size", np.full(len(sizes), -1, np.int32))
+            self.operator("SLICE", [source, begin, full_size], [target])
             return
         shape = np.array(sizes, np.int32)
         inputs = [source, self.constant("shape", shape)]

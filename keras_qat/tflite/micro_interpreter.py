@@ -134,14 +134,14 @@ def _stderr_lines() -> Iterator[list[str]]:
     """Runs a block with the process' standard error captured, and yields its lines."""
     lines: list[str] = []
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
             yield lines
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved, 2)
+            os.close(saved)
             file.seek(0)
             lines += file.read().decode(errors="replace").splitlines()
 

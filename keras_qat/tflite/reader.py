@@ -137,12 +137,12 @@ class FileGraph:
     def piece(self, index: int, known: Iterable[int]) -> list[Operation]:
         """Returns the operations that compute a tensor from known ones and constants."""
         known = set(known) - {index}
-        wanted, needed = [index], set()
-        while wanted:
-            operation = self.producers.get(wanted.pop())
+        pending, needed = [index], set()
+        while pending:
+            operation = self.producers.get(pending.pop())
             if operation is not None and operation not in needed:
                 needed.add(operation)
-                wanted += [source for source in operation.inputs if source not in known]
+                pending += [source for source in operation.inputs if source not in known]
         return [operation for operation in self.operations if operation in needed]
 
     def with_outputs(self, indices: Iterable[int]) -> bytes:

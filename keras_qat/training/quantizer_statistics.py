@@ -57,8 +57,8 @@ def statistics(
     """
     check_quantized(model)
     observed = Observed(model, counts=True, fixed=True)
-    what = "Statistics of quantizers"
-    for batch in shown_batches(model, data, steps, batch_size, what, verbose):
+    title = "Statistics of quantizers"
+    for batch in shown_batches(model, data, steps, batch_size, title, verbose):
         observed.add(batch)
     histograms = {
         quantizer: tally.histogram() for (quantizer, _), tally in observed.tallies.items()

@@ -69,8 +69,8 @@ class Polynomial:
     def __call__(self, step: int) -> float:
         if step < self.begin:
             return 0.0
-        left = 1.0 - min(1.0, (step - self.begin) / (self.end - self.begin))
-        return self.sparsity + (self.initial - self.sparsity) * left**self.power
+        remaining = 1.0 - min(1.0, (step - self.begin) / (self.end - self.begin))
+        return self.sparsity + (self.initial - self.sparsity) * remaining**self.power
 
 
 def _check_share(share: float) -> None:
@@ -162,8 +162,8 @@ def _chooser(pattern: str) -> Chooser:
     match = re.fullmatch(r"(\d+):(\d+)", pattern)
     if match is None or not 0 < int(match[1]) < int(match[2]):
         raise ValueError(f"pattern={pattern!r}: use 'weights', 'channels', or such as '2:4'.")
-    kept, block = int(match[1]), int(match[2])
-    return lambda sizes, axes, share: _of_blocks(sizes, axes, kept, block)
+    keep, block = int(match[1]), int(match[2])
+    return lambda sizes, axes, share: _of_blocks(sizes, axes, keep, block)
 
 
 def _largest(sizes: np.ndarray, share: float) -> np.ndarray:
@@ -174,12 +174,12 @@ def _largest(sizes: np.ndarray, share: float) -> np.ndarray:
 
 
 def _channels(sizes: np.ndarray, axes: tuple[int, ...], share: float) -> np.ndarray:
-    others = tuple(axis for axis in range(-sizes.ndim, 0) if axis not in axes)
-    norms = np.sqrt(np.sum(sizes**2, others, keepdims=True))
+    other_axes = tuple(axis for axis in range(-sizes.ndim, 0) if axis not in axes)
+    norms = np.sqrt(np.sum(sizes**2, other_axes, keepdims=True))
     return np.broadcast_to(_largest(norms, share), sizes.shape)
 
 
-def _of_blocks(sizes: np.ndarray, axes: tuple[int, ...], kept: int, block: int) -> Any:
+def _of_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int) -> Any:
     """Returns 1 for the largest of each block along the input channels; None if none fit."""
     free = [axis for axis in (-2, -1) if axis not in axes]
     if not free or sizes.shape[free[0]] % block:
@@ -187,5 +187,5 @@ def _of_blocks(sizes: np.ndarray, axes: tuple[int, ...], kept: int, block: int) 
     along = np.moveaxis(sizes, free[0], -1)
     blocks = along.reshape(*along.shape[:-1], -1, block)
     ranks = np.argsort(np.argsort(-blocks, axis=-1, kind="stable"), axis=-1)
-    mask = (ranks < kept).astype(np.float32).reshape(along.shape)
+    mask = (ranks < keep).astype(np.float32).reshape(along.shape)
     return np.moveaxis(mask, -1, free[0])

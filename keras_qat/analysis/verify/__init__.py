@@ -126,14 +126,14 @@ def verify(
         warn_caller(note)
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
-    taken = packed(graph.origin.inputs, list(inputs.values()))
+    packed_inputs = packed(graph.origin.inputs, list(inputs.values()))
     with Stream(graph.origin.states):
         codes = file.run(inputs_of_file, batch_size, verbose)
         # The one use of the model itself: its own predictions are what the file has to return.
         expected = (
-            simulated(graph, taken, batch_size, verbose)
+            simulated(graph, packed_inputs, batch_size, verbose)
             if packed_weights
-            else predictions(model, taken, batch_size, verbose)
+            else predictions(model, packed_inputs, batch_size, verbose)
         )
     inference, calls = getattr(model, "_inference", None), graph.origin.calls
     evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
@@ -152,8 +152,8 @@ def verify(
     rounds_alike = not graph.origin.simulates and computing == graph.origin.family.name
     if not is_same(outputs, rounds_alike) and not packed_weights:
         with Stream(graph.origin.states):
-            again = predictions(model, taken, batch_size, verbose)
-        notes = (*randomness(graph.name, expected, again), *notes)
+            repeated = predictions(model, packed_inputs, batch_size, verbose)
+        notes = (*randomness(graph.name, expected, repeated), *notes)
     tensors, merged = look_inside(None) if per_layer else ((), ())
     verdict = judge(
         outputs,

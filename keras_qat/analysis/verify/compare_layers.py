@@ -58,7 +58,7 @@ def compare_layers(
     if file.packs_int4:
         in_file = with_int4(resolved, own_rounding or XNNPACK)
     indices = [pair.tensor.index for pair in pairs]
-    whole = open_file(file.with_outputs(indices), kernels, runtime)
+    interpreter = open_file(file.with_outputs(indices), kernels, runtime)
     pieces: FileInterpreter | None = None
     values = [pair.value for pair in pairs]
     in_float = evaluator(graph, values)
@@ -89,7 +89,7 @@ def compare_layers(
             for name, tensor in file.inputs.items()
         }
         expected = dict(zip(map(str, indices), ours, strict=True))
-        run = file_inputs | whole.run_once(file_inputs)
+        run = file_inputs | interpreter.run_once(file_inputs)
         if pieces is None:
             shapes = {int(name): codes.shape for name, codes in run.items()}
             pieces = open_file(file.in_pieces(shapes), kernels, runtime)

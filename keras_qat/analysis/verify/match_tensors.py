@@ -102,8 +102,8 @@ def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]
     scopes = _scopes(resolved)
     kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:
-        made = [file.tensors[index] for index in operation.outputs]
-        floats = [tensor for tensor in made if tensor.dtype.kind == "f"]
+        outputs = [file.tensors[index] for index in operation.outputs]
+        floats = [tensor for tensor in outputs if tensor.dtype.kind == "f"]
         if floats and operation.kernel != "DEQUANTIZE":
             scope = in_scope(floats[0].name, scopes)
             name = scope.removeprefix(PREFIX) if scope else floats[0].name
@@ -112,21 +112,21 @@ def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]
 
 
 def _scopes(resolved: ResolvedGraph) -> set[str]:
-    made = [tensor for node in resolved.nodes for tensor in node.outputs]
-    tensors = {tensor.name for tensor in [*resolved.inputs.values(), *made]}
+    outputs = [tensor for node in resolved.nodes for tensor in node.outputs]
+    tensors = {tensor.name for tensor in [*resolved.inputs.values(), *outputs]}
     return tensors | {node.name for node in resolved.nodes}
 
 
 def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
     ends = {tensor.index for tensor in [*file.inputs.values(), *file.outputs.values()]}
-    made = [
+    computed_names = [
         file.tensors[index].name
         for operation in file.operations
         for index in operation.outputs
         if index not in ends
     ]
-    ours = [name for name in made if name.startswith(f"{SCOPE}/")]
-    if not ours and made:
+    ours = [name for name in computed_names if name.startswith(f"{SCOPE}/")]
+    if not ours and computed_names:
         raise ValueError(
             "The TFLite file does not say which layer is which: it was not written by this "
             "version of keras_qat.export_tflite. Export it again, or leave out per_layer=True."
@@ -144,9 +144,9 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 def _layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
     """Names the user's layers that compute a value from the known values before it."""
     names: list[str] = []
-    wanted = [value]
-    while wanted:
-        current = wanted.pop(0)
+    pending = [value]
+    while pending:
+        current = pending.pop(0)
         if current.producer is None or (current is not value and current in known):
             continue
         layer = current.producer.layer
@@ -156,7 +156,7 @@ def _layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
         elif not isinstance(layer, Quantize):
             names.append(_layer_name(current))
         is_quantizer = isinstance(layer, Quantize)
-        wanted += values_in(current.producer.args) if is_quantizer else current.producer.inputs
+        pending += values_in(current.producer.args) if is_quantizer else current.producer.inputs
     return tuple(dict.fromkeys(reversed(names)))
 
 

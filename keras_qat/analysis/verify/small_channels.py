@@ -27,13 +27,13 @@ def small_channels(
     causes = []
     for name, in_float, quantized in zip(names, exact, values, strict=True):
         channels = in_float.shape[-1] if in_float.ndim > 1 else 0
-        whole = np.ptp(in_float)
-        if not 1 < channels <= MOST_CHANNELS or whole <= 1:  # Of probabilities all are small.
+        full_range = np.ptp(in_float)
+        if not 1 < channels <= MOST_CHANNELS or full_range <= 1:  # Of probabilities all are small.
             continue
         drowned = [
             channel
             for channel in range(channels)
-            if np.ptp(in_float[..., channel]) < SMALL_PART * whole
+            if np.ptp(in_float[..., channel]) < SMALL_PART * full_range
             and _is_drowned(in_float[..., channel], quantized[..., channel])
         ]
         if 0 < len(drowned) < channels:

@@ -60,8 +60,8 @@ def _maps(site: Site) -> str | None:
     """Refuses tensors other than quantized ones of at most 16 bits."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
-    others = [dtype for dtype in dtypes if dtype not in MAPS]
-    return f"no kernel for {others[0]}" if others else None
+    refused = [dtype for dtype in dtypes if dtype not in MAPS]
+    return f"no kernel for {refused[0]}" if refused else None
 
 
 def _constants(site: Site) -> str | None:

@@ -58,10 +58,10 @@ def as_matrix(builder: Builder, site: Site) -> None:
     (end,) = site.outputs
     rows = math.prod(end.shape[:-1])
     x = _reshaped(builder, x, (rows, _tensor(site, 0).shape[-1]))
-    made = _similar(builder, end.index, (rows, end.shape[-1]), "rows")
+    result = _similar(builder, end.index, (rows, end.shape[-1]), "rows")
     options = _options(site, keepNumDims=False)
-    builder.operator("FULLY_CONNECTED", [x, *weights], [made], **options)
-    builder.copy(made, end.index)
+    builder.operator("FULLY_CONNECTED", [x, *weights], [result], **options)
+    builder.copy(result, end.index)
 
 
 def flat(builder: Builder, site: Site) -> None:
@@ -90,9 +90,9 @@ def without_batch(builder: Builder, site: Site) -> None:
 def _reshaped_back(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
     """Adds the operator with other inputs, and gives its result the shape that it had."""
     (end,) = site.outputs
-    made = _similar(builder, end.index, shape, "reshaped")
-    builder.operator(site.operation.kernel, inputs, [made], **_options(site))
-    builder.copy(made, end.index)
+    result = _similar(builder, end.index, shape, "reshaped")
+    builder.operator(site.operation.kernel, inputs, [result], **_options(site))
+    builder.copy(result, end.index)
 
 
 def _constant(site: Site, index: int) -> np.ndarray:
@@ -112,13 +112,13 @@ def as_column(builder: Builder, site: Site) -> None:
     x = _reshaped(builder, x, turned(_tensor(site, 0).shape))
     column = _similar(builder, weights, turned(_tensor(site, 1).shape), "column")
     builder.graph.tensors[column].buffer = builder.graph.tensors[weights].buffer
-    made = _similar(builder, end.index, turned(end.shape), "column")
+    result = _similar(builder, end.index, turned(end.shape), "column")
     options = _options(site)
     for option in ("stride{}", "dilation{}Factor"):
         high, wide = option.format("H"), option.format("W")
         options[high], options[wide] = options[wide], options[high]
-    builder.operator("CONV_2D", [x, column, *bias], [made], **options)
-    builder.copy(made, end.index)
+    builder.operator("CONV_2D", [x, column, *bias], [result], **options)
+    builder.copy(result, end.index)
 
 
 def groups_apart(builder: Builder, site: Site) -> None:
@@ -138,9 +138,9 @@ def groups_apart(builder: Builder, site: Site) -> None:
             _part(builder, index, _constant(site, position), own)
             for position, index in enumerate(weighted, 1)
         ]
-        made = _similar(builder, end.index, (*end.shape[:-1], channels), f"group_{number}")
-        builder.operator("CONV_2D", [part, *constants], [made], **_options(site))
-        ends.append(made)
+        result = _similar(builder, end.index, (*end.shape[:-1], channels), f"group_{number}")
+        builder.operator("CONV_2D", [part, *constants], [result], **_options(site))
+        ends.append(result)
     _joined(builder, ends, end)
 
 
@@ -201,9 +201,9 @@ def as_prelu(builder: Builder, site: Site) -> None:
         builder.operator("PRELU", [x, unit], [end.index])
         return
     count = (math.prod(end.shape),)
-    made = _similar(builder, end.index, count, "flat")
-    builder.operator("PRELU", [_reshaped(builder, x, count), unit], [made])
-    builder.copy(made, end.index)
+    result = _similar(builder, end.index, count, "flat")
+    builder.operator("PRELU", [_reshaped(builder, x, count), unit], [result])
+    builder.copy(result, end.index)
 
 
 def clipped_afterwards(builder: Builder, site: Site) -> None:
@@ -212,15 +212,15 @@ def clipped_afterwards(builder: Builder, site: Site) -> None:
     limits = {"MAXIMUM": 0.0, "MINIMUM": 6.0}
     if site.option("fusedActivationFunction") != RELU6:
         del limits["MINIMUM"]
-    made = _similar(builder, end.index, end.shape, "unclipped")
+    result = _similar(builder, end.index, end.shape, "unclipped")
     options = _options(site, fusedActivationFunction=NO_ACTIVATION)
-    builder.operator(site.operation.kernel, _inputs(site), [made], **options)
+    builder.operator(site.operation.kernel, _inputs(site), [result], **options)
     for code, limit in limits.items():
         clipped = _similar(builder, end.index, end.shape, code.lower())
         bound = end.codes(np.array(limit))
         limit_index = builder.constant(f"{end.name}/{limit:g}", bound, scales=np.array([end.scale]))
-        builder.operator(code, [made, limit_index], [clipped])
-        made = clipped
+        builder.operator(code, [result, limit_index], [clipped])
+        result = clipped
     builder.graph.operators[-1].outputs[:] = end.index
 
 
@@ -289,19 +289,19 @@ def cropped_transpose_conv(builder: Builder, site: Site) -> None:
         around = [(0, zeros) for zeros in (0, *short, 0)]
         weights = _stored(builder, weights, np.pad(_constant(site, 1), around))
     high, wide = (axis.full + axis.missing * axis.stride for axis in axes)
-    whole = (batch, high, wide, end.shape[3])
-    made = _similar(builder, end.index, whole, "whole")
+    full_shape = (batch, high, wide, end.shape[3])
+    result = _similar(builder, end.index, full_shape, "whole")
     shape, begin, size = (
         builder.constant(f"{end.name}/{name}", np.array(values, np.int32))
         for name, values in (
-            ("whole_shape", whole),
+            ("whole_shape", full_shape),
             ("begin", [0, *(axis.before for axis in axes), 0]),
             ("size", end.shape),
         )
     )
     options = _options(site, padding=schema.Padding.VALID)
-    builder.operator("TRANSPOSE_CONV", [shape, weights, x, *bias], [made], **options)
-    builder.operator("SLICE", [made, begin, size], [end.index])
+    builder.operator("TRANSPOSE_CONV", [shape, weights, x, *bias], [result], **options)
+    builder.operator("SLICE", [result, begin, size], [end.index])
 
 
 def bytewise(builder: Builder, site: Site) -> None:

@@ -29,8 +29,8 @@ def _computed_shapes(site: Site) -> list[tuple[int, ...]]:
 
 
 def _full_channels(site: Site) -> str | None:
-    others = [shape[-1] for shape in _computed_shapes(site) if shape and shape[-1] % LANES]
-    return f"channels in multiples of {LANES} only, not {others[0]}" if others else None
+    refused = [shape[-1] for shape in _computed_shapes(site) if shape and shape[-1] % LANES]
+    return f"channels in multiples of {LANES} only, not {refused[0]}" if refused else None
 
 
 def _full_tensor(site: Site) -> str | None:
@@ -42,8 +42,8 @@ def _full_matrices(site: Site) -> str | None:
     shapes = _computed_shapes(site)
     if any(len(shape) != 3 for shape in shapes):
         return "3 axes only"
-    others = [size for shape in shapes for size in shape[1:] if size % LANES]
-    return f"sizes in multiples of {LANES} only, not {others[0]}" if others else None
+    refused = [size for shape in shapes for size in shape[1:] if size % LANES]
+    return f"sizes in multiples of {LANES} only, not {refused[0]}" if refused else None
 
 
 def _equal_shapes(site: Site) -> str | None:

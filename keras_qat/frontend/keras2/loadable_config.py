@@ -46,8 +46,10 @@ def _contract(model: Any, layer: Any, entry: dict[str, Any]) -> None:
     equation, *tensors = node.call_args
     if len(tensors) != 2 or not all(map(keras.backend.is_keras_tensor, tensors)):
         return
-    made = keras.layers.serialize(Contract(equation, name=entry["name"]))
-    entry.update({key: made[key] for key in ("module", "class_name", "registered_name", "config")})
+    serialized = keras.layers.serialize(Contract(equation, name=entry["name"]))
+    entry.update(
+        {key: serialized[key] for key in ("module", "class_name", "registered_name", "config")}
+    )
     entry["inbound_nodes"] = [[[*_position(model, tensor), {}] for tensor in tensors]]
 
 

@@ -49,8 +49,8 @@ def take_training(model: Any, original: Any, without: Iterable[str]) -> None:
         without: the attributes that the model does not get.
     """
     left_out = dict.fromkeys(without, type(original).__name__)
-    made: Any = _derived  # Classes have hashes, which mypy does not know.
-    model.__class__ = made(type(model), type(original))
+    derive: Any = _derived  # Classes have hashes, which mypy does not know.
+    model.__class__ = derive(type(model), type(original))
     object.__setattr__(model, "left_out", left_out)
     for name, value in vars(original).items():
         if name in _set_by_keras() or name in left_out:

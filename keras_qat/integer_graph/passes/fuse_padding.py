@@ -40,12 +40,12 @@ def _is_own(pad: Node, node: Node) -> bool:
     sizes, shape = source.shape[1:-1], () if weights is None else weights.q.shape[:-2]
     if options["padding"] != "valid" or len(sizes) != 2 or len(shape) != 2:
         return False
-    wanted = [(0, 0)]
+    same_padding = [(0, 0)]
     strides, dilations = pair(options["strides"]), pair(options["dilation"])
     for size, steps, stride, dilation in zip(sizes, shape, strides, dilations, strict=True):
         if size is None:
             return False
         reach = (steps - 1) * dilation + 1
         total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-        wanted.append((total // 2, total - total // 2))
-    return tuple(pad.attributes["paddings"]) == (*wanted, (0, 0))
+        same_padding.append((total // 2, total - total // 2))
+    return tuple(pad.attributes["paddings"]) == (*same_padding, (0, 0))

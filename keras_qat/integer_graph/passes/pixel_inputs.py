@@ -223,8 +223,8 @@ def _by_channel(
         q[..., channel, 0] = sign * LARGEST
         weights = Weights("kernel", q, np.full((1,) * (spatial + 2), np.float32(size / LARGEST)))
         name = f"{tensor.name}/rescaling/{channel}"
-        taken = QuantParams(size, ZERO if sign > 0 else -1 - ZERO)
-        pixels = dataclasses.replace(tensor, name=f"{name}/pixels", shape=shape, params=taken)
+        params = QuantParams(size, ZERO if sign > 0 else -1 - ZERO)
+        pixels = dataclasses.replace(tensor, name=f"{name}/pixels", shape=shape, params=params)
         nodes.append(_node(CONV, POINTWISE, (raw,), pixels, weights))
         parts.append(dataclasses.replace(tensor, name=name, shape=shape))
         scaled, codes = PIXELS * scale[channel], expected[:, channel]

@@ -23,13 +23,13 @@ def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedG
     with a known size.
     """
     shapes = _shapes(graph, size)
-    made: dict[Tensor, Tensor] = {}
+    copies: dict[Tensor, Tensor] = {}
 
     def resized(tensor: Tensor) -> Tensor:
-        if tensor not in made:
+        if tensor not in copies:
             shape = shapes.get(tensor, tensor.shape)
-            made[tensor] = dataclasses.replace(tensor, shape=shape)
-        return made[tensor]
+            copies[tensor] = dataclasses.replace(tensor, shape=shape)
+        return copies[tensor]
 
     def resized_operand(operand: Operand) -> Operand:
         return operand if isinstance(operand, Constant) else resized(operand)

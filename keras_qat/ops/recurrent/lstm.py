@@ -156,8 +156,8 @@ def _compute(a: Arguments) -> Any:
         gates = tf.split(saturate(products + fed_back, BITS), 4, -1)
         takes, keeps, gives = (_look_up(sigmoid, gates[index]) for index in (0, 1, 3))
         remains = _scaled(a, keeps * cell, BITS)
-        taken = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
-        cell = saturate(remains + taken, BITS)
+        added = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
+        cell = saturate(remains + added, BITS)
         hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
         return tf.cast(saturate(hidden, own_bits), held), cell
 

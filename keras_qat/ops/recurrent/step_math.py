@@ -71,8 +71,8 @@ def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bo
     hidden, cell = states
     takes, keeps, gives = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
     total = m.add(inputs["candidate"], m.product("candidate", hidden), "candidate")
-    taken = m.multiply(takes, m.tanh(total, "unit"), "cell")
-    cell = m.add(m.multiply(keeps, cell, "cell"), taken, "cell")
+    added = m.multiply(takes, m.tanh(total, "unit"), "cell")
+    cell = m.add(m.multiply(keeps, cell, "cell"), added, "cell")
     return m.multiply(gives, m.tanh(cell, "unit"), "hidden"), cell
 
 

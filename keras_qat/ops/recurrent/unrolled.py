@@ -61,9 +61,9 @@ def _prepare(a: Arguments) -> dict[str, Any]:
     step_of(a.attributes)(m["step"], inputs, states)
     if "hidden" in weights.inner:
         m["last"].requantized(states[0], a.output)
-    left: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
-    recurrent = dataclasses.replace(weights.recurrent, **left)
-    return numbers | {"weights": dataclasses.replace(weights, **left, recurrent=recurrent)}
+    cleared: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
+    recurrent = dataclasses.replace(weights.recurrent, **cleared)
+    return numbers | {"weights": dataclasses.replace(weights, **cleared, recurrent=recurrent)}
 
 
 def _compute(a: Arguments) -> Any:

@@ -95,8 +95,8 @@ def calibrate(
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model)
-    kept = kept_batch(states_of(model))
-    batch_size = kept or batch_size
+    fixed_batch = kept_batch(states_of(model))
+    batch_size = fixed_batch or batch_size
     observed = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
@@ -115,7 +115,7 @@ def calibrate(
         seen = seen or _float_inputs(graph, batch)
         for data in seen:
             data.add(batch[data.index])
-        first = first or [x[: kept or 1] for x in batch]
+        first = first or [x[: fixed_batch or 1] for x in batch]
     observed.share(model)
     ranges = observed.ranges(range_of) | dict(limits.values())
     _observe_weights(model, first, reset)
@@ -220,15 +220,15 @@ def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None
     ]
     if not observers:
         return
-    kept = [weight for layer in layers for weight in layer.switches]
-    kept += [
+    restored = [weight for layer in layers for weight in layer.switches]
+    restored += [
         weight
         for layer in layers
         for quantizer in layer.quantizers
         for observer in quantizer.observers
         for weight in observer.variables
     ]
-    before = [weight.numpy() for weight in kept]
+    before = [weight.numpy() for weight in restored]
     if reset:
         for observer in observers:
             observer.set(0.0, 0.0, 0.0)
@@ -242,7 +242,7 @@ def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None
     try:
         traced(train)(*map(tf.constant, example, dtypes))
     finally:
-        for weight, value in zip(kept, before, strict=True):
+        for weight, value in zip(restored, before, strict=True):
             weight.assign(value)
 
 

@@ -70,11 +70,11 @@ def far_values(
 def described(far: FarValues, low: float, high: float, bits: int) -> str:
     """Says in two sentences what far values do to a tensor, "it", and what helps."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
-    left = max(1, int(needed / (high - low) * (2**bits - 1)))
+    remaining_steps = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (
         f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its other "
-        f"values, {far.low:.4g} to {far.high:.4g}, which share {left} of {2**bits} quantized "
-        f"values."
+        f"values, {far.low:.4g} to {far.high:.4g}, which share {remaining_steps} of {2**bits} "
+        f"quantized values."
     )
     if far.share < MARK:
         return (

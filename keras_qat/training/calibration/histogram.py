@@ -124,9 +124,9 @@ class Histogram:
 
     def without_zeros(self) -> Histogram:
         """Drops the bins of zero and of the numbers next to it."""
-        kept = (self.bins != _SIDE) & (self.bins != _SIDE - 1)
+        is_kept = (self.bins != _SIDE) & (self.bins != _SIDE - 1)
         arrays = (self.bins, self.low, self.high, self.counts)
-        return Histogram(*(array[kept] for array in arrays))
+        return Histogram(*(array[is_kept] for array in arrays))
 
     @property
     def size(self) -> float:

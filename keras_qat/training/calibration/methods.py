@@ -96,8 +96,8 @@ def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarra
 
 def _rounding(x: np.ndarray) -> np.ndarray:
     """Integrates the squared distance to the nearest whole number from 0 to x."""
-    whole = np.round(x)
-    return whole / 12 + (x - whole) ** 3 / 3
+    nearest = np.round(x)
+    return nearest / 12 + (x - nearest) ** 3 / 3
 
 
 def entropy(histogram: Histogram, spec: QuantSpec) -> Range:

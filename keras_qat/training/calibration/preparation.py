@@ -152,12 +152,12 @@ def _compared(
     distance = _mean(wider, shift)
     if distance < FAR_IF_OTHER:
         return ""
-    others = {
+    alternatives = {
         code: _mean(*distances(prepare(sample.x)))
         for code, prepare in sample.preparations().items()
     }
-    best = min(others, key=others.__getitem__, default="")
-    is_better = bool(best) and others[best] < min(distance / 4, FAR_IF_OTHER)
+    best = min(alternatives, key=alternatives.__getitem__, default="")
+    is_better = bool(best) and alternatives[best] < min(distance / 4, FAR_IF_OTHER)
     # Statistics of few training steps have still much of their initial variance of 1.
     if not is_better and _mean(np.maximum(wider, 0), shift) < FAR:
         return ""
@@ -195,8 +195,8 @@ def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
     if mean.size == 1:
         x = x.reshape(-1, 1)
     else:  # The axis of contrib's BatchNormalization counts as for images.
-        given = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
-        axes = [axis if axis < x.ndim else -1 for axis in given]
+        norm_axes = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
+        axes = [axis if axis < x.ndim else -1 for axis in norm_axes]
         x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
     with np.errstate(divide="ignore"):
         wider = np.log2(x.std(0, dtype=float) / deviation)
@@ -239,10 +239,10 @@ def _by_classes(graph: Graph, name: str, sample: Sample) -> str:
     is_sure = np.median(two[:, 0] / two[:, 1]) < _SURE
     if not is_sure or np.bincount(classes).max() > _COMMON * len(classes):
         return ""
-    given = _probabilities(_computed(graph, [output], name, sample.x)[0].numpy())
-    if np.abs(given - fitting).max() < _SAME:
+    probabilities = _probabilities(_computed(graph, [output], name, sample.x)[0].numpy())
+    if np.abs(probabilities - fitting).max() < _SAME:
         return ""
-    if sample.is_scaled_twice and np.ptp(given, 0).max() > _ALIKE:
+    if sample.is_scaled_twice and np.ptp(probabilities, 0).max() > _ALIKE:
         return ""  # Whatever a model takes, it is sure of larger numbers.
     return (
         f"The data for {sample.described(name)} are probably not prepared as in earlier training: "

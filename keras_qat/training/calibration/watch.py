@@ -209,8 +209,8 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def shown_batches(
-    model: Any, data: Any, steps: int | None, batch_size: int | None, what: str, verbose: int
+    model: Any, data: Any, steps: int | None, batch_size: int | None, title: str, verbose: int
 ) -> Iterator[list[np.ndarray]]:
     """Returns the batches of data, which may hold neither NaN nor infinity, and shows progress."""
     total = batch_count(model, data, batch_size, steps)
-    return shown(batches(model, data, batch_size, steps, finite=True), what, verbose, total)
+    return shown(batches(model, data, batch_size, steps, finite=True), title, verbose, total)

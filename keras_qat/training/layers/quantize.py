@@ -112,8 +112,8 @@ class ActivationQuantizer:
 
     def _observed(self, x: Any, phase: Phase, slot: int | None, ceiling: float | None) -> Any:
         training = False if phase.fixed is True else phase.training
-        taken = True if phase.fixed is False else tf.logical_not(phase.fixed)
-        return self.observe(x, training, slot, ceiling, taken)
+        counts = True if phase.fixed is False else tf.logical_not(phase.fixed)
+        return self.observe(x, training, slot, ceiling, counts)
 
     @property
     def learns(self) -> bool:
@@ -138,13 +138,13 @@ class ActivationQuantizer:
         training: Any,
         slot: int | None = 0,
         ceiling: float | None = None,
-        taken: Any = True,
+        counts: Any = True,
     ) -> tuple[Any, Any]:
-        """Returns the range, after observing `x` if `training` and (without a branch) `taken`."""
+        """Returns the range, after observing `x` if `training` and (without a branch) `counts`."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
-            cond(training, partial(observer.update, x, ceiling, taken), partial(observer.range, x))
+            cond(training, partial(observer.update, x, ceiling, counts), partial(observer.range, x))
             if index == slot
             else observer.range(x)
             for index, observer in enumerate(self.observers)

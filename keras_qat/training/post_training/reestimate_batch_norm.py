@@ -76,8 +76,8 @@ def reestimate_batch_norm(
         with contextlib.ExitStack() as stack:
             for norm in norms:  # The moving statistics are then the last batch's.
                 stack.enter_context(swapped(norm, momentum=0.0))
-            what = "BatchNormalization"
-            for batch in shown_batches(model, data, steps, batch_size, what, verbose):
+            title = "BatchNormalization"
+            for batch in shown_batches(model, data, steps, batch_size, title, verbose):
                 watch(*map(tf.constant, batch, dtypes))
                 sums = [
                     total + weight.numpy() for total, weight in zip(sums, statistics, strict=True)

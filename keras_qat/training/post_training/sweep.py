@@ -63,7 +63,7 @@ def sweep(
     model: Any,
     data: Any,
     visit: Visit,
-    what: str,
+    title: str,
     steps: int | None = None,
     batch_size: int | None = None,
     verbose: int = 0,
@@ -79,7 +79,7 @@ def sweep(
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
         verbose: 1 shows progress.
         visit: function that is called on each part before its quantized pass.
-        what: a word or two about `visit`, for progress.
+        title: a word or two about `visit`, for progress.
         blocks: whether a part is a block between two tensors that all data passes through, such as
             a residual block with the ReLU behind it. Otherwise each call is a part.
 
@@ -98,7 +98,7 @@ def sweep(
     parts = _parts(graph, blocks)
     last = {value: part for part in parts for value in part.reads}
     with unchanged_if_it_fails(model):
-        for part in shown(parts, what, verbose, unit="block" if blocks else "layer"):
+        for part in shown(parts, title, verbose, unit="block" if blocks else "layer"):
             _add(part, in_float, IN_FLOAT)
             visit(part, in_float, quantized)
             _add(part, quantized, QUANTIZED)
@@ -122,24 +122,24 @@ def unchanged_if_it_fails(model: Any) -> Iterator[None]:
 def _parts(graph: Graph, blocks: bool) -> list[Part]:
     """Splits a model's calls into parts, one by one or block by block."""
     counts, outputs = graph.call_counts(), set(values_in(graph.outputs))
-    left = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
-    waiting = {value for value in values_in(graph.inputs) if left[value]}  # Read by later calls.
+    unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
+    waiting = {value for value in values_in(graph.inputs) if unread[value]}  # Read by later calls.
     parts: list[Part] = []
     calls: list[Call] = []
     for call, behind in zip(graph.calls, [*graph.calls[1:], None], strict=True):
         calls.append(call)
-        left.subtract(dict.fromkeys(call.inputs, 1))
-        waiting = {value for value in (*waiting, *values_in(call.outputs)) if left[value]}
+        unread.subtract(dict.fromkeys(call.inputs, 1))
+        waiting = {value for value in (*waiting, *values_in(call.outputs)) if unread[value]}
         if blocks and (len(waiting) > 1 or _is_relu(behind)):
             continue
-        made = dict.fromkeys(value for member in calls for value in values_in(member.outputs))
+        computed = dict.fromkeys(value for member in calls for value in values_in(member.outputs))
         read = dict.fromkeys(value for member in calls for value in member.inputs)
         wrappers = [member for member in calls if isinstance(member.layer, QuantizeWrapper)]
         parts.append(
             Part(
                 calls,
-                reads=[value for value in read if value not in made],
-                gives=[value for value in made if value in waiting or value in outputs],
+                reads=[value for value in read if value not in computed],
+                gives=[value for value in computed if value in waiting or value in outputs],
                 alone=[member for member in wrappers if counts[member.layer] == 1],
             )
         )

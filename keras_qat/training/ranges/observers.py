@@ -89,16 +89,16 @@ class LastValue:
         """Whether the model computes in half precision."""
         return getattr(self.host, "mixed", False)
 
-    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         """Observes a batch and returns the new range.
 
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that `x` goes into, where the quantizer computes it.
-            taken: whether the batch counts: a bool, or a scalar tensor.
+            counts: whether the batch counts: a bool, or a scalar tensor.
         """
         low, high = self.batch_range(x, ceiling)
-        seen = self.is_seen(low, high, taken)
+        seen = self.is_seen(low, high, counts)
         return (
             self.minimum.assign(if_seen(seen, low, self.minimum)),
             self.maximum.assign(if_seen(seen, high, self.maximum)),
@@ -116,14 +116,14 @@ class LastValue:
         self.minimum.assign(ends[0])
         self.maximum.assign(widened(*ends, wider) if spec.off_ties else ends[1])
 
-    def is_seen(self, low: Any, high: Any, taken: Any) -> Any:
+    def is_seen(self, low: Any, high: Any, counts: Any) -> Any:
         """Whether a batch with the given extremes counts: True, or in half precision a tensor.
 
         There infinity and NaN are part of training: `LossScaleOptimizer` skips such steps.
         """
         if not self.is_mixed:
-            return taken
-        return tf.logical_and(tf.math.is_finite(high - low), taken)
+            return counts
+        return tf.logical_and(tf.math.is_finite(high - low), counts)
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """Returns the current range."""
@@ -146,9 +146,9 @@ class MovingAverage(LastValue):
         super().set(low, high, batches, wider)
         self.batches.assign(batches)
 
-    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        seen = self.is_seen(low, high, taken)
+        seen = self.is_seen(low, high, counts)
         averages, batches = step_tensors.current().averages, tf.convert_to_tensor(self.batches)
         prepared = averages.pop(self, None)  # A second batch in the same step has another weight.
         decay = np.float32(self.spec.ema_decay)
@@ -161,7 +161,7 @@ class MovingAverage(LastValue):
 
         minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
         ends = tf.convert_to_tensor(minimum), moved(self.maximum, high)
-        return ends if taken is True else self._alive(*ends, tf.logical_not(taken))
+        return ends if counts is True else self._alive(*ends, tf.logical_not(counts))
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
@@ -203,9 +203,9 @@ class ShadowedMovingAverage(LastValue):
             biased.assign(known * variable.numpy())
             local_step.assign(batches)
 
-    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        seen = self.is_seen(low, high, taken)
+        seen = self.is_seen(low, high, counts)
         return (
             self._average(self.minimum, *self.shadows["min"], low, seen),
             self._average(self.maximum, *self.shadows["max"], high, seen),
@@ -235,7 +235,7 @@ class CurrentValue:
         spec, x = self.spec, tf.stop_gradient(x)
         return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
 
-    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         """Returns the range of `x`; nothing is stored."""
         return self.range(x)
 
@@ -265,7 +265,7 @@ class Learned(LastValue):
             high = 1.0
         super().set(low, high, batches, wider)
 
-    def update(self, x: Any, ceiling: float | None = None, taken: Any = True) -> tuple[Any, Any]:
+    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         """Returns the current range, which a batch changes only by its gradient."""
         return self.range(x)
 

@@ -142,7 +142,7 @@ def steps_quantized(
     }
 
     def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
-        hidden, *others = states
+        hidden, *other_states = states
         masks = None
         if 0 < cell.recurrent_dropout < 1:
             masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=4)
@@ -152,7 +152,9 @@ def steps_quantized(
             return _product(linear_again, hidden, (recurrent, own_bias), part_of[name], masks)
 
         arithmetic = _InTraining(product, rounded)
-        after = step_once(arithmetic, dict(zip(part_of, values, strict=True)), (hidden, *others))
+        after = step_once(
+            arithmetic, dict(zip(part_of, values, strict=True)), (hidden, *other_states)
+        )
         seen = {name: tensors for name, tensors in arithmetic.seen.items() if name in inner}
         return {"sequence": after[0], "seen": seen}, list(after)
 
