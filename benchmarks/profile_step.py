@@ -2,6 +2,7 @@
 
     python -m benchmarks.profile_step MobileNetV2
     python -m benchmarks.profile_step ResNet50 --rows 30 --forms float int8 frozen
+    python -m benchmarks.profile_step MobileNetV2 --forms float int8 --inference
 
 Milliseconds of all cores together per step, from TensorFlow's profiler: all forms of a model in
 turns in one process, of each operation the least of the rounds. Operations of one kind are
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("name", help="a constructor of keras.applications, or demo")
     parser.add_argument("--rows", type=int, default=16, help="the longest; 16 by default")
     parser.add_argument("--forms", nargs="*", metavar="FORM", help="all by default")
+    parser.add_argument("--inference", action="store_true", help="instead of a training step")
     arguments = parser.parse_args()
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
     from benchmarks.step_time import functions
@@ -42,7 +44,8 @@ def main() -> None:
         if form == "tfmot" and not has_tfmot():
             continue
         model = VARIANTS[form](build(arguments.name))
-        steps[form], _ = functions(model, batch(model), jit_compile=False)
+        training, inference = functions(model, batch(model), jit_compile=False)
+        steps[form] = inference if arguments.inference else training
         for _ in range(WARM_UP):
             steps[form]()
     rounds = [{form: profile(step) for form, step in steps.items()} for _ in range(ROUNDS)]

@@ -4,10 +4,12 @@
     OTHER_PYTHON benchmarks/runtime_worker.py FOLDER ai_edge_litert > litert-1.2.json
     OTHER_PYTHON benchmarks/runtime_worker.py FOLDER tensorflow > tensorflow-2.15.json
     python -m benchmarks.runtimes table *.json
+    python -m benchmarks.runtimes processors FOLDER
 
 `write` makes random examples of all operators, and families of small networks, with inputs and the
 codes that the simulation gives. The worker runs them in another environment, which has numpy and a
 runtime alone. `table` prints which share of the codes is another one, for what differs anywhere.
+`processors` prints it for x86 and 64-bit ARM, from what `write` or benchmarks.structures simulated.
 """
 
 from __future__ import annotations
@@ -148,6 +150,24 @@ def _cell(runtime: dict[str, Any], name: str, kernels: str) -> str:
     return ", ".join(parts) or "="
 
 
+def processors(folder: Path) -> str:
+    """Returns which share of the codes differs between x86 and 64-bit ARM, as Markdown."""
+    sizes, differing = collections.Counter[str](), collections.Counter[str]()
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as arrays:
+            for key in arrays:
+                if key.startswith(other := "xnnpack_arm64_"):
+                    x86 = arrays[key.replace(other, "xnnpack_")]
+                    name = re.sub(r"\.\d+$", "", path.stem)
+                    sizes[name] += x86.size
+                    differing[name] += int(np.count_nonzero(x86 != arrays[key]))
+    lines = ["| files | codes | differing | share |", "| --- | --- | --- | --- |"]
+    for name, count in (+differing).items():
+        lines.append(f"| {name} | {sizes[name]} | {count} | {count / sizes[name]:.2%} |")
+    lines.append(f"\n{len(+differing)} of {len(sizes)} kinds differ, of {sizes.total()} codes.")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -155,9 +175,12 @@ def main() -> None:
     writes.add_argument("folder", type=Path)
     writes.add_argument("--seeds", type=int, default=6)
     commands.add_parser("table").add_argument("files", type=Path, nargs="+")
+    commands.add_parser("processors").add_argument("folder", type=Path)
     given = parser.parse_args()
     if given.command == "write":
         write(given.folder, given.seeds)
+    elif given.command == "processors":
+        print(processors(given.folder))
     else:
         print(table(given.files))
 

@@ -163,7 +163,9 @@ def write(examples: Iterable[Example], folder: Path) -> Counter[str]:
     for made in examples:
         counts[made.reason or "files"] += 1
         if not made.reason:
-            counts["outputs"] += sum(key.startswith("xnnpack_arm64_") for key in made.arrays)
+            outputs = [made.arrays[key] for key in made.arrays if key.startswith("xnnpack_arm64_")]
+            counts["outputs"] += len(outputs)
+            counts["codes"] += sum(output.size for output in outputs)
             (folder / f"{made.name}.tflite").write_bytes(made.contents)
             np.savez(folder / f"{made.name}.npz", **made.arrays)  # type: ignore[arg-type]
     return counts

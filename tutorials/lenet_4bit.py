@@ -2,9 +2,10 @@
 
     python tutorials/lenet_4bit.py            # Fashion-MNIST: some minutes
     python tutorials/lenet_4bit.py --quick    # handwritten digits, 8x8 pixels: seconds
+    python tutorials/lenet_4bit.py --quick --all    # seven recipes instead of two
 
 A small network is trained in float. From there on it is trained three times for the same number
-of epochs: in float, with 8-bit and with 4-bit weights and activations. Ends with one table of
+of epochs: in float, with 8-bit and with 4-bit weights and activations. It ends with one table of
 what the models and their TFLite files reach on the test images.
 """
 
@@ -13,16 +14,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from demo_data import Data, digits, fashion_mnist
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.recipes import Recipe, contrib
 from keras_qat.tflite.interpreter import FileInterpreter
 
 BATCH = 64
-BITS = (8, 4)
+RECIPES = {"8 bits": contrib(), "4 bits": contrib(4, 4)}
+ALL_RECIPES = {
+    "contrib()": contrib(),
+    "contrib(symmetric=True)": contrib(symmetric=True),
+    "contrib(weight_bits=7)": contrib(weight_bits=7),
+    "contrib(7, 7)": contrib(7, 7),
+    "contrib(4, 4)": contrib(4, 4),
+    "contrib(3, 3)": contrib(3, 3),
+    "contrib(weight_bits=2)": contrib(weight_bits=2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Row:
     """What one model reached: shares of the test images, from 0 to 1.
 
     Args:
-        name: "float" or the number of bits.
+        name: "float" or the name of the recipe.
         accuracy: of the Keras model.
         tflite_accuracy: of its TFLite file, None without one.
         agreement: images that model and file put in the same class.
@@ -114,20 +126,21 @@ def measure(name: str, model: keras.Model, data: Data) -> Row:
     )
 
 
-def run(data: Data, epochs: int, fine_tuning: int) -> list[Row]:
-    """Trains and measures the three models."""
+def run(
+    data: Data, epochs: int, fine_tuning: int, recipes: Mapping[str, Recipe] = RECIPES
+) -> list[Row]:
+    """Trains and measures the float model and one for each recipe."""
     keras.utils.set_random_seed(0)
     model = build(data.x_train.shape[1:])
     print(f"Training in float on {len(data.x_train)} images", flush=True)
     train(model, data, epochs, learning_rate=2e-3)
 
     rows = []
-    for bits in BITS:
-        print(f"Fine-tuning in {bits} bits", flush=True)
-        recipe = keras_qat.recipes.contrib(weight_bits=bits, activation_bits=bits)
+    for name, recipe in recipes.items():
+        print(f"Fine-tuning, {name}", flush=True)
         quantized = keras_qat.quantize_model(model, recipe)
         train(quantized, data, fine_tuning, learning_rate=5e-4)
-        rows.append(measure(f"{bits} bits", quantized, data))
+        rows.append(measure(name, quantized, data))
 
     print("Fine-tuning in float", flush=True)
     train(model, data, fine_tuning, learning_rate=5e-4)
@@ -150,12 +163,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the tutorial from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="digits instead of Fashion-MNIST")
+    parser.add_argument("--all", action="store_true", help="seven recipes instead of two")
     parser.add_argument("--epochs", type=int, help="epochs in float")
     parser.add_argument("--fine-tuning", type=int, help="epochs of fine-tuning")
     options = parser.parse_args(arguments)
     start = time.perf_counter()
     epochs, fine_tuning = (8, 4) if options.quick else (5, 3)
-    rows = run(load(options.quick), options.epochs or epochs, options.fine_tuning or fine_tuning)
+    rows = run(
+        load(options.quick),
+        options.epochs or epochs,
+        options.fine_tuning or fine_tuning,
+        ALL_RECIPES if options.all else RECIPES,
+    )
     print(f"\n{table(rows)}\n\n{time.perf_counter() - start:.0f} s in all.")
     return 0
 
