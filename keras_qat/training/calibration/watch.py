@@ -161,17 +161,17 @@ class Observed:
         return {quantizer: layer for layer in self.watch.layers for quantizer in layer.quantizers}
 
     def _check_finite(self, extremes: np.ndarray) -> None:
-        layer_of = self._layer_of()
         broken = [
-            layer_of[quantizer].name
-            for (quantizer, _), ends in zip(self.watch.tensors, extremes, strict=True)
+            self._tensor_name(quantizer, slot)
+            for (quantizer, slot), ends in zip(self.watch.tensors, extremes, strict=True)
             if not np.isfinite(ends).all()
         ]
         if broken:
             raise ValueError(
-                f"The data gives {counted(len(broken), 'quantizer')} a range with NaN or "
-                f"infinity, first {broken[0]}/output. It holds none itself: look for them in the "
-                f"weights, and for numbers in the data that are too large."
+                f"The model computes NaN or infinity from this data, first in the output of "
+                f"'{broken[0]}', so that {counted(len(broken), 'tensor has', 'tensors have')} no "
+                f"range. The data itself is finite. Usual causes are a logarithm or a root of "
+                f"negative numbers, a division by zero, and weights that hold NaN or infinity."
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Any, Range]:
