@@ -20,6 +20,14 @@ from tests.comparison import KERNELS
 INPUTS, VALUES = 100, 8192
 """Inputs of a model, and values of an input: grids of fewer are repeated."""
 
+NEAR = {
+    "the last pixel in reach": (0.247640751049124, 11.127037355635442, 0),
+    "the first pixel in reach": (0.185145329656311, -48.687352193632336, 0),
+    "two pixels in reach": (0.10023752788432913, 7.779620129996045, 57),
+    "pixels that were not seen": (0.11673857686671928, -37.60990192369269, 63),
+}
+"""Scale and offset of pixels, and the first one that was seen: some lie 0.0005 steps from a tie."""
+
 
 class Grid(NamedTuple):
     """Values on a grid, and the scale and offset that make them of whole numbers."""
@@ -60,17 +68,21 @@ def drawn(numbers: np.random.Generator) -> Grid:
     return Grid(np.resize(values, VALUES), factor / parts, offset, parts == 255)
 
 
-def network():
-    inputs = [keras.Input((1, 1), name=f"x{index}") for index in range(INPUTS)]
+def pixel_grid(scale: float, offset: float, first: int) -> Grid:
+    """Returns the grid of pixels from `first` to 255."""
+    values = (np.arange(first, 256) * scale + offset).astype(np.float32)
+    return Grid(np.resize(values, VALUES), scale, offset, True)
+
+
+def network(count: int):
+    inputs = [keras.Input((1, 1), name=f"x{index}") for index in range(count)]
     return keras.Model(inputs, [keras.layers.Reshape((1,), name=f"of_{x.name}")(x) for x in inputs])
 
 
-def check(seed: int) -> None:
-    """Draws grids and compares codes: numpy's rounding, ours, and those of two files."""
-    numbers = np.random.default_rng(seed)
-    grids = [drawn(numbers) for _ in range(INPUTS)]
+def check(grids: list[Grid]) -> None:
+    """Compares codes of grids: numpy's rounding, ours, and those of two files."""
     x = {f"x{index}": grid.values[:, None, None] for index, grid in enumerate(grids)}
-    qat = keras_qat.quantize_model(network())
+    qat = keras_qat.quantize_model(network(len(grids)))
     keras_qat.calibrate(qat, x, batch_size=VALUES)
     inputs = keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).inputs
     expected = {}
@@ -101,12 +113,21 @@ def check(seed: int) -> None:
             np.testing.assert_array_equal(codes[f"of_{name}"], wanted[:, 0])
 
 
+def drawn_grids(seed: int) -> list[Grid]:
+    numbers = np.random.default_rng(seed)
+    return [drawn(numbers) for _ in range(INPUTS)]
+
+
 def test_any_rounding_gives_the_same_codes():
-    check(0)
+    check(drawn_grids(0))
+
+
+def test_a_file_of_pixels_gives_the_same_codes_where_some_lie_near_a_tie():
+    check([pixel_grid(*numbers) for numbers in NEAR.values()])
 
 
 @pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(1, 100))
 def test_any_rounding_gives_the_same_codes_of_ten_thousand_grids(seed):
-    check(seed)
+    check(drawn_grids(seed))

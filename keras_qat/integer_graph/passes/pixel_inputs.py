@@ -194,9 +194,10 @@ def _sum(
     assert pixels.params is not None
     scale = pixels.params.scale
     exact = (scaled + offset) / params.scale + params.zero_point
-    inside = (codes > params.lowest) & (codes < params.highest)
-    away = (exact - codes)[inside] if inside.any() else np.zeros(1)
-    moved = float(offset - (away.max() + away.min()) / 2 * params.scale)
+    away = exact - codes  # A clipped value has no boundary on its other side.
+    above = np.max(away, initial=-0.5, where=codes < params.highest)
+    below = np.min(away, initial=0.5, where=codes > params.lowest)
+    moved = float(offset - (above + below) / 2 * params.scale)
     size = np.float32(abs(moved) / LARGEST)
     if size < 1e-6 * scale:  # No implementation takes scales that are so far apart.
         added = Constant(np.zeros(1, np.int8), QuantParams(scale, 0))
@@ -248,8 +249,8 @@ def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
     """Warns if pixels are on another scale than the model's input."""
     codes = np.array([params.lowest, params.highest])
     low, high = (codes - params.zero_point) * float(params.scale)
-    common = min(high, real.max()) - max(low, real.min())
-    if common < FEW * (max(high, real.max()) - min(low, real.min())):
+    lowest, highest = min(real.min(), 0.0), max(real.max(), 0.0)  # A range always holds zero.
+    if min(high, highest) - max(low, lowest) < FEW * (max(high, highest) - min(low, lowest)):
         warn_caller(
             f"rescaling: pixels of '{name}' become {real.min():.4g} to {real.max():.4g}, but the "
             f"model's input has the range {low:.4g} to {high:.4g}. Give the scale and offset of "
