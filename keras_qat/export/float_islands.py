@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.frontend.graph import Value
+from keras_qat.frontend.keras2.trace_layer import named_by_attributes
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -163,7 +164,8 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
 
     masks = Masks(number_of)
     for node in nodes:
-        with tf.name_scope(f"{SCOPE}/{node.name}/"):
+        layer = _unwrapped(node.call.layer)
+        with tf.name_scope(f"{SCOPE}/{node.name}/"), named_by_attributes(layer):
             values = [
                 masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
                 for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
@@ -198,10 +200,14 @@ def _explained(error: Exception, graph: ResolvedGraph) -> str:
     )
 
 
-def _layer_name(node: Node) -> str:
-    layer = node.call.layer
+def _unwrapped(layer: Any) -> Any:
     while isinstance(layer, (QuantizeWeights, QuantizeWrapper)):
         layer = layer.layer
+    return layer
+
+
+def _layer_name(node: Node) -> str:
+    layer = _unwrapped(node.call.layer)
     kind = f"tf.{layer.symbol}" if is_operation(layer) else type(layer).__name__
     return f"'{node.call.origin.removeprefix(PREFIX)}' ({kind})"
 

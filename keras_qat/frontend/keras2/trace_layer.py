@@ -259,6 +259,22 @@ def names_inside(layer: Any) -> dict[int, str]:
     return names
 
 
+@contextlib.contextmanager
+def named_by_attributes(layer: Any) -> Iterator[None]:
+    """Runs a block in which the layers inside a user's own layer are named after its attributes.
+
+    The names that Keras gives differ in every copy, as a counter of the process is part of them.
+    """
+    with contextlib.ExitStack() as stack:
+        if type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
+            names = names_inside(layer)
+            for inner in layer._flatten_layers(include_self=False):
+                if id(inner) in names:
+                    stack.enter_context(swapped(inner, _name=names[id(inner)]))
+                    stack.enter_context(named_by_attributes(inner))
+        yield
+
+
 def _refuses(name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise CannotOpen(f"it calls {name}")
