@@ -76,8 +76,19 @@ OTHER_OPTIONS = {
     "--output": "the file as the last argument",
     "--data": "the data as the second argument",
     "--samples": "--limit",
+    "--epochs": "data alone, as commands do not train; quantize_model and fit do so in Python",
 }
 """Options that people try -> what stands for them. Click's nearest name misleads there."""
+
+
+OTHER_COMMANDS = {
+    "help": "keras-qat COMMAND --help",
+    "predict": "simulate, which computes the file's outputs",
+    "quantize": "convert, or calibrate for a model to go on with",
+    "test": "verify",
+    "train": "keras_qat.quantize_model and fit in Python",
+}
+"""Commands that people try -> what stands for them."""
 
 
 class Command(click.Command):
@@ -94,6 +105,12 @@ class Command(click.Command):
                 )
                 raise click.UsageError(message, ctx) from error
             raise
+        except click.UsageError as error:
+            takes_labels = any(param.name == "labels" for param in self.params)
+            if takes_labels and "extra argument" in error.message:
+                message = f"{error.message} Labels are given by --labels."
+                raise click.UsageError(message, ctx) from error
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         arguments = (param.name for param in self.params if isinstance(param, click.Argument))
@@ -106,6 +123,28 @@ class Commands(click.Group):
     """A group of commands that shows errors as messages."""
 
     command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the options in front of a command, and says where those of commands belong."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            owners = [
+                name
+                for name, command in self.commands.items()
+                if any(error.option_name in param.opts for param in command.params)
+            ]
+            if owners:
+                message = f"{error.option_name} belongs behind the command, such as {owners[0]}."
+                raise click.UsageError(message, ctx) from error
+            raise
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Finds the command, and answers those of other tools."""
+        if args[0] in OTHER_COMMANDS:
+            message = f"There is no command {args[0]!r}: use {OTHER_COMMANDS[args[0]]}."
+            raise click.UsageError(message, ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with _warnings_as_lines(), _errors_as_messages(ctx.params.get("debug", False)):

@@ -65,7 +65,7 @@ def calibrate(
 @options.exporting
 @options.target
 @click.option(
-    "--batch-size", type=click.IntRange(1), help="How many examples a run takes: 1 for devices."
+    "--batch-size", type=options.COUNT, help="How many examples a run takes: 1 for devices."
 )
 @options.json_output
 @click.pass_obj

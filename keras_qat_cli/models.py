@@ -96,6 +96,11 @@ def _configuration(path: Path) -> str:
             raise ValueError(
                 f"{path} holds weights, but no layers: save the model with model.save."
             ) from error
+    if path.suffix == ".tflite":
+        raise ValueError(
+            f"{path} is a TFLite file: pass the quantization-aware model that it was exported "
+            f"from, a .keras file. That computes the integers of the file."
+        )
     raise ValueError(f"{path} is not a model: pass a SavedModel or a {', '.join(FILES)} file.")
 
 

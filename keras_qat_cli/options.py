@@ -40,6 +40,9 @@ def _kernels(*names: str) -> Callable[[Command], Command]:
 TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
 """Runtimes of TFLite files, of those that `verify(kernels=)` takes."""
 
+COUNT = click.IntRange(1)
+COUNT.name = "whole number"  # Click says "integer range" of what is none.
+
 KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
 """Names of `kernel_families.FAMILIES`, in the order that helps most."""
 
@@ -159,14 +162,12 @@ data = _together(
     ),
     click.option(
         "--batch-size",
-        type=click.IntRange(1),
+        type=COUNT,
         default=32,
         show_default=True,
         help="Examples at a time.",
     ),
-    click.option(
-        "--limit", type=click.IntRange(1), help="Use only this many examples, the first ones."
-    ),
+    click.option("--limit", type=COUNT, help="Use only this many examples, the first ones."),
 )
 
 quantizing = _together(

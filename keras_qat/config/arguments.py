@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -14,30 +14,50 @@ from keras_qat.frontend.messages import suggestion
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def answers_unknown(**instead: str) -> Callable[[Function], Function]:
-    """Decorates a function so that arguments which it does not have get an answer.
+def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], Function]:
+    """Decorates a function or a class so that arguments which do not fit get an answer.
 
     Args:
+        hint: a sentence for arguments that are missing or too many.
         instead: argument that people try -> what to pass instead. Others are answered with the
-            nearest argument of the function.
+            nearest argument of the function, or with all of them.
     """
 
     def decorate(function: Function) -> Function:
-        parameters = inspect.signature(function).parameters
+        if isinstance(function, type):
+            setattr(function, "__init__", decorate(getattr(function, "__init__")))  # noqa: B009, B010
+            return function
+        signature = inspect.signature(function)
+        parameters = signature.parameters
 
         @functools.wraps(function)
         def call(*values: Any, **named: Any) -> Any:
-            for argument in named.keys() - parameters.keys():
-                answer = f": pass {instead[argument]}." if argument in instead else "."
-                near = "" if argument in instead else suggestion(argument, parameters)
+            try:
+                signature.bind(*values, **named)
+            except TypeError as error:
                 is_class = function.__name__ == "__init__"
                 name = type(values[0]).__name__ if is_class else function.__qualname__
-                raise TypeError(f"{name}() has no argument {argument!r}{answer}{near}")
+                for argument in named.keys() - parameters.keys():
+                    answer = f": pass {instead[argument]}." if argument in instead else "."
+                    near = "" if argument in instead else suggestion(argument, parameters)
+                    message = f"{name}() has no argument {argument!r}{answer}{near}"
+                    raise TypeError(message) from None
+                text = str(inspect.Signature(_without_types(parameters, is_class)))
+                message = f"{name}: {error}. Call it as {name}{text}. {hint}".strip()
+                raise TypeError(message) from None
             return function(*values, **named)
 
         return cast(Function, call)
 
     return decorate
+
+
+def _without_types(
+    parameters: Mapping[str, inspect.Parameter], is_class: bool
+) -> list[inspect.Parameter]:
+    """Returns the parameters that callers give, as they are shown in a message."""
+    shown = list(parameters.values())[int(is_class) :]
+    return [parameter.replace(annotation=inspect.Parameter.empty) for parameter in shown]
 
 
 def range_of(input_range: Any) -> tuple[float, float] | None:

@@ -30,6 +30,7 @@ ARGUMENTS = {
     "freeze_bn_delay": "callbacks=[keras_qat.callbacks.FreezeBatchNorm(steps)] to fit",
     "layers": "scope=['conv_1', 'head*']",
     "quantize_config": "recipe=keras_qat.recipes.int8().override(layer, weight_bits=4)",
+    "dtype": "recipe=keras_qat.recipes.int8(), int16x8(), int4_weights() or another",
     "scheme": "recipe=keras_qat.recipes.int8()",
 }
 """Arguments that people give to `quantize_model`, and what to pass instead."""

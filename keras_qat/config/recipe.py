@@ -52,6 +52,7 @@ class Override:
                 specs.check_bits(bits)
 
 
+@answers_unknown("keras_qat.recipes.int8() and others make recipes.")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Description of how a model is quantized.

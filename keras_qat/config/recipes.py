@@ -33,7 +33,7 @@ _ANY = "weight_bits=4, or take keras_qat.recipes.low_bits(4, 4)"
 """The answer to `bits=4`."""
 
 
-@answers_unknown(bits=_ANY, num_bits=_ANY)
+@answers_unknown(bits=_ANY, num_bits=_ANY, symmetric="keras_qat.recipes.symmetric() as the recipe")
 def int8(
     weight_bits: int = 8,
     activation_bits: int = 8,
@@ -318,6 +318,11 @@ def get(recipe: str | Recipe) -> Recipe:
         return recipe
     if isinstance(recipe, str) and recipe in NAMED:
         return NAMED[recipe]()
+    if not isinstance(recipe, (str, int, float, list, tuple, dict)) and not callable(recipe):
+        raise ValueError(
+            f"Expected a recipe, got {type(recipe).__name__}. quantize_model takes no data: pass "
+            f"them to calibrate, or to fit."
+        )
     name = getattr(recipe, "__name__", None)
     if name in NAMED:
         raise ValueError(f"recipes.{name} is the function that makes a recipe: pass {name}().")

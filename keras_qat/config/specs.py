@@ -10,6 +10,8 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
+from keras_qat.config.arguments import answers_unknown
+
 __all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
 
 Observer = Literal[
@@ -24,6 +26,7 @@ Observer = Literal[
 Preserve = Literal["zeros", "clusters"]
 
 
+@answers_unknown()
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
     """Specification of a tensor with a range of its own.

@@ -73,7 +73,7 @@ def export_onnx(
         ) from error
     if activations is not None and activations not in get_args(Activations):
         raise ValueError(f"activations={activations!r}: use 'uint8' or 'int8'.")
-    check_before_export(model, path)
+    check_before_export(model, path, but_not=(".tflite", ".cc", ".pb"))
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()
     if graph.origin.is_16_bit:

@@ -42,7 +42,10 @@ EndType = Literal["int8", "uint8", "int16", "float32"]
 
 @one_at_a_time
 @answers_unknown(
-    inference_input_type='input_dtype="int8"', inference_output_type='output_dtype="int8"'
+    inference_input_type='input_dtype="int8"',
+    inference_output_type='output_dtype="int8"',
+    optimizations="nothing, as the file is int8 by the model's recipe",
+    representative_dataset="the data to calibrate",
 )
 def export_tflite(
     model: Any,
@@ -110,7 +113,7 @@ def export_tflite(
             f"batch_size={batch_size!r}: give the number of examples, or None for any."
         )
     device = None if target is None else get(target)
-    check_before_export(model, path)
+    check_before_export(model, path, but_not=(".onnx", ".cc", ".h"))
     graph = resolve_to_export(model, input_range=input_range)
     graph.origin.warn()
     if not getattr(model, "told_of_float", False):

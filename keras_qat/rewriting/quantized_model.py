@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
+from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
 from keras_qat.frontend.graph import config_of, symbols
@@ -65,8 +66,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     whatever the types in the file.
     """
 
-    recipe: Recipe
-    """The recipe that it was quantized with."""
+    _recipe: Recipe | None = None
     float_config: dict[str, Any] | None
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
     customs: CustomObjects = CustomObjects({}, False)
@@ -95,6 +95,20 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     """Whether `quantize_model` told in this process which layers stay in float."""
 
     @property
+    def recipe(self) -> Recipe:
+        """The recipe that it was quantized with. It cannot be changed."""
+        return cast(Recipe, self._recipe)
+
+    @recipe.setter
+    def recipe(self, recipe: Recipe) -> None:
+        if self._recipe not in (None, recipe):
+            raise ValueError(
+                f"The recipe of '{self.name}' cannot be changed: quantize the float model anew, "
+                f"with keras_qat.quantize_model(model, recipe)."
+            )
+        object.__setattr__(self, "_recipe", recipe)
+
+    @property
     def kernels(self) -> str:
         """The kernel family whose rounding inference has; may be set at any time.
 
@@ -119,9 +133,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
 
     @pack_int4.setter
     def pack_int4(self, packs: bool) -> None:
+        packs = switch("pack_int4", packs)
         if packs and self.recipe.activations.bits == 16:
             raise ValueError("pack_int4: there are no kernels for int4 weights and 16 bits.")
-        object.__setattr__(self, "_packs_int4", bool(packs))
+        object.__setattr__(self, "_packs_int4", packs)
         self._forget_inference()
 
     def _forget_inference(self) -> None:

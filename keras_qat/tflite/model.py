@@ -63,6 +63,16 @@ class TensorInfo:
         return to_values(np.asarray(codes), detail)
 
 
+INSTEAD = {
+    "evaluate": "The model's evaluate computes the integers of its file; or compare what predict "
+    "returns with the labels.",
+    "fit": "A file cannot be trained: train the model, and export it again.",
+    "summary": "Print the file to see its inputs and outputs; keras_qat.summary(model) has layers.",
+    "save": "It is a file already: keras_qat.export_tflite(model, path) writes it.",
+}
+"""Methods of Keras models that people try on a file -> what to do."""
+
+
 class TFLiteModel:
     """A TFLite file that predicts like its model.
 
@@ -147,6 +157,12 @@ class TFLiteModel:
             pairs = zip(outputs, self.outputs.values(), strict=True)
             outputs = [info.dequantize(array) for array, info in pairs]
         return outputs if len(outputs) > 1 else outputs[0]
+
+    __call__ = predict
+
+    def __getattr__(self, name: str) -> Any:
+        instead = INSTEAD.get(name, "")
+        raise AttributeError(f"A TFLiteModel has no {name!r}. {instead}".strip(), name=name)
 
     def reset_states(self) -> None:
         """Resets the states of recurrent layers that the file keeps to zeros.

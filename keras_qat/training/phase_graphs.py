@@ -51,6 +51,10 @@ class PhasedModel:
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it. A warning tells arrays that do not fit the model."""
+        for callback in kwargs.get("callbacks") or ():
+            if isinstance(callback, type):
+                name = callback.__name__
+                raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
         if not self._looked:
             object.__setattr__(self, "_looked", True)
             if reason := doubt_of_arrays(self, x):

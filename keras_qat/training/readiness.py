@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,25 @@ DIVERGED = "The training diverged: go back to an earlier checkpoint and lower th
 
 
 def check_before_export(
-    model: Any, path: str | os.PathLike[str] | None, directory: bool = False
+    model: Any,
+    path: str | os.PathLike[str] | None,
+    directory: bool = False,
+    but_not: Collection[str] = (),
 ) -> None:
-    """Raises an error before any work if a model is not quantized or `path` cannot be written."""
+    """Raises an error before any work if a model is not quantized or `path` cannot be written.
+
+    Args:
+        model: the model to export.
+        path: where to write, or None.
+        directory: whether a directory is written.
+        but_not: endings of other formats, which `path` may not have.
+    """
     check_quantized(model)
+    if path is not None and Path(path).suffix in but_not:
+        raise ValueError(
+            f"{str(path)!r} is the name of another format. export_tflite writes .tflite files, "
+            f"export_onnx .onnx, export_c .cc, and export_saved_model directories."
+        )
     if path is not None:
         check_writable(path, directory)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.training.float_weights import weights_of
 
@@ -105,6 +106,7 @@ class Prune(keras.callbacks.Callback):
         >>> qat = keras_qat.quantize_model(model, recipe)
     """
 
+    @answers_unknown(sparsity="schedule=0.8", target_sparsity="schedule=0.8")
     def __init__(
         self,
         schedule: float | Callable[[int], float] = 0.5,

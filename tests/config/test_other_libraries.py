@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat import callbacks, recipes
+from keras_qat import callbacks, recipes, specs
 from keras_qat.config.other_libraries import ARGUMENTS, COUNTERPARTS
 from tests.networks.small import tiny_net
 
@@ -47,6 +48,19 @@ def test_arguments_of_other_libraries(name):
         (lambda: keras_qat.search_bits(None, None, 0.5, bits=4), "such as (4, 8)"),
         (lambda: keras_qat.targets.register("mine"), "takes a keras_qat.targets.Target"),
         (lambda: keras_qat.quantize_model(None, strict="yes"), "strict='yes': give True or False"),
+        (lambda: specs.QuantSpec(symetric=True), "QuantSpec() has no argument 'symetric'. Did you"),
+        (lambda: recipes.int8(symmetric=True), "pass keras_qat.recipes.symmetric() as the recipe."),
+        (lambda: keras_qat.Recipe("int8"), "keras_qat.recipes.int8() and others make recipes."),
+        (
+            lambda: callbacks.Prune(sparsity=0.8),
+            "Prune() has no argument 'sparsity': pass schedule",
+        ),
+        (lambda: keras_qat.calibrate(None, None, epochs=2), "one pass over the data is enough"),
+        (
+            lambda: keras_qat.export_tflite(None, None, None),
+            "Call it as export_tflite(model, path=",
+        ),
+        (lambda: keras_qat.verify(None, "file"), "verify: missing a required argument: 'x'. Call"),
     ],
 )
 def test_arguments_that_people_try(call, answer):
@@ -73,6 +87,32 @@ def test_unknown_names():
         keras_qat.quantise_model  # noqa: B018
     with pytest.raises(TypeError, match=r"no argument 'scopes'\. Did you mean 'scope'\?$"):
         keras_qat.quantize_model(tiny_net(), scopes="conv")
+
+
+def test_recipes_and_targets_that_do_not_exist():
+    with pytest.raises(AttributeError, match=r"no recipe 'int9'. Did you mean 'int8'\? There are"):
+        recipes.int9  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no target 'ESP32'. There are: xnnpack, tflm"):
+        keras_qat.targets.ESP32  # noqa: B018
+
+
+def test_data_for_a_recipe():
+    with pytest.raises(ValueError, match=r"a recipe, got ndarray. quantize_model takes no data"):
+        keras_qat.quantize_model(tiny_net(), np.zeros((4, 6, 6, 2)))
+
+
+def test_what_cannot_be_set_on_a_model():
+    qat = keras_qat.quantize_model(tiny_net())
+    with pytest.raises(ValueError, match="cannot be changed: quantize the float model anew"):
+        qat.recipe = recipes.int16x8()
+    with pytest.raises(TypeError, match="pack_int4='yes': give True or False"):
+        qat.pack_int4 = "yes"
+    assert qat.recipe == recipes.int8() and not qat.pack_int4
+
+
+def test_a_class_for_a_callback():
+    with pytest.raises(TypeError, match=r"\[QuantDelay\]: make one of the class, QuantDelay\("):
+        keras_qat.quantize_model(tiny_net()).fit(None, callbacks=[callbacks.QuantDelay])
 
 
 def test_dir_shows_public_names_alone():

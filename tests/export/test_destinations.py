@@ -120,3 +120,12 @@ def test_devices_are_not_replaced(exported, tmp_path):
     with pytest.raises(OSError, match=r"model\.tflite: it is a device"):
         keras_qat.export_tflite(exported.model, tmp_path / "model.tflite")
     assert stat.S_ISFIFO((tmp_path / "model.tflite").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("export", "name"), [(keras_qat.export_tflite, "m.onnx"), (keras_qat.export_onnx, "m.tflite")]
+)
+def test_names_of_other_formats(exported, export, name, tmp_path):
+    with pytest.raises(ValueError, match=r"is the name of another format\. export_tflite writes"):
+        export(exported.model, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

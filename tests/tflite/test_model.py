@@ -43,6 +43,16 @@ def of_two():
     return qat, keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
 
 
+def test_a_file_is_called_like_a_model(file, expected):
+    assert np.array_equal(file(X), expected)
+
+
+@pytest.mark.parametrize("method", ["evaluate", "fit", "summary", "save"])
+def test_methods_that_only_models_have(file, method):
+    with pytest.raises(AttributeError, match=f"A TFLiteModel has no '{method}'\\. [A-Z].+\\."):
+        getattr(file, method)
+
+
 def parts(size):
     return (X[start : start + size] for start in range(0, len(X), size))
 

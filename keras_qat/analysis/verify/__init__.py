@@ -20,6 +20,7 @@ from keras_qat.analysis.verify.preconditions import doubts, faults, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.frontend.messages import warn_caller
@@ -42,6 +43,7 @@ FEW = 32
 
 
 @one_at_a_time
+@answers_unknown()
 def verify(
     model: Any,
     tflite: str | os.PathLike[str] | bytes,

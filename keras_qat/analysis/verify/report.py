@@ -199,6 +199,12 @@ class Report:
         return min(output.identical for output in self.outputs)
 
     @property
+    def accuracy(self) -> float | None:
+        """The lowest share of examples whose class is the label's, 0 to 1; None without labels."""
+        shares = [output.accuracy for output in self.outputs]
+        return min((share for share in shares if share is not None), default=None)
+
+    @property
     def max_difference(self) -> float:
         """The largest difference of all outputs, in LSB."""
         return max(output.max_difference for output in self.outputs)

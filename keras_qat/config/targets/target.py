@@ -164,7 +164,11 @@ def settings(
         ValueError: on unknown names, or if they contradict each other.
     """
     if target is None:
-        return recipes.get(recipe or "int8"), kernel_family(kernels or XNNPACK.name), None
+        return (
+            recipes.get("int8" if recipe is None else recipe),
+            kernel_family(kernels or XNNPACK.name),
+            None,
+        )
     chosen_target = get(target)
     family = kernel_family(kernels or chosen_target.kernels)
     if family != kernel_family(chosen_target.kernels):

@@ -68,7 +68,10 @@ def check_model(model: Any) -> None:
     keras = keras_3()
     name, kind = getattr(model, "name", model), type(model).__name__
     if not isinstance(model, keras.Model):
-        raise ValueError(f"Expected a model of Keras 3, got {kind} '{name}'.")
+        raise ValueError(
+            f"Expected a model of Keras 3, got {kind} '{name}'. Models of Keras 2 go straight to "
+            f"keras_qat.quantize_model."
+        )
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"Keras 3 uses the backend {keras.backend.backend()} here. Save '{name}' and load it "

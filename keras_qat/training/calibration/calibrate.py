@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.ties import WIDER, share_off_ties
 from keras_qat.config import specs
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
@@ -34,6 +35,11 @@ from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
 
 
 @one_at_a_time
+@answers_unknown(
+    epochs="nothing, as one pass over the data is enough",
+    samples="the examples themselves, such as x_train[:200]",
+    representative_dataset="it as the second argument",
+)
 def calibrate(
     model: Any,
     dataset: Any,

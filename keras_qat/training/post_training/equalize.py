@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
@@ -41,6 +42,7 @@ _BETWEEN = (
 _ROUNDS = 20
 
 
+@answers_unknown()
 def equalize(model: Any, *, verbose: int = 0) -> Any:
     """Equalizes the ranges of channels between layers of a float model; its outputs stay the same.
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
 from keras_qat.training.post_training.reconstruction import Reconstruction
@@ -15,6 +16,10 @@ from keras_qat.training.schedule import recipe_of
 
 
 @one_at_a_time
+@answers_unknown(
+    bits="them to the recipe, such as recipes.int4_weights()",
+    epochs="iterations=500, of each layer",
+)
 def learn_rounding(
     model: Any,
     data: Any,

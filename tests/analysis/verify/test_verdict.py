@@ -161,7 +161,10 @@ def test_labels():
     file = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, file, X, in_file)
     (output,) = report.outputs
-    assert output.accuracy == 1 and output.float_accuracy == np.mean(truth == in_file) < 0.9
+    assert (
+        report.accuracy == output.accuracy == 1
+        and output.float_accuracy == np.mean(truth == in_file) < 0.9
+    )
     assert report.verdict.is_good and "accuracy 100.00%, in float" in str(report)
     one_hot = {"logits": np.eye(5)[truth]}
     report = keras_qat.verify(qat, file, X, one_hot)

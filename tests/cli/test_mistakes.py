@@ -1,0 +1,41 @@
+"""Commands, options and files that people try, and the answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.test_commands import run
+from tests.networks.small import tiny_net
+
+MISTAKES = {
+    "epochs": (["convert", "a", "b", "c.tflite", "--epochs", "3"], "as commands do not train"),
+    "a word for a count": (
+        ["convert", "a", "b", "c.tflite", "--limit", "many"],
+        "'many' is not a valid whole number",
+    ),
+    "another command": (["quantize", "float.keras"], "There is no command 'quantize': use convert"),
+    "help as a command": (["help", "convert"], "use keras-qat COMMAND --help"),
+    "an option in front": (
+        ["--recipe", "int8", "plan", "a"],
+        "--recipe belongs behind",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes(kind):
+    words, answer = MISTAKES[kind]
+    assert answer in run(*words, code=2)
+
+
+def test_labels_as_an_argument(tmp_path):
+    tiny_net().save(tmp_path / "float.keras")
+    answer = run("evaluate", tmp_path / "float.keras", "x.npy", "y.npy", code=2)
+    assert "Labels are given by --labels." in answer
+
+
+def test_a_file_in_place_of_its_model(tmp_path):
+    file = tmp_path / "model.tflite"
+    file.write_bytes(b"")
+    answer = run("summary", file, code=2)
+    assert "model.tflite is a TFLite file: pass the quantization-aware model" in answer
