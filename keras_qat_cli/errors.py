@@ -75,6 +75,7 @@ OTHER_OPTIONS = {
     **dict.fromkeys(("--int8", "--uint8", "--float16", "--dtype"), "--recipe"),
     "--output": "the file as the last argument",
     "--data": "the data as the second argument",
+    "--quantize": "nothing, as convert always quantizes",
     "--samples": "--limit",
     "--epochs": "data alone, as commands do not train; quantize_model and fit do so in Python",
 }

@@ -40,8 +40,8 @@ def read_labels(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
         values = np.array([file.relative_to(path).parts[0] for file in data.images()])
     else:
         raise ValueError(
-            f"{path}: say with --labels where the labels are: an .npy file, an array of the .npz "
-            f"file or a column of the table. For images it is their subdirectories."
+            f"{labels or path}: say with --labels where the labels are: an .npy file, an array of "
+            f"the .npz file or a column of the table. For images it is their subdirectories."
         )
     return _as_numbers(values)[: data.limit], data
 

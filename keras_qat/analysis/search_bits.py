@@ -13,6 +13,7 @@ from keras_qat.analysis.sensitivity import (
     LayerSensitivity,
     Measure,
     Sensitivity,
+    ascending,
     noise,
     sensitivity,
 )
@@ -108,9 +109,7 @@ def search_bits(
     """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, np.number)):
         raise TypeError(f"budget={budget!r}: give a number of bytes, or a share such as 0.5.")
-    if not isinstance(bits, Iterable):
-        raise TypeError(f"bits={bits!r}: give the numbers to choose from, such as (4, 8).")
-    recipe, choices = get_recipe(recipe), sorted(set(bits))
+    recipe, choices = get_recipe(recipe), ascending(bits)
     if known is None:
         measured = partial(sensitivity, bits=choices, recipe=recipe, measure=measure)
         known = measured(model, data, steps, batch_size, verbose=verbose)

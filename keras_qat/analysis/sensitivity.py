@@ -101,6 +101,17 @@ def noise(exact: list[np.ndarray], outputs: list[np.ndarray]) -> float:
     return float(np.mean(ratios))
 
 
+def ascending(bits: Iterable[int]) -> list[int]:
+    """Returns numbers of bits in ascending order, each once.
+
+    Raises:
+        TypeError: if it is a single number.
+    """
+    if not isinstance(bits, Iterable):
+        raise TypeError(f"bits={bits!r}: give the numbers to choose from, such as (4, 8).")
+    return sorted(set(bits))
+
+
 @one_at_a_time
 def sensitivity(
     model: Any,
@@ -141,7 +152,7 @@ def sensitivity(
     Example:
         >>> print(keras_qat.sensitivity(model, x_train[:128]))
     """
-    tried, recipe = sorted(set(bits), reverse=True), get_recipe(recipe)
+    tried, recipe = ascending(bits)[::-1], get_recipe(recipe)
     for count in tried:
         specs.check_bits(count)
     if not tried:

@@ -36,13 +36,14 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
                 signature.bind(*values, **named)
             except TypeError as error:
                 is_class = function.__name__ == "__init__"
+                is_method = "self" in parameters
                 name = type(values[0]).__name__ if is_class else function.__qualname__
                 for argument in named.keys() - parameters.keys():
                     answer = f": pass {instead[argument]}." if argument in instead else "."
                     near = "" if argument in instead else suggestion(argument, parameters)
                     message = f"{name}() has no argument {argument!r}{answer}{near}"
                     raise TypeError(message) from None
-                text = str(inspect.Signature(_without_types(parameters, is_class)))
+                text = str(inspect.Signature(_without_types(parameters, is_method)))
                 message = f"{name}: {error}. Call it as {name}{text}. {hint}".strip()
                 raise TypeError(message) from None
             return function(*values, **named)
@@ -53,10 +54,10 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
 
 
 def _without_types(
-    parameters: Mapping[str, inspect.Parameter], is_class: bool
+    parameters: Mapping[str, inspect.Parameter], is_method: bool
 ) -> list[inspect.Parameter]:
     """Returns the parameters that callers give, as they are shown in a message."""
-    shown = list(parameters.values())[int(is_class) :]
+    shown = list(parameters.values())[int(is_method) :]
     return [parameter.replace(annotation=inspect.Parameter.empty) for parameter in shown]
 
 

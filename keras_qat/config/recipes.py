@@ -318,7 +318,7 @@ def get(recipe: str | Recipe) -> Recipe:
         return recipe
     if isinstance(recipe, str) and recipe in NAMED:
         return NAMED[recipe]()
-    if not isinstance(recipe, (str, int, float, list, tuple, dict)) and not callable(recipe):
+    if hasattr(recipe, "shape"):
         raise ValueError(
             f"Expected a recipe, got {type(recipe).__name__}. quantize_model takes no data: pass "
             f"them to calibrate, or to fit."

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
@@ -85,6 +86,7 @@ class Simulation:
 
 
 @one_at_a_time
+@answers_unknown()
 def simulate(
     model: Any,
     x: Any,

@@ -44,8 +44,8 @@ class Cluster(keras.callbacks.Callback):
         self, clusters: int = 16, *, begin: int = 0, layers: list[str] | None = None
     ) -> None:
         super().__init__()
-        if clusters < 2:
-            raise ValueError(f"clusters={clusters}: give 2 or more.")
+        if not isinstance(clusters, int) or clusters < 2:
+            raise ValueError(f"clusters={clusters!r}: give a whole number, 2 or more.")
         self.clusters, self.begin, self.layers = clusters, begin, layers
         self._step = 0
         self._members: list[tuple[Any, Any]] = []

@@ -60,6 +60,9 @@ def test_arguments_of_other_libraries(name):
             lambda: keras_qat.export_tflite(None, None, None),
             "Call it as export_tflite(model, path=",
         ),
+        (lambda: keras_qat.sensitivity(None, None, bits=4), "such as (4, 8)"),
+        (lambda: keras_qat.simulate(None, None, kernel="tflm"), "Did you mean 'kernels'?"),
+        (lambda: recipes.int8().override(weight_bits=4), "Call it as Recipe.override(layers, *"),
         (lambda: keras_qat.verify(None, "file"), "verify: missing a required argument: 'x'. Call"),
     ],
 )

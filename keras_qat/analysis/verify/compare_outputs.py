@@ -84,7 +84,7 @@ def labels_of(graph: ResolvedGraph, y: Any, examples: int) -> list[np.ndarray | 
 def _classes(name: str, y: Any, shape: tuple[Any, ...], examples: int) -> np.ndarray:
     """Returns labels as class numbers: one-hot ones as their argmax."""
     labels = np.asarray(y)
-    if len(labels) != examples:
+    if labels.ndim and len(labels) != examples:
         raise ValueError(f"There are {len(labels)} labels of '{name}' for {examples} examples.")
     is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.rint(labels)))
     if labels.ndim == len(shape) and labels.shape[-1] == shape[-1] != 1:

@@ -69,8 +69,8 @@ def check_model(model: Any) -> None:
     name, kind = getattr(model, "name", model), type(model).__name__
     if not isinstance(model, keras.Model):
         raise ValueError(
-            f"Expected a model of Keras 3, got {kind} '{name}'. Models of Keras 2 go straight to "
-            f"keras_qat.quantize_model."
+            f"Expected a model of Keras 3, got {kind} '{name}'. Models of Keras 2 need no "
+            f"conversion: keras_qat.quantize_model takes them."
         )
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
