@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("build/tasks"))
     options = parser.parse_args()
     names = options.tasks or list(TASKS)
+    if unknown := set(names) - set(TASKS):
+        parser.error(f"no such task: {', '.join(unknown)}. There are: {', '.join(TASKS)}.")
     for seed in range(options.seeds):
         for name in names:
             measure(name, TASKS[name], [seed], options.directory)
