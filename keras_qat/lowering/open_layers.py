@@ -204,14 +204,35 @@ def _calls_of(
 
 
 def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value]:
-    """Returns the weights, and values computed from weights that nothing else reads."""
-    consumers = graph.consumers()
-    computed = set(weights)
+    """Returns the weights, and the values to compute from them alone.
+
+    Of a weight one value at most is read by other calls, which is why it may be kept in the place
+    of that weight.
+    """
+    behind: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
-        alone = all(len(consumers[value]) == 1 for value in call.inputs)
-        if call.inputs and alone and computed.issuperset(call.inputs):
-            computed.update(values_in(call.outputs))
-    return computed
+        if call.inputs and behind.keys() >= set(call.inputs):
+            read = set[Value]().union(*(behind[value] for value in call.inputs))
+            behind.update(dict.fromkeys(values_in(call.outputs), read))
+    outputs = set(values_in(graph.outputs))
+
+    def used(weight: Value) -> list[Value]:
+        """Returns what is computed from a weight and read by calls that compute more."""
+        readers = graph.consumers()
+        return [
+            value
+            for value, read in behind.items()
+            if weight in read
+            and (
+                value in outputs
+                or not all(behind.keys() >= set(values_in(c.outputs)) for c in readers[value])
+            )
+        ]
+
+    for weight in weights:
+        while len(values := used(weight)) > 1:
+            del behind[values[-1]]
+    return set(behind)
 
 
 def _name_of_weight(value: Value, opened: OpenedLayer) -> str:

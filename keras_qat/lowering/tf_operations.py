@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import Quotient, Roll, SquareRoot
+from keras_qat.frontend.helper_layers import Logarithm, Power, Quotient, Reciprocal, Roll, SquareRoot
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
@@ -35,10 +35,15 @@ def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_division(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers x / y to Quotient, x / number to Rescaling, and x / array to x * (1 / array)."""
+    """Lowers x / y to Quotient, 1 / y to Reciprocal, x / number to Rescaling.
+
+    A quotient x / array becomes x * (1 / array).
+    """
     x, divisor = operands(call, "x", "y")
     if isinstance(x, Value) and isinstance(divisor, Value):
         return replace_by(call, context, Quotient, inputs=[x, divisor])
+    if isinstance(divisor, Value) and (numerator := number(x)) is not None:
+        return replace_by(call, context, Reciprocal, numerator)
     divisor = array(divisor)
     if not isinstance(x, Value) or divisor is None or not np.all(divisor):
         return []
@@ -77,11 +82,16 @@ def _split_square(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _split_power(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers x ** 2 and x ** 3 to Multiply."""
+    """Lowers x ** 2 and x ** 3 to Multiply, and others that are not defined everywhere to Power."""
     x, exponent = operands(call, "x", "y")
-    if not isinstance(x, Value) or number(exponent) not in (2, 3):
+    exponent = number(exponent)
+    if not isinstance(x, Value) or exponent is None:
         return []
-    if number(exponent) == 2:
+    if exponent < 0 or exponent != int(exponent):
+        return replace_by(call, context, Power, exponent)
+    if exponent not in (2, 3):
+        return []
+    if exponent == 2:
         return _split_square(call, context)
     parts = PartsBuilder(call, context)
     square = parts.add(parts.new("square", layers.Multiply), [x, x], shape=x.shape)
@@ -294,6 +304,9 @@ ARITHMETIC: dict[str, Lowering] = {
     "nn.bias_add": _split_bias,
     "math.add_n": _split_add_n,
     "math.square": _split_square,
+    "math.log": partial(replace_by, make=Logarithm),
+    "math.log1p": partial(replace_by, make=Logarithm, plus_one=True),
+    "math.reciprocal": partial(replace_by, make=Reciprocal),
     "math.sqrt": partial(replace_by, make=SquareRoot),
     "math.rsqrt": partial(replace_by, make=SquareRoot, inverse=True),
     "math.pow": _split_power,

@@ -17,7 +17,7 @@ from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import SquareRoot
+from keras_qat.frontend.helper_layers import Logarithm, SquareRoot
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare
@@ -237,9 +237,11 @@ def _softplus(x: Any) -> Any:
     return tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
 
 
-def _accepts_root(inverse: bool) -> Callable[[Call, Attributes], str | None]:
+def if_option(name: str, value: Any) -> Callable[[Call, Attributes], str | None]:
+    """Makes an `accepts` that takes, of the layers with an option, those with one value of it."""
+
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        is_other = getattr(call.layer, "inverse", inverse) != inverse
+        is_other = getattr(call.layer, name, value) != value
         return "" if is_other else of_reals(call)
 
     return accepts
@@ -289,8 +291,10 @@ LOOKUPS: tuple[Op, ...] = (
         "log",
         _log,
         "natural logarithm; the lowest value of what is not positive",
+        layers=(Logarithm,),
         symbols=("math.log",),
         functions=(tf.math.log,),
+        accepts=if_option("plus_one", False),
         kernel=Kernel("LOG", in_float32(_log)),
     ),
     lookup_row(
@@ -300,7 +304,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(SquareRoot,),
         symbols=("math.sqrt",),
         functions=(tf.sqrt,),
-        accepts=_accepts_root(inverse=False),
+        accepts=if_option("inverse", False),
         output=_NON_NEGATIVE,
     ),
     lookup_row(
@@ -310,7 +314,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(SquareRoot,),
         symbols=("math.rsqrt",),
         functions=(tf.math.rsqrt,),
-        accepts=_accepts_root(inverse=True),
+        accepts=if_option("inverse", True),
         output=_NON_NEGATIVE,
     ),
 )

@@ -7,8 +7,9 @@ import math
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.helper_layers import Logarithm, Power, Reciprocal
 from keras_qat.frontend.tf_operations import number, operands
-from keras_qat.ops.lookup import lookup_row, of_reals
+from keras_qat.ops.lookup import if_option, lookup_row, of_reals
 from keras_qat.ops.op import Attributes, Op
 
 
@@ -17,9 +18,16 @@ def _power(x: tf.Tensor, exponent: float) -> tf.Tensor:
     return tf.pow(x if exponent == int(exponent) else tf.maximum(x, 0.0), exponent)
 
 
-def _accepts_power(call: Call, attributes: Attributes) -> str | None:
+def _exponent(call: Call) -> float | None:
+    """Returns the exponent of a power of a tensor; None if it is no number."""
+    if isinstance(call.layer, Power):
+        return call.layer.exponent
     x, exponent = operands(call, "x", "y")
-    if not isinstance(x, Value) or number(exponent) is None:
+    return number(exponent) if isinstance(x, Value) else None
+
+
+def _accepts_power(call: Call, attributes: Attributes) -> str | None:
+    if attributes["exponent"] is None:
         return "with an exponent that is no number"
     return of_reals(call)
 
@@ -32,6 +40,8 @@ def _accepts_quotient(call: Call, attributes: Attributes) -> str | None:
 
 def _numerator(call: Call) -> float:
     """Returns the number that a call divides by a tensor; NaN for other divisions."""
+    if isinstance(call.layer, Reciprocal):
+        return call.layer.numerator
     if call.layer.symbol == "math.reciprocal":
         return 1.0
     x, y = operands(call, "x", "y")
@@ -48,7 +58,6 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
             ("atan", tf.atan, "arc tangent"),
             ("erf", tf.math.erf, "error function"),
             ("expm1", tf.math.expm1, "exp(x) - 1"),
-            ("log1p", lambda x: tf.math.log1p(tf.maximum(x, -1.0)), "log(1 + x)"),
             ("sign", tf.sign, "-1, 0 or 1"),
             ("floor", tf.floor, "the next whole number below"),
             ("ceil", tf.math.ceil, "the next whole number above"),
@@ -56,11 +65,20 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         )
     ),
     lookup_row(
+        "log1p",
+        lambda x: tf.math.log1p(tf.maximum(x, -1.0)),
+        "log(1 + x)",
+        layers=(Logarithm,),
+        symbols=("math.log1p",),
+        accepts=if_option("plus_one", True),
+    ),
+    lookup_row(
         "power",
         _power,
         "powers with any number as the exponent; 0 of what is negative if it is not whole",
+        layers=(Power,),
         symbols=("math.pow",),
-        attributes=lambda call: {"exponent": number(operands(call, "x", "y")[1])},
+        attributes=lambda call: {"exponent": _exponent(call)},
         needs=("exponent",),
         accepts=_accepts_power,
     ),
@@ -68,6 +86,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         "reciprocal",
         lambda x, numerator: numerator / x,
         "a number divided by a tensor; the end of the range where that is 0",
+        layers=(Reciprocal,),
         symbols=("math.reciprocal", "math.truediv", "math.divide", "__operators__.truediv"),
         attributes=lambda call: {"numerator": _numerator(call)},
         defaults={"numerator": 1.0},

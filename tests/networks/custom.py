@@ -238,6 +238,18 @@ def two_parts(x):
     return layers.Concatenate()([parts["second"], parts["first"]])
 
 
+class StandardizedDense(layers.Layer):
+    """Reads its weights several times to compute those that it multiplies by."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 5))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        mean, variance = tf.nn.moments(self.kernel, 0)
+        return tf.matmul(inputs, (self.kernel - mean) / tf.sqrt(variance + 1e-6))
+
+
 OPENED: dict[str, Callable[[Any], Any]] = {
     "a factor and an offset for each channel": lambda x: ChannelAffine()(conv(x)),
     "called twice": twice,
@@ -255,6 +267,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a subclass": lambda x: OwnDepthwise(3, padding="same")(x),
     "a matrix product of one's own": lambda x: OwnDense()(x),
     "computed from weights": lambda x: SoftGate()(x),
+    "standardized weights": lambda x: StandardizedDense()(conv(x)),
     "two outputs": two_parts,
     "paths that are dropped": lambda x: layers.Add()([x, DropPath()(conv(x))]),
     "two inputs": lambda x: Mixed()(conv(x), x, factor=1.5),

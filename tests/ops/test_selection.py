@@ -38,6 +38,30 @@ def test_a_quotient_by_zero_is_the_largest():
     np.testing.assert_allclose(found[:2], ends, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        tf.math.log,
+        lambda x: tf.math.log1p(x - 1.0),
+        lambda x: x**0.3,
+        lambda x: x**-2,
+        lambda x: -2.0 / x,
+        tf.math.reciprocal,
+    ],
+)
+def test_what_quantization_makes_zero_has_finite_values_and_slopes(function):
+    """1e-6 is less than a step of the sum: log(relu(x) + 1e-6) becomes log(0)."""
+    x = keras.Input((6,))
+    hidden = function(tf.nn.relu(keras.layers.Dense(6)(x)) + 1e-6)
+    model = keras.Model(x, keras.layers.Dense(2)(hidden))
+    qat = keras_qat.quantize_model(model, strict=True)
+    data = images(32, (6,))
+    qat.compile("sgd", lambda y, outputs: 1e-12 * outputs)
+    qat.fit(data, model(data), verbose=0)
+    assert all(np.all(np.isfinite(weight)) for weight in qat.get_weights())
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
 def _anchored(x):
     return np.float32([[0.5, -1.0, 2.0]]) + tf.einsum("bi,bj->bi", x, x)
 
