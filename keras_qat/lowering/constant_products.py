@@ -78,8 +78,12 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
     return parts.calls
 
 
+_UNIT = "1"
+"""Names the axis of size 1 that a vector gets to be a matrix."""
+
+
 def split_constant_einsum(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers tf.einsum of a tensor and a constant matrix that share one axis."""
+    """Lowers tf.einsum of a tensor and a constant matrix, or vector, that share one axis."""
     equation, *tensors = tf.nest.flatten((call.args, call.kwargs), expand_composites=False)
     values = [tensor for tensor in tensors if isinstance(tensor, Value)]
     if len(values) != 1 or not isinstance(equation, str) or equation.count("->") != 1:
@@ -91,6 +95,12 @@ def split_constant_einsum(call: Call, context: LoweringContext) -> list[Call]:
     position = 0 if arguments[0] is values[0] else 1
     matrix = array(arguments[1 - position])
     x, term, of_matrix = values[0], terms.split(",")[position], terms.split(",")[1 - position]
+    is_vector = matrix is not None and matrix.ndim == 1 and len(of_matrix) == 1
+    if is_vector:
+        x_axes, matrix, of_matrix = output, matrix[:, None], of_matrix + _UNIT
+        output = term.replace(of_matrix[0], _UNIT)
+        if output.replace(_UNIT, "") != x_axes or len(x_axes) < 2:
+            return []
     summed = [axis for axis in of_matrix if axis in term and axis not in output]
     added = [axis for axis in of_matrix if axis not in term and axis in output]
     if matrix is None or matrix.ndim != 2 or len(of_matrix) != 2 or not x.is_float:
@@ -102,6 +112,9 @@ def split_constant_einsum(call: Call, context: LoweringContext) -> list[Call]:
     matrix = matrix if of_matrix == summed[0] + added[0] else matrix.T
     parts, result = PartsBuilder(call, context), term.replace(summed[0], added[0])
     axis = term.index(summed[0])
+    if is_vector:
+        product = multiply_along(parts, x, axis, matrix, "multiplied")
+        return parts.end(parts.new("", type(call.layer), tf.squeeze), product, axis)
     if result == output:
         multiply_along(parts, x, axis, matrix, "", call.output)
         return parts.calls

@@ -100,6 +100,10 @@ FORMS = {
     "a matrix on the left": (lambda x: tf.matmul(conv(x), MATRIX.T, transpose_b=True), SHAPE),
     "a matrix from the left": (lambda x: tf.matmul(np.tile(MATRIX, 2).T, x), (8, 4, 4)),
     "an equation with a matrix": (lambda x: tf.einsum("vw,bhwc->bchv", np.eye(8, 8), x), SHAPE),
+    "an equation with a vector": (
+        lambda x: tf.einsum("c,bhwc->bhw", np.arange(4.0), tf.nn.softmax(x)),
+        SHAPE,
+    ),
     "sums so far": (lambda x: tf.cumsum(conv(x), axis=1), SHAPE),
     "sums to come": (lambda x: tf.cumsum(x, -1, exclusive=True, reverse=True), SHAPE),
     "sorted": (lambda x: tf.sort(conv(x)), SHAPE),

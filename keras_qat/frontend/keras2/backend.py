@@ -134,7 +134,7 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
         function.__name__: function
         for function in functions
         if inspect.isfunction(function)
-        and function.__module__.split(".")[0] not in (*own, "tensorflow")
+        and str(function.__module__).split(".")[0] not in (*own, "tensorflow")
     }
     has_lambda = any(isinstance(layer, keras.layers.Lambda) for layer in layers)
     return CustomObjects(custom, has_lambda)
