@@ -95,8 +95,9 @@ def split_constant_einsum(call: Call, context: LoweringContext) -> list[Call]:
     position = 0 if arguments[0] is values[0] else 1
     matrix = array(arguments[1 - position])
     x, term, of_matrix = values[0], terms.split(",")[position], terms.split(",")[1 - position]
-    is_vector = matrix is not None and matrix.ndim == 1 and len(of_matrix) == 1
-    if is_vector:
+    is_vector = False
+    if matrix is not None and matrix.ndim == 1 and len(of_matrix) == 1:
+        is_vector = True
         x_axes, matrix, of_matrix = output, matrix[:, None], of_matrix + _UNIT
         output = term.replace(of_matrix[0], _UNIT)
         if output.replace(_UNIT, "") != x_axes or len(x_axes) < 2:

@@ -193,7 +193,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     def keep_float_model(self, model: Any) -> None:
         """Sets `float_config` and `customs`, past Keras, which would track their contents."""
         config = None
-        with contextlib.suppress(TypeError):  # Some activations have no configuration.
+        # Some activations have no configuration, and Keras finds none for some constants.
+        with contextlib.suppress(TypeError, ValueError):
             config = config_of(model)
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
