@@ -199,6 +199,11 @@ class Report:
         return min(output.identical for output in self.outputs)
 
     @property
+    def is_good(self) -> bool:
+        """Whether the file computes what the model computes, and that is good: the verdict."""
+        return self.verdict.is_good
+
+    @property
     def accuracy(self) -> float | None:
         """The lowest share of examples whose class is the label's, 0 to 1; None without labels."""
         shares = [output.accuracy for output in self.outputs]

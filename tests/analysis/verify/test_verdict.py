@@ -165,7 +165,7 @@ def test_labels():
         report.accuracy == output.accuracy == 1
         and output.float_accuracy == np.mean(truth == in_file) < 0.9
     )
-    assert report.verdict.is_good and "accuracy 100.00%, in float" in str(report)
+    assert report.is_good and "accuracy 100.00%, in float" in str(report)
     one_hot = {"logits": np.eye(5)[truth]}
     report = keras_qat.verify(qat, file, X, one_hot)
     assert report.outputs[0].float_accuracy == 1
