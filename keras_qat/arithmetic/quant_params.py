@@ -26,8 +26,8 @@ class QuantParams:
     Args:
         scale: real value of one LSB: a float32 number, as files hold it.
         zero_point: the quantized value of 0.
-        bits: 2 to 8, held in int8, or 16, held in int16. With fewer than 8 bits the lowest
-            2^bits values of int8 are used.
+        bits: 2 to 8, held in int8, or 16, held in int16; 32 inside of operators, in int32. With
+            fewer than 8 bits the lowest 2^bits values of int8 are used.
     """
 
     scale: Any
@@ -58,8 +58,8 @@ class QuantParams:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the quantized values: int8 or int16."""
-        return np.dtype(np.int16 if self.bits == 16 else np.int8)
+        """The type of the quantized values: int8, int16 or int32."""
+        return np.dtype(f"int{max(self.bits, 8)}")
 
     @property
     def lowest(self) -> int:

@@ -37,6 +37,11 @@ def wide_params(scale: Any) -> QuantParams:
     return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
 
 
+def whole(bits: int) -> QuantParams:
+    """Returns parameters of whole numbers that stand for themselves, in 16 or 32 bits."""
+    return QuantParams(np.float32(1), 0, bits)
+
+
 def wide_scale_of(output: QuantParams) -> Any:
     """Returns the smallest 16-bit scale that holds all numbers of an output's range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
@@ -111,10 +116,18 @@ class Machine(abc.ABC):
         """Turns a number of 8 bits with zero point 0 into 16 bits with the same scale."""
 
     @abc.abstractmethod
+    def codes(self, x: Number, params: QuantParams) -> Number:
+        """Takes quantized values, zero point included, for those of 16 or 32 bits."""
+
+    @abc.abstractmethod
+    def reshaped(self, x: Number, shape: Shape) -> Number:
+        """Gives a number another shape, of which only the first size may be open."""
+
+    @abc.abstractmethod
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
         """Takes the entry of a table, whose zero point is 0, for each number.
 
-        The table has an entry for each 16-bit number from 0 on, or for each 8-bit number.
+        The table has an entry for each number from 0 on, or for each 8-bit number.
         """
 
 
@@ -156,9 +169,17 @@ class Preparing(Machine):
         params = dataclasses.replace(x[1], bits=16)
         return tf.TensorSpec(x[0].shape, held_in(params)), params
 
+    def codes(self, x: Number, params: QuantParams) -> Number:
+        dtype, zero_point = held_in(params), x[1].as_tensors().zero_point
+        self.numbers.append(None if x[1].bits > 8 else tf.cast(zero_point, dtype))
+        return tf.TensorSpec(x[0].shape, dtype), params
+
+    def reshaped(self, x: Number, shape: Shape) -> Number:
+        return tf.TensorSpec(shape, x[0].dtype), x[1]
+
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
         first = None
-        if x[1].bits != 16:
+        if x[1].bits <= 8:
             known = x[1].as_tensors()
             first = tf.cast(known.zero_point - known.lowest, held_in(x[1]))
         self.numbers.append((table, first))
@@ -180,6 +201,8 @@ class Computing(Machine):
         prepared, low, high = next(self.numbers)
         result = step.op.compute(step.arguments(self.a, numbers=prepared))
         q = tf.cast(result, held_in(step.params))
+        if step.params.bits == 32:  # They hold all results.
+            return q, step.params
         return tf.minimum(tf.maximum(q, low), high), step.params
 
     def constant(self, name: str, q: Any, params: QuantParams) -> Number:
@@ -191,6 +214,13 @@ class Computing(Machine):
     def widened(self, x: Number) -> Number:
         params = dataclasses.replace(x[1], bits=16)
         return tf.cast(x[0], held_in(params)), params
+
+    def codes(self, x: Number, params: QuantParams) -> Number:
+        q, zero_point = tf.cast(x[0], held_in(params)), next(self.numbers)
+        return q if zero_point is None else q + zero_point, params
+
+    def reshaped(self, x: Number, shape: Shape) -> Number:
+        return tf.reshape(x[0], [-1, *shape[1:]]), x[1]
 
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
         table, first = next(self.numbers)
@@ -215,7 +245,7 @@ class Writing(Machine):
         name, shape = f"{e.node.name}/{count}", step.shape or e.shape(step.inputs[-1][0])
         if step.weights is not None:
             shape = shape[0], *(self.image or shape[1:-1]), step.weights.q.shape[-1]
-        target = e.temporary(str(count), shape, params)
+        target = self._temporary(str(count), shape, params)
 
         def tensor(label: str, index: int, params: QuantParams) -> Tensor:
             return Tensor(f"{name}/{label}", e.shape(index), "float32", params)
@@ -229,7 +259,8 @@ class Writing(Machine):
 
     def constant(self, name: str, q: Any, params: QuantParams) -> Number:
         params = _in_file(params)
-        return self.e.constant(name, np.asarray(q).astype(params.dtype), params), params
+        in_file = None if params == whole(32) else params
+        return self.e.constant(name, np.asarray(q).astype(params.dtype), in_file), params
 
     def split(self, x: Number, count: int) -> list[Number]:
         (index, params), e, number = x, self.e, next(self.counter)
@@ -246,12 +277,23 @@ class Writing(Machine):
         self.e.cast(index, target)
         return target, params
 
+    def codes(self, x: Number, params: QuantParams) -> Number:
+        params = _in_file(params)
+        target = self._temporary(f"{next(self.counter)}/codes", self.e.shape(x[0]), params)
+        self.e.cast(x[0], target)
+        return target, params
+
+    def reshaped(self, x: Number, shape: Shape) -> Number:
+        return self.e.reshaped(x[0], shape, f"{next(self.counter)}/reshaped"), x[1]
+
+    def _temporary(self, name: str, shape: Shape, params: QuantParams) -> int:
+        return self.e.temporary(name, shape, "int32" if params == whole(32) else params)
+
     def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
         e, number, params = self.e, next(self.counter), _in_file(params)
-        indices = e.temporary(f"{number}/indices", e.shape(x[0]), "int32")
+        indices, _ = x if x[1].bits == 32 else self.codes(x, whole(32))
         target = e.temporary(str(number), e.shape(x[0]), params)
-        e.cast(x[0], indices)
-        if x[1].bits != 16:  # Positions count from 0.
+        if x[1].bits <= 8:  # Positions count from 0.
             codes, half = indices, e.constant("half", -x[1].lowest)
             indices = e.temporary(f"{number}/positions", e.shape(x[0]), "int32")
             e.add("ADD", [codes, half], [indices])

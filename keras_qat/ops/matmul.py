@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply_sums
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.frontend.graph import Call
@@ -100,6 +101,24 @@ MATMUL = Op(
     multiplies_tensors=True,
     products=_products,
 )
+
+
+def _row_products(a: Arguments) -> Any:
+    x, y = a.q
+    products = tf.square(x) if x is y else product(x, y)
+    sums = tf.reduce_sum(products, -1, keepdims=True)
+    return multiply_sums(tf.cast(sums, tf.int64), a.numbers.fixed)
+
+
+ROW_PRODUCTS = dataclasses.replace(
+    MATMUL,
+    name="row_products",
+    compute=_row_products,
+    emit=lambda e: e.add("BATCH_MATMUL", adjY=True),
+    doc="the product of each row of one tensor with a row of another, in 16 bits",
+    symbols=(),
+)
+"""A part of other operators: both tensors hold matrices of one row."""
 
 
 def _equation(call: Call) -> str:

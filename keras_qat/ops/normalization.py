@@ -1,10 +1,13 @@
-"""LayerNormalization, GroupNormalization: parts in 16 bits between tensors of 8.
+"""LayerNormalization and GroupNormalization, in whole numbers of 32 bits between tensors of 8.
 
-The differences from the mean, their squares, the variance and the normalized values have 16 bits;
-1 / sqrt(variance + epsilon) is looked up in a table. What each part can reach follows from the
-range of the input, so that none needs a range of its own.
+With the quantized values q of a row, their mean, and an inverse G of their standard deviation,
 
-Layers are these operators on request: runtimes that compute in float do so much faster.
+    y = (q - mean) * G * gamma + beta
+
+is a chain of plain products and sums, which is rounded once, at its end. Mean and variance have 16
+bits. G is looked up in a table that all layers share, since no scale is in it.
+
+Layers are these operators on request, and where a target has no float.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
-from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.composed import (
@@ -26,20 +30,88 @@ from keras_qat.ops.composed import (
     Machine,
     Number,
     Preparing,
+    Shape,
     Writing,
+    whole,
     wide_params,
-    wide_scale_of,
 )
-from keras_qat.ops.elementwise import ADD, MULTIPLY, SUBTRACT
+from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.matmul import ROW_PRODUCTS
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.pooling import MEAN
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weighted_sums import RECENT
+from keras_qat.ops.whole_numbers import LARGER, PRODUCT, SMALLER, SUM
 
-LARGEST = 64.0
-"""Largest normalized value: that of a single value among 4095 zeros."""
+WHOLE = whole(32)
+
+LARGEST = 2.0**31
+"""What 32 bits do not hold any more."""
+
+FINE = 2048
+"""Variances below it have entries of their own in the table; of the others 16 share one."""
+
+LEAST_WEIGHTS = 200.0
+"""Gamma has at least as many steps. The bits that are left are behind the point of the mean."""
+
+
+def _inverses() -> np.ndarray:
+    """Returns 32767 / sqrt(variance) for the positions that `_inverse` computes.
+
+    Nothing reaches the first ones. Then come those of small variances, and those that 16 share.
+    """
+    shared = np.arange(MOST // 16 + 2)[FINE // 16 + 1 :] * 16
+    variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
+    return np.round(MOST / np.sqrt(np.maximum(variances, 1)))
+
+
+INVERSES = _inverses()
+
+
+class _View(NamedTuple):
+    """How values are arranged to be normalized.
+
+    Args:
+        split: their shape with groups as an axis of their own.
+        order: the order of the axes in which values that are normalized together come last.
+        rows: the shape in which these are a matrix of one row.
+        shape: the shape in which they are multiplied by gamma.
+        weights: the shape of gamma and beta.
+    """
+
+    split: Shape
+    order: tuple[int, ...]
+    rows: Shape
+    shape: Shape
+    weights: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of values that are normalized together."""
+        return int(self.rows[-1] or 0)
+
+    @property
+    def reduced(self) -> Shape:
+        """The shape with one value for each row."""
+        return *self.rows[:-1], 1
+
+
+def _view(shape: Any, attributes: Attributes) -> _View:
+    batch, *pixels, channels = shape
+    groups = attributes.get("groups")
+    if groups is None:
+        lead = (batch, *pixels)
+        if len(lead) > 1 and lead.count(None) < 2:
+            lead = (None if None in lead else math.prod(lead),)
+        rows = (*lead, 1, channels)
+        return _View(rows, tuple(range(len(rows))), rows, rows, (channels,))
+    count, size = math.prod(pixels), channels // groups
+    rows, weights = (batch, groups, 1, count * size), (groups, 1, size)
+    shape = (batch, groups, count, size)
+    if groups == 1 or count == 1:  # As values lie in memory.
+        return _View(shape, (0, 1, 2, 3), rows, shape, weights)
+    return _View((batch, count, groups, size), (0, 2, 1, 3), rows, shape, weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,148 +119,146 @@ class _Parts:
     """The quantization parameters of all parts, and the constants.
 
     Args:
-        x: parameters of the input in 16 bits, of its mean and of the differences from it: 1/128 of
-            its 8-bit scale.
-        squares: of the squared differences, which reach the square of the input's range.
-        variance: of the variance, at most a quarter of the largest square.
-        inverse: of 1 / sqrt(variance + epsilon).
-        normalized: of the normalized values, which reach the square root of their number, or
-            `LARGEST`.
-        scaled: of the values times gamma plus beta, as far as the output's range reaches.
-        table: 1 / sqrt(variance + epsilon) for each variance.
-        gamma, beta: quantized values with their parameters; None without such a weight.
+        mean: parameters of the means of quantized values, negated, and of differences from them.
+        variance: of the sums of the squared differences, in 16 bits.
+        shared: the same with a scale 16 times larger.
+        epsilon: the layer's, with the parameters of the variance.
+        scaled: of the results in 32 bits.
+        gamma, beta: whole numbers; None without such a weight.
     """
 
-    x: QuantParams
-    squares: QuantParams
+    mean: QuantParams
     variance: QuantParams
-    inverse: QuantParams
-    normalized: QuantParams
+    shared: QuantParams
+    epsilon: Any
     scaled: QuantParams
-    table: Any
-    gamma: Number | None
-    beta: Number | None
+    gamma: Any
+    beta: Any
 
 
-class _View(NamedTuple):
-    """Shape in which values are normalized.
-
-    Args:
-        shape: the shape, in which values that are normalized together have axes of their own.
-        axes: these axes.
-        weights: the shape of gamma and beta.
-    """
-
-    shape: tuple[int | None, ...]
-    axes: tuple[int, ...]
-    weights: tuple[int, ...]
-
-    @property
-    def reduced(self) -> tuple[int | None, ...]:
-        """The shape with size 1 along the normalized axes."""
-        return tuple(1 if i in self.axes else size for i, size in enumerate(self.shape))
-
-    @property
-    def size(self) -> int:
-        """Number of values that are normalized together."""
-        return math.prod(self.shape[axis] or 0 for axis in self.axes)
+def _bits_of_mean(size: int) -> int:
+    """Returns the bits behind the point of a mean for which there is room, 0 to 7."""
+    most = MOST * min((1.5 * size) ** 0.5, 255.0)
+    return min(max(math.floor(math.log2(LARGEST / most / LEAST_WEIGHTS)), 0), 7)
 
 
-def _view(shape: Any, attributes: Attributes) -> _View:
-    batch, *pixels, channels = shape
-    groups = attributes.get("groups")
-    if groups is None:
-        return _View(tuple(shape), (len(shape) - 1,), (channels,))
-    sizes = groups, channels // groups
-    return _View((batch, math.prod(pixels), *sizes), (1, 3), sizes)
-
-
-def _quantized(weight: Any, shape: tuple[int, ...]) -> Number | None:
-    if weight is None:
-        return None
-    values = tf.reshape(tf.cast(weight, tf.float64), shape)
-    largest = tf.reduce_max(tf.abs(values))
-    params = wide_params(quotient(tf.where(largest > 0, largest, tf.ones_like(largest)), MOST))
-    return round_half_away(values / params.scale), params
-
-
-def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams, output: QuantParams) -> _Parts:
-    x, output = x.as_tensors(), output.as_tensors()
-    weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    gamma, beta = (_quantized(weight, view.weights) for weight in weights)
-    squares = wide_params(tf.clip_by_value(quotient(tf.square(255.0 * x.scale), MOST), 1e-30, 1e30))
-    variance = wide_params(squares.scale * 0.25)
-    inverse = wide_params(quotient(quotient(1.0, tf.sqrt(variance.scale + epsilon)), MOST))
-    variances = tf.range(2.0**15, dtype=tf.float64) * variance.scale
-    inverses = quotient(1.0, tf.sqrt(variances + max(epsilon, 1e-60)))
-    table = round_half_away(quotient(inverses, inverse.scale))
-    normalized = wide_params(tf.constant(min(view.size**0.5, LARGEST) / MOST, tf.float64))
-    reach = wide_scale_of(output)
+def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _Parts:
+    scale, factor = x.as_tensors().scale, 2.0 ** _bits_of_mean(view.size)
+    gamma, beta = (
+        None if weight is None else tf.reshape(tf.cast(weight, tf.float64), view.weights)
+        for weight in (getattr(layer, name, None) for name in ("gamma", "beta"))
+    )
+    added = tf.minimum(quotient(quotient(epsilon, scale), scale), 1e30)
+    variance = quotient(2.0**14 + added, MOST)
+    steps = round_half_away(quotient(added, variance))
+    # Rounding makes a variance at most two steps smaller than it is.
+    largest = tf.minimum(
+        tf.sqrt(3.0 * view.size * variance),
+        255.0 / tf.sqrt(tf.maximum(steps - 2.0, 1.0)),
+    )
+    step = quotient(1.0, factor * MOST * tf.sqrt(variance))
+    if gamma is not None:
+        most = tf.reduce_max(tf.abs(gamma)) * largest * factor * MOST
+        if beta is not None:
+            most += quotient(tf.reduce_max(tf.abs(beta)), step)
+        of_gamma = quotient(most, 0.97 * LARGEST)
+        of_gamma = tf.where(of_gamma > 0, of_gamma, tf.ones_like(of_gamma))
+        gamma, step = round_half_away(quotient(gamma, of_gamma)), step * of_gamma
     if beta is not None:
-        reach += beta[1].scale
-    if gamma is not None:  # Below half of it, products would overflow.
-        reach = tf.maximum(reach, 2.0 * normalized.scale * gamma[1].scale)
+        ends = -0.98 * LARGEST, 0.98 * LARGEST
+        beta = tf.clip_by_value(round_half_away(quotient(beta, step)), *ends)
     return _Parts(
-        x=wide_params(x.scale * 2.0**-7),
-        squares=squares,
-        variance=variance,
-        inverse=inverse,
-        normalized=normalized,
-        scaled=wide_params(reach),
-        table=tf.minimum(table, MOST),
+        mean=wide_params(tf.constant(1.0 / factor, tf.float64)),
+        variance=wide_params(variance * view.size),
+        shared=wide_params(16.0 * variance * view.size),
+        epsilon=tf.reshape(steps, [1]),
+        scaled=QuantParams(single(step), tf.zeros([], tf.float64), 32),
         gamma=gamma,
         beta=beta,
     )
 
 
+def _inverse(m: Machine, difference: Number, view: _View, parts: _Parts) -> Number:
+    """Looks up 32767 / sqrt(variance + epsilon), both in steps of the variance."""
+
+    def run(op: Op, inputs: list[Number], params: QuantParams) -> Number:
+        return m.run(op, inputs, params, shape=view.reduced)
+
+    variance = run(ROW_PRODUCTS, [difference, difference], parts.variance)
+    epsilon = m.constant("epsilon", parts.epsilon, parts.variance)
+    variance = run(ADD, [variance, epsilon], parts.variance)
+    shared = run(REQUANTIZE, [variance], parts.shared)
+    last_fine, first_shared = (
+        m.constant(name, np.full(1, end), WHOLE)
+        for name, end in (("last_fine", FINE - 1.0), ("first_shared", FINE / 16))
+    )
+    fine = run(SMALLER, [m.codes(variance, WHOLE), last_fine], WHOLE)
+    shared = run(LARGER, [m.codes(shared, WHOLE), first_shared], WHOLE)
+    position = run(SUM, [fine, shared], WHOLE)
+    return m.codes(m.looked_up(tf.constant(INVERSES), whole(16), position), WHOLE)
+
+
 def _normalized(m: Machine, x: Number, view: _View, parts: _Parts) -> Number:
-    """Runs the rows that compute the parts, up to the result in 16 bits."""
-    along = {"axes": view.axes, "keepdims": True}
-    wide = m.run(REQUANTIZE, [x], parts.x)
-    mean = m.run(MEAN, [wide], parts.x, attributes=along, shape=view.reduced)
-    difference = m.run(SUBTRACT, [wide, mean], parts.x, shape=view.shape)
-    squares = m.run(MULTIPLY, [difference, difference], parts.squares)
-    variance = m.run(MEAN, [squares], parts.variance, attributes=along, shape=view.reduced)
-    inverse = m.looked_up(parts.table, parts.inverse, variance)
-    result = m.run(MULTIPLY, [difference, inverse], parts.normalized, shape=view.shape)
-    for name, op, weight in (("gamma", MULTIPLY, parts.gamma), ("beta", ADD, parts.beta)):
-        if weight is not None:
-            factors = m.constant(name, *weight)
-            result = m.run(op, [result, factors], parts.scaled, shape=view.shape)
+    """Runs the rows that normalize, up to the result in 32 bits.
+
+    Args:
+        m: the machine.
+        x: the input, in the shape `view.rows`.
+        view: how it is arranged.
+        parts: parameters and constants.
+    """
+    of_one = QuantParams(np.float32(1 / view.size), 0, 16)
+    ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)
+    mean = m.run(ROW_PRODUCTS, [m.codes(x, whole(16)), ones], parts.mean, shape=view.reduced)
+    factor = m.constant("factor", np.full(1, 2.0 ** _bits_of_mean(view.size)), WHOLE)
+    fine = m.run(PRODUCT, [m.codes(x, WHOLE), factor], WHOLE, shape=view.rows)
+    difference = m.run(SUM, [fine, m.codes(mean, WHOLE)], WHOLE, shape=view.rows)
+    inverse = _inverse(m, m.codes(difference, parts.mean), view, parts)
+    weights = (("gamma", PRODUCT, parts.gamma), ("beta", SUM, parts.beta))
+    steps = [(op, m.constant(name, q, WHOLE)) for name, op, q in weights if q is not None]
+    result = m.run(
+        PRODUCT, [difference, inverse], WHOLE if steps else parts.scaled, shape=view.rows
+    )
+    result = m.reshaped(result, view.shape)
+    for op, weight in steps:
+        params = parts.scaled if op is steps[-1][0] else WHOLE
+        result = m.run(op, [result, weight], params, shape=view.shape)
     return result
 
 
 def _prepare(a: Arguments) -> list[Any]:
     view, numbers = _view(a.call.inputs[0].shape, a.attributes), list[Any]()
-    parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0], a.output)
-    m, x = Preparing(a, numbers), tf.TensorSpec(view.shape, a.q[0].dtype)
-    m.run(REQUANTIZE, [_normalized(m, (x, a.params[0]), view, parts)], a.output)
+    parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0])
+    m, x = Preparing(a, numbers), (tf.TensorSpec(view.rows, a.q[0].dtype), a.params[0])
+    m.run(REQUANTIZE, [_normalized(m, x, view, parts)], a.output)
     return numbers
 
 
 def _compute(a: Arguments) -> Any:
-    (x,), layer = a.q, a.call.layer
-    view, m = _view(a.call.inputs[0].shape, a.attributes), Computing(a, a.numbers)
+    (x,), layer, m = a.q, a.call.layer, Computing(a, a.numbers)
+    shape = a.call.inputs[0].shape
+    view = _view(shape if "groups" in a.attributes else (None, shape[-1]), a.attributes)
     weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    gamma, beta = (None if weight is None else (None, WIDE) for weight in weights)
-    parts = _Parts(WIDE, WIDE, WIDE, WIDE, WIDE, WIDE, None, gamma, beta)
-    source = x
-    if view.shape != a.call.inputs[0].shape:
-        source = tf.reshape(x, [-1, *view.shape[1:]])
-    result = m.run(REQUANTIZE, [_normalized(m, (source, a.params[0]), view, parts)], a.output)
-    return tf.reshape(result[0], tf.shape(x))
+    parts = _Parts(WIDE, WIDE, WIDE, None, WHOLE, *weights)
+    source = tf.transpose(tf.reshape(x, [-1, *view.split[1:]]), view.order)
+    rows = tf.reshape(source, [-1, *view.rows[1:]]), a.params[0]
+    q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], a.output)
+    return tf.reshape(tf.transpose(q, view.order), tf.shape(x))
 
 
 def _emit(e: Emission) -> None:
-    view = _view(e.shape(e.inputs[0]), e.attributes)
-    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], e.input_params, e.params)
-    source, (target,) = e.reshaped(e.inputs[0], view.shape, "groups"), e.outputs
-    if view.shape != e.shape(target):
-        target = e.temporary("of_groups", view.shape, target)
-    result, _ = _normalized(Writing(e), (source, e.input_params), view, parts)
+    view, params = _view(e.shape(e.inputs[0]), e.attributes), e.input_params
+    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], params)
+    source = e.transpose(e.reshaped(e.inputs[0], view.split, "split"), view.order)
+    rows = e.reshaped(source, view.rows, "rows"), params
+    result, _ = _normalized(Writing(e), rows, view, parts)
+    (output,) = e.outputs
+    target = output
+    if view.shape != e.shape(output):
+        target = e.temporary("normalized", view.shape, output)
     e.add("QUANTIZE", [result], [target])
-    if target not in e.outputs:
-        e.reshape(target, e.outputs[0])
+    if target != output:
+        e.reshape(e.transpose(target, view.order, name="back"), output)
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
@@ -197,7 +267,11 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     shape, axes = call.output.shape, tf.nest.flatten([getattr(call.layer, "axis", -1)])
     if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
         return "not along the last axis alone"
-    return "of an open size" if shape[-1] is None else of_reals(call)
+    if shape[-1] is None:
+        return "of an open size"
+    if len(shape) > 4 and shape.count(None) > 1:
+        return "several open sizes of five"
+    return of_reals(call)
 
 
 LAYER_NORM = Op(
@@ -205,7 +279,7 @@ LAYER_NORM = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="normalization along the last axis, in parts of 16 bits, where asked for",
+    doc="normalization along the last axis, in whole numbers of 32 bits, where asked for",
     layers=(keras.layers.LayerNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon},
     needs=("epsilon",),
@@ -219,7 +293,7 @@ LAYER_NORM = Op(
 GROUP_NORM = dataclasses.replace(
     LAYER_NORM,
     name="group_norm",
-    doc="normalization of groups of channels, in parts of 16 bits, where asked for",
+    doc="normalization of groups of channels, in whole numbers of 32 bits, where asked for",
     layers=(keras.layers.GroupNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon, "groups": call.layer.groups},
     needs=("epsilon", "groups"),

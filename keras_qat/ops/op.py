@@ -124,7 +124,7 @@ class Arguments:
 
 def held_in(params: QuantParams) -> tf.DType:
     """Returns the type that holds quantized values less the zero point."""
-    return tf.float64 if params.bits == 16 else tf.float32
+    return tf.float64 if params.bits > 8 else tf.float32
 
 
 Prepare = Callable[[Arguments], Any]

@@ -76,7 +76,7 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     2^7; TFLite's kernel by a 31-bit number. `Builder.quantize` writes what is prepared here.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
-    if 16 in (params.bits, output.bits):
+    if max(params.bits, output.bits) > 8:
         return Multiplier(fixed_point(before / after))
     if family.requantize == "float32":
         return Multiplier(fixed_point(before / after), (before, after, family.halves), True)

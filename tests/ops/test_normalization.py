@@ -1,4 +1,4 @@
-"""LayerNormalization in parts of 16 bits: as precise as in float between quantized tensors."""
+"""Norms in whole numbers of 32 bits: as precise as in float between quantized tensors."""
 
 from __future__ import annotations
 
@@ -44,6 +44,59 @@ def test_loses_next_to_nothing_to_float(spread):
     in_float = signal_to_noise(exported.model(exported.x, training=True), expected)
     assert signal_to_noise(exported.model(exported.x), expected) > in_float - 0.1
     assert exported.report.outputs[0].identical == 1.0
+
+
+HARD = {
+    "rows of other means": lambda x, numbers: x + 5 * numbers.normal(size=(len(x), 1, 1)),
+    "far from zero": lambda x, numbers: x + 20,
+    "of small numbers": lambda x, numbers: 1e-6 * x,
+    "of large numbers": lambda x, numbers: 1e6 * x,
+    "one channel alone": lambda x, numbers: np.where(np.arange(24) == 3, 40 * x, x),
+    "rows of one value": lambda x, numbers: np.where(numbers.random((len(x), 1, 1)) < 0.3, 1, x),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("data", HARD)
+@pytest.mark.parametrize("groups", [None, 1, 3, -1])
+def test_hard_data(data, groups):
+    """Whatever the inputs, epsilon and the weights are, 32 bits hold what is between."""
+    numbers = rng(0)
+    x = HARD[data](numbers.normal(size=(64, 5, 24)), numbers).astype(np.float32)
+    inputs = keras.Input((5, 24))
+    kind = "LayerNormalization" if groups is None else "GroupNormalization"
+    layer = getattr(layers, kind)(*[] if groups is None else [groups])
+    model = keras.Model(inputs, layer(inputs))
+    gamma = numbers.normal(size=24) * np.where(np.arange(24) == 7, 10, 1)
+    layer.set_weights([gamma, 3 * numbers.normal(size=24)])
+    exported = export(model, x, recipe=in_integers(kind), strict=True)
+    for kernels in KERNELS:
+        assert_identical(exported.model, x, kernels, exported.contents)
+    in_float = signal_to_noise(export(model, x).model(x), model(x))
+    assert signal_to_noise(exported.model(x), model(x)) > in_float - 0.5
+
+
+def test_an_offset_that_is_far_larger_than_the_factor():
+    layer, x = layers.LayerNormalization(), images(64, (24,))
+    inputs = keras.Input((24,))
+    model = keras.Model(inputs, layer(inputs))
+    layer.set_weights([np.full(24, 0.01), 100 * rng(0).normal(size=24)])
+    exported = export(model, x, recipe=in_integers("LayerNormalization"), strict=True)
+    assert signal_to_noise(exported.model(x), model(x)) > 40
+
+
+def test_layers_share_one_small_table():
+    """Each layer had one of its own, of 64 kB."""
+
+    def size(count):
+        inputs = x = keras.Input((8,))
+        for _ in range(count):
+            x = layers.Dense(8)(layers.LayerNormalization()(x))
+        recipe = in_integers("LayerNormalization")
+        return len(export(keras.Model(inputs, x), images(8, (8,)), recipe=recipe).contents)
+
+    assert size(1) < 20_000
+    assert size(3) - size(1) < 12_000
 
 
 @pytest.mark.slow
