@@ -27,6 +27,7 @@ from keras_qat.frontend.keras2.trace_layer import (
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.known_sizes import with_known_sizes
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.weighted_products import with_kernels
@@ -56,13 +57,12 @@ def open_layers(
         allowed = may_open(call)
         if allowed is False:
             return [call]
-        parts = _unknown_activation(call, context)
-        if not parts and _is_closed(call.layer):
+        parts, written_out = _unknown_activation(call, context), equivalent(call)
+        if not parts and (written_out or _is_closed(call.layer)):
             try:
                 namer = _Namer(call, "" if is_whole(call) else f"{call.name}/")
-                parts = _calls_of(
-                    open_layer(call), call, context, anchor, namer, forced=allowed is True
-                )
+                opened = open_layer(written_out or call)
+                parts = _calls_of(opened, call, context, anchor, namer, forced=allowed is True)
             except OnlyTrains as error:
                 keep = PartsBuilder(call, context)
                 layer = keep.new("", TrainingOnly, error.model, weights=error.model.weights)
@@ -74,7 +74,8 @@ def open_layers(
                         f"it in the functional style, keras.Model(inputs, outputs), or quantize "
                         f"the functional models inside it one by one."
                     ) from error
-                closed[call.name] = str(error)
+                if not written_out:
+                    closed[call.name] = str(error)
         return [c for part in parts for c in expand(part)] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]

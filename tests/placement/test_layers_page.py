@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -117,10 +118,16 @@ ARGUMENTS: dict[str, Any] = {
     "tf.norm": (2, -1),
     "tf.cumsum": (1,),
     "tf.pow": (0.5,),
+    "tf.reduce_logsumexp": (-1,),
+    "tf.linalg.band_part": (-1, 0),
+    "tf.tensordot": (np.ones((4, 3), np.float32), 1),
+    "tf.signal.frame": (4, 2, False, 0, 1),
+    "tf.reduce_prod": (1,),
+    "tf.math.cumulative_logsumexp": (1,),
 }
 """Operation -> its arguments behind the tensor, of shape [6, 6, 4]."""
 
-OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan"}
+OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"}
 
 CALLS: dict[str, Any] = {
     "tf.einsum": lambda x: tf.einsum("bhwc,bhwd->bcd", x, 2.0 * x),

@@ -1,0 +1,233 @@
+"""TensorFlow operations written out in other operations, which have integer kernels.
+
+Each function here takes the arguments of the operation that it stands for. It is traced like a
+custom layer, and its numbers are compared with those of the operation before they are trusted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value, map_values
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.tf_operations import array, is_operation, number
+
+
+class Equivalent(keras.layers.Layer):
+    """A function in the place of an operation, with its name and arguments."""
+
+    def __init__(self, function: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def equivalent(call: Call) -> Call | None:
+    """Returns the call of an operation as one that can be opened; None if none is known."""
+    if not is_operation(call.layer) or not all(value.is_float for value in call.inputs):
+        return None
+    symbol = str(call.layer.symbol).removeprefix("compat.v1.")
+    function = EQUIVALENTS.get(symbol)
+    if function is None:
+        return None
+    layer = Equivalent(function, name=call.layer.name)
+    arguments = inspect.signature(function).bind(*call.args, **call.kwargs)
+    arguments.apply_defaults()
+    copy = map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
+    return Call(layer, arguments.args, {}, copy, call.name)
+
+
+def _require(condition: bool) -> None:
+    """Leaves the operation as it is, unless its options are among those that are written out."""
+    if not condition:
+        raise NotImplementedError
+
+
+def _log_sum(x: Any, axis: Any) -> tuple[Any, Any]:
+    """Returns x less its largest value, and the logarithm of the sum of its exponentials."""
+    below = x - tf.reduce_max(x, axis, keepdims=True)
+    return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
+
+
+def _log_softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
+    below, total = _log_sum(logits, -1 if axis is None else axis)
+    return below - total
+
+
+def _log_sum_exp(
+    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
+) -> Any:
+    _require(axis is not None)
+    largest = tf.reduce_max(input_tensor, axis, keepdims=True)
+    y = largest + _log_sum(input_tensor, axis)[1]
+    return y if keepdims else tf.squeeze(y, axis)
+
+
+def _log_sigmoid(x: Any, name: Any = None) -> Any:
+    return -tf.math.softplus(-x)
+
+
+def _power(x: Any, y: Any, name: Any = None) -> Any:
+    base = number(x)
+    _require(base is not None and base > 0)
+    return tf.exp(y * math.log(base or 1))
+
+
+def _silu(features: Any, beta: Any = 1.0) -> Any:
+    beta = number(beta)
+    _require(beta not in (None, 1.0))
+    return features * tf.sigmoid(features * beta)
+
+
+def _crelu(features: Any, name: Any = None, axis: Any = -1) -> Any:
+    return tf.concat([tf.nn.relu(features), tf.nn.relu(-features)], axis)
+
+
+def _boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = 0) -> Any:
+    mask = np.asarray(mask)
+    _require(mask.ndim == 1 and mask.dtype == bool and bool(axis))
+    return tf.gather(tensor, np.flatnonzero(mask), axis=axis)
+
+
+def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
+    rows, columns = input.shape[-2:]
+    _require(None not in (rows, columns))
+    return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
+
+
+def _norm(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, **_: Any
+) -> Any:
+    _require(number(ord) in (1, math.inf) and isinstance(axis, int))
+    reduce = tf.reduce_sum if number(ord) == 1 else tf.reduce_max
+    return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
+
+
+def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
+    _require(axes is not None and number(clip_norm) is not None)
+    norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
+    return t * (clip_norm / tf.maximum(norm, clip_norm))
+
+
+def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None) -> Any:
+    rank, shape = len(x.shape), list(x.shape[1:])
+    axes = sorted(a % rank for a in tf.nest.flatten(axis) if isinstance(a, int))
+    _require(len(axes) > 1 and axes == list(range(axes[0], rank)) and None not in shape)
+    kept = shape[: axes[0] - 1]
+    flat = tf.reshape(x, [-1, *kept, math.prod(shape[axes[0] - 1 :])])
+    return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
+
+
+def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
+    matrix = array(b)
+    last = [axis for axis in tf.nest.flatten(axes) if isinstance(axis, int)]
+    rank = len(a.shape)
+    _require(last in ([1], [-1, 0], [rank - 1, 0]))
+    if matrix is None or matrix.ndim > 2:
+        raise NotImplementedError
+    if matrix.ndim == 1:
+        return tf.squeeze(tf.matmul(a, matrix[:, None].astype(np.float32)), -1)
+    return tf.matmul(a, matrix.astype(np.float32))
+
+
+def _frame(
+    signal: Any,
+    frame_length: Any,
+    frame_step: Any,
+    pad_end: Any = False,
+    pad_value: Any = 0,
+    axis: Any = -1,
+    name: Any = None,
+) -> Any:
+    size = signal.shape[axis]
+    _require(not pad_end and size is not None)
+    starts = np.arange(0, size - frame_length + 1, frame_step)
+    return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
+
+
+def _product(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+    _require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
+    first, *rest = tf.unstack(input_tensor, axis=axis)
+    for factor in rest:
+        first = first * factor
+    return tf.expand_dims(first, axis) if keepdims else first
+
+
+def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
+    return tf.where(tf.equal(y, 0.0), tf.zeros_like(x), x / y)
+
+
+def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
+    ranks = [len(np.shape(tensor)) for tensor in inputs]
+    terms, output = _written_out(equation, ranks)
+    if len(inputs) > 2:  # One product after the other.
+        needed = set(output).union(*terms[2:])
+        middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
+        first = tf.einsum(f"{terms[0]},{terms[1]}->{middle}", *inputs[:2])
+        return tf.einsum(f"{','.join([middle, *terms[2:]])}->{output}", first, *inputs[2:])
+    if len(inputs) == 1:
+        (term,) = terms
+        _require(
+            len(set(term)) == len(term) and output[:1] == term[:1]
+        )  # The batch stays in front.
+        summed = [term.index(axis) for axis in term if axis not in output]
+        kept = [axis for axis in term if axis in output]
+        x = tf.reduce_sum(inputs[0], summed) if summed else inputs[0]
+        order = [kept.index(axis) for axis in output]
+        return x if order == sorted(order) else tf.transpose(x, order)
+    if "..." in equation:
+        return tf.einsum(f"{','.join(terms)}->{output}", *inputs)
+    position = 0 if array(inputs[0]) is not None else 1
+    factor = array(inputs[position])
+    x, term, own = inputs[1 - position], terms[1 - position], terms[position]
+    if factor is None or term != output or not set(own) <= set(term):
+        raise NotImplementedError
+    order = sorted(range(len(own)), key=lambda axis: term.index(own[axis]))
+    sizes = [x.shape[term.index(axis)] if axis in own else 1 for axis in term]
+    return x * np.transpose(factor, order).reshape(sizes).astype(np.float32)
+
+
+def _written_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """Returns the terms and the output of an equation, with letters in the place of "..."."""
+    left, arrow, output = equation.replace(" ", "").partition("->")
+    _require(bool(arrow))
+    unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    terms = left.split(",")
+    counts = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]
+    letters = "".join(unused[: max(counts)])
+    terms = [
+        term.replace("...", letters[len(letters) - count :])
+        for term, count in zip(terms, counts, strict=True)
+    ]
+    return terms, output.replace("...", letters)
+
+
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
+    "nn.log_softmax": _log_softmax,
+    "math.reduce_logsumexp": _log_sum_exp,
+    "math.log_sigmoid": _log_sigmoid,
+    "math.erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
+    "math.divide_no_nan": _quotient_or_zero,
+    "math.pow": _power,
+    "math.reduce_prod": _product,
+    "math.l2_normalize": _normalize,
+    "nn.silu": _silu,
+    "nn.crelu": _crelu,
+    "norm": _norm,
+    "linalg.norm": _norm,
+    "clip_by_norm": _clip_by_norm,
+    "boolean_mask": _boolean_mask,
+    "linalg.band_part": _band_part,
+    "tensordot": _tensordot,
+    "einsum": _einsum,
+    "signal.frame": _frame,
+}
+"""TensorFlow's name of an operation -> a function that computes the same in other operations."""

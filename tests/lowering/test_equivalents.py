@@ -1,0 +1,93 @@
+"""Operations that are computed as what they can be written out in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering.equivalents import EQUIVALENTS
+from tests.helpers import images
+
+SHAPE = (6, 8)
+MATRIX = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+MASK = [True, False, True, True, False, True]
+
+
+def log_sum_exp(x):
+    return tf.reduce_logsumexp(x, axis=-1), tf.reduce_logsumexp(x, axis=[1, 2], keepdims=True)
+
+
+def of_three(x):
+    return tf.einsum("btc,bsc,bsd->btd", x, tf.nn.relu(x), x)
+
+
+def zero_where_divided_by_zero(x):
+    return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
+
+
+FORMS = {
+    "nn.log_softmax": (tf.nn.log_softmax, lambda x: tf.nn.log_softmax(x, axis=1)),
+    "math.reduce_logsumexp": (log_sum_exp,),
+    "math.log_sigmoid": (tf.math.log_sigmoid,),
+    "math.erfc": (tf.math.erfc,),
+    "math.divide_no_nan": (zero_where_divided_by_zero,),
+    "math.pow": (lambda x: 2.0**x,),
+    "math.reduce_prod": (
+        lambda x: tf.reduce_prod(tf.sigmoid(x), axis=1),
+        lambda x: tf.reduce_prod(x[:, :, :2], -1, keepdims=True),
+    ),
+    "math.l2_normalize": (lambda x: tf.math.l2_normalize(x, axis=[1, 2]),),
+    "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
+    "nn.crelu": (tf.nn.crelu,),
+    "norm": (
+        lambda x: tf.norm(x, ord=1, axis=-1),
+        lambda x: tf.norm(x, np.inf, axis=1, keepdims=True),
+    ),
+    "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
+    "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
+    "boolean_mask": (lambda x: tf.boolean_mask(x, MASK, axis=1),),
+    "linalg.band_part": (lambda x: tf.linalg.band_part(tf.matmul(x, x, transpose_b=True), -1, 0),),
+    "tensordot": (
+        lambda x: tf.tensordot(x, MATRIX, 1),
+        lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),
+    ),
+    "einsum": (
+        lambda x: tf.einsum("btc->bc", x),
+        lambda x: tf.einsum("btc->bct", x),
+        lambda x: tf.einsum("...c,cd->...d", x, MATRIX),
+        lambda x: tf.einsum("ct,btc->btc", np.tile(MATRIX, 2), x),
+        of_three,
+    ),
+    "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
+}
+CASES = {
+    f"{name} {number}": form for name, forms in FORMS.items() for number, form in enumerate(forms)
+}
+
+
+def test_all_have_a_form():
+    assert FORMS.keys() == EQUIVALENTS.keys()
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("case", CASES)
+def test_in_integers_as_in_float(case):
+    x = keras.Input(SHAPE)
+    model = keras.Model(x, CASES[case](x))
+    data = images(64, SHAPE)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    for ours, real in zip(*map(tf.nest.flatten, (qat(data), model(data))), strict=True):
+        assert ours.shape == real.shape
+        assert np.abs(ours - real).mean() < 0.03 * np.abs(real).max()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+def test_other_options_stay_in_float():
+    x = keras.Input(SHAPE)
+    model = keras.Model(x, tf.reduce_prod(tf.tile(x, [1, 2, 1]), axis=1))
+    (reason,) = keras_qat.plan(model).float_layers.values()
+    assert reason == "no int8 rule for tf.math.reduce_prod"
