@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from keras_qat_cli.group import Settings, cli, show
 from keras_qat_cli.labels import measured, read_labels
 from keras_qat_cli.models import is_quantized
 from keras_qat_cli.outputs import OutputFile
+
+ALL = sys.maxsize
+"""As many examples as there are."""
 
 
 @cli.command()
@@ -58,6 +62,7 @@ def verify(
             per_layer=per_layer,
             kernels=kernels,
             batch_size=data.batch_size,
+            float_examples=ALL if min_agreement is not None else None,
             verbose=settings.verbose,
         )
         if html is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from keras_qat_cli import options
-from keras_qat_cli.comparing import shortfalls
+from keras_qat_cli.comparing import ALL, shortfalls
 from keras_qat_cli.data import Source
 from keras_qat_cli.errors import fail
 from keras_qat_cli.group import Settings, cli, show
@@ -142,7 +142,13 @@ def convert(
             qat.save(str(save))
         with settings.step("Exporting"):
             contents = keras_qat.export_tflite(qat, str(file), **arguments)
-        report = keras_qat.verify(qat, contents, data.load(qat), verbose=settings.verbose)
+        report = keras_qat.verify(
+            qat,
+            contents,
+            data.load(qat),
+            float_examples=ALL if min_agreement is not None else None,
+            verbose=settings.verbose,
+        )
     text = f"{file}: {len(contents)} bytes, {origin}\n{report}"
     failed = shortfalls(report, min_identical, min_agreement)
     details = {"file": str(file), "bytes": len(contents), **report.to_dict(), "failed": failed}

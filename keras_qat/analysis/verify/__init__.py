@@ -6,25 +6,22 @@ import math
 import os
 from typing import Any
 
+from keras_qat.analysis.verify.against_float import FEW, against_float
 from keras_qat.analysis.verify.compare_layers import compare_layers
 from keras_qat.analysis.verify.compare_outputs import (
     check_match,
-    compare_outputs,
     labels_of,
     predictions,
     range_in_file,
     simulated,
 )
 from keras_qat.analysis.verify.match_tensors import float_operations
-from keras_qat.analysis.verify.preconditions import doubts, faults, randomness
+from keras_qat.analysis.verify.preconditions import doubts, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
-from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.frontend.messages import warn_caller
-from keras_qat.integer_graph.float_inference import evaluator, float_outputs
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.data import arrays_of, check_counts, packed, padded
@@ -37,9 +34,6 @@ from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.schedule import check_quantized, file_model_of
 
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "verify"]
-
-FEW = 32
-"""Examples that are enough to find the weakest layer of a poor model."""
 
 
 @one_at_a_time
@@ -54,6 +48,7 @@ def verify(
     kernels: Kernels | None = None,
     runtime: Runtime | None = None,
     batch_size: int = 32,
+    float_examples: int | None = None,
     verbose: int = 0,
 ) -> Report:
     """Runs the quantization-aware model and its TFLite file on `x` and compares them.
@@ -80,6 +75,9 @@ def verify(
             otherwise in some versions (docs/runtimes.md). `report.runtime` says what ran.
         batch_size: how many examples to run at a time, unless the model or the file has a fixed
             batch size. The last batch is then filled up with its last example.
+        float_examples: how many of the examples, evenly spread, are computed in float too, to tell
+            whether the model is good; by default 32, or as many as have half a million numbers.
+            All are with labels, with a fixed batch size, and where fewer leave a doubt.
         verbose: 1 shows progress.
 
     Returns:
@@ -98,7 +96,7 @@ def verify(
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
     """
-    check_counts(batch_size=batch_size)
+    check_counts(batch_size=batch_size, float_examples=float_examples)
     check_quantized(model)
     model = file_model_of(model)
     graph = resolve(model)
@@ -137,12 +135,10 @@ def verify(
             if packed_weights
             else predictions(model, packed_inputs, batch_size, verbose)
         )
-    inference, calls = getattr(model, "_inference", None), graph.origin.calls
-    evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
-    with Stream(graph.origin.states):
-        exact = float_outputs(evaluate, list(inputs.values()), graph.origin.fixed_batch)
     labels = labels_of(graph, y, examples)
-    outputs = tuple(compare_outputs(graph, file, codes, expected, exact, examples, labels))
+    outputs, faults, drowned = against_float(
+        model, graph, file, padded_arrays, codes, expected, examples, labels, float_examples
+    )
 
     def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
         some, fed = (
@@ -163,8 +159,8 @@ def verify(
         rounds_alike,
         notes,
         [tensor.name for tensor in tensors if tensor.is_faulty],
-        faults(calls, list(inputs.values()), exact, outputs),
-        small_channels(graph.outputs, exact, expected),
+        faults,
+        drowned,
         lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
     )
     return Report(

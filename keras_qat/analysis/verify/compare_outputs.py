@@ -16,6 +16,9 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import Codes, run_examples
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 
+Rows = np.ndarray | slice
+"""Indices of some examples, or the slice of all."""
+
 
 def compare_outputs(
     graph: ResolvedGraph,
@@ -23,6 +26,7 @@ def compare_outputs(
     codes: dict[str, np.ndarray],
     expected: list[np.ndarray],
     exact: list[np.ndarray],
+    rows: Rows,
     examples: int,
     labels: list[Any],
 ) -> list[OutputReport]:
@@ -33,7 +37,8 @@ def compare_outputs(
         file: the file.
         codes: what the file returned for each output, by name.
         expected: what the model predicted, in the order of its outputs.
-        exact: what the model computes in float, in the same order.
+        exact: what the model computes in float, in the same order, of `rows`.
+        rows: the examples that were computed in float.
         examples: how many examples to compare; the rest fills up the last batch.
         labels: what `labels_of` returned.
     """
@@ -42,6 +47,7 @@ def compare_outputs(
             name,
             values[:examples],
             in_float[:examples],
+            rows,
             codes[name][:examples],
             file.outputs[name],
             tensor.params,
@@ -173,6 +179,7 @@ def _compare(
     name: str,
     expected: np.ndarray,
     exact: np.ndarray,
+    rows: Rows,
     codes: np.ndarray,
     detail: Any,
     params: QuantParams | None,
@@ -194,15 +201,16 @@ def _compare(
     if expected.ndim > 1 and expected.shape[-1] > 1:
         classes = np.argmax(codes, -1)
         agreement = float(np.mean(classes == np.argmax(expected, -1)))
-        float_agreement = float(np.mean(classes == np.argmax(exact, -1)))
+        float_agreement = float(np.mean(classes[rows] == np.argmax(exact, -1)))
     return OutputReport(
         identical,
         float(differences.max()),
         float(differences.mean()),
         name,
         agreement,
-        decibels(exact, values),
+        decibels(exact, values[rows]),
         float_agreement,
         _accuracy(values, labels),
         _accuracy(exact, labels),
+        len(exact) if len(exact) < len(values) else None,
     )

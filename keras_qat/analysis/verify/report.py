@@ -55,6 +55,8 @@ class OutputReport(Agreement):
         float_argmax_agreement: as `argmax_agreement`, of the file and the model in float.
         accuracy: share of the labels that the file's classes are; None without labels.
         float_accuracy: the same of the model in float.
+        float_examples: how many examples `float_sqnr` and `float_argmax_agreement` are of; None for
+            all of them.
     """
 
     name: str
@@ -63,6 +65,7 @@ class OutputReport(Agreement):
     float_argmax_agreement: float | None = None
     accuracy: float | None = None
     float_accuracy: float | None = None
+    float_examples: int | None = None
 
     def against_float(self) -> str:
         """Says in a sentence what quantization costs on the examples."""
@@ -71,7 +74,10 @@ class OutputReport(Agreement):
         figures += [] if sqnr is None else [f"signal to noise {sqnr:.1f} dB"]
         if self.accuracy is not None and self.float_accuracy is not None:
             figures.append(f"accuracy {self.accuracy:.2%}, in float {self.float_accuracy:.2%}")
-        return f"{self.name} against the model in float: {', '.join(figures)}." * bool(figures)
+        count = self.float_examples
+        of_some = "" if count is None else f", on {count} of the examples"
+        sentence = f"{self.name} against the model in float{of_some}: {', '.join(figures)}."
+        return sentence * bool(figures)
 
 
 @dataclasses.dataclass(frozen=True)

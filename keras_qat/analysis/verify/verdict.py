@@ -32,6 +32,9 @@ have a mean difference of 14 LSB and more."""
 LOW_SQNR, LOWEST_SQNR = 12.0, 5.0
 """Decibels below which an output is poor: if its classes are others too, and in any case."""
 
+CLEARLY_GOOD = 15.0
+"""Decibels of some examples from which all of them have more than `LOW_SQNR`."""
+
 LOW_AGREEMENT = 0.9
 """Share of the same classes below which an output of low signal to noise is poor."""
 
@@ -112,6 +115,11 @@ def is_poor(output: OutputReport, examples: int) -> bool:
         lost = output.float_accuracy - output.accuracy
         return lost > max(FEWER_RIGHT, by_chance)
     return is_far(sqnr, agreement)
+
+
+def is_clearly_good(output: OutputReport) -> bool:
+    """Returns whether more examples than those of its figures would find an output good too."""
+    return output.float_sqnr is not None and output.float_sqnr > CLEARLY_GOOD
 
 
 def is_far(sqnr: float | None, agreement: float | None) -> bool:

@@ -112,6 +112,30 @@ def test_poor(name):
     assert str(found).startswith("Same but poor: ") and found.likely_cause in str(found)
 
 
+def test_some_examples_tell_that_a_model_is_good():
+    qat = calibrated(network(), X)
+    file = keras_qat.export_tflite(qat)
+    (of_all,), (of_some,) = (
+        keras_qat.verify(qat, file, X, float_examples=count).outputs for count in (None, 8)
+    )
+    assert (of_all.float_examples, of_some.float_examples) == (None, 8)
+    assert ", on 8 of the examples: " in of_some.against_float()
+    few = X[np.linspace(0, len(X) - 1, 8).astype(int)]
+    (of_few,) = keras_qat.verify(qat, file, few).outputs
+    assert of_some.float_sqnr == pytest.approx(of_few.float_sqnr)
+    (labelled,) = keras_qat.verify(qat, file, X, np.zeros(len(X)), float_examples=8).outputs
+    assert labelled.float_examples is None  # Accuracy in float is that of all.
+
+
+@pytest.mark.parametrize("name", POOR)
+def test_all_examples_tell_that_a_model_is_poor(name):
+    qat = POOR[name][0]()
+    file = keras_qat.export_tflite(qat)
+    of_all, of_some = (keras_qat.verify(qat, file, X, float_examples=n) for n in (None, 8))
+    assert of_some.outputs[0].float_examples is None
+    assert of_some.verdict == of_all.verdict
+
+
 def test_poor_from_data_without_content():
     """Ranges of zeros have nothing to do with what comes later."""
     with pytest.warns(UserWarning, match="All values of the calibration data are 0"):

@@ -1,0 +1,87 @@
+"""Compares outputs with the model in float: on some of the examples, or where need be on all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_qat.analysis.verify.compare_outputs import Rows, compare_outputs
+from keras_qat.analysis.verify.preconditions import faults
+from keras_qat.analysis.verify.report import OutputReport
+from keras_qat.analysis.verify.small_channels import small_channels
+from keras_qat.analysis.verify.verdict import is_clearly_good
+from keras_qat.frontend.graph import values_in
+from keras_qat.integer_graph.float_inference import evaluator, float_outputs
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.training.layers.recurrent.states import Stream
+
+FEW = 32
+"""Examples that tell whether a model is good, or which layer of a poor one is the weakest."""
+
+QUICK = 1 << 19
+"""Input elements of the examples that are computed in float where `FEW` have fewer."""
+
+
+class AgainstFloat(NamedTuple):
+    """The outputs' figures, and what is wrong with the model: see `faults`, `small_channels`."""
+
+    outputs: tuple[OutputReport, ...]
+    faults: list[str]
+    drowned: list[str]
+
+
+def against_float(
+    model: Any,
+    graph: ResolvedGraph,
+    file: FileInterpreter,
+    inputs: list[np.ndarray],
+    codes: dict[str, np.ndarray],
+    expected: list[np.ndarray],
+    examples: int,
+    labels: list[np.ndarray | None],
+    count: int | None,
+) -> AgainstFloat:
+    """Compares a file's outputs with the model's, and with what the model computes in float.
+
+    Args:
+        model: the model.
+        graph: its resolved graph.
+        file: the file.
+        inputs: an array for each input; the last batch is filled up.
+        codes: what the file returned for each output, by name.
+        expected: what the model predicted, in the order of its outputs.
+        examples: how many examples to compare; the rest fills up the last batch.
+        labels: what `labels_of` returned.
+        count: how many examples to compute in float; None for `FEW`, or for as many as are quick.
+    """
+    inference, calls = getattr(model, "_inference", None), graph.origin.calls
+    evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
+
+    def in_float(rows: Rows) -> list[np.ndarray]:
+        with Stream(graph.origin.states):
+            return float_outputs(evaluate, [x[rows] for x in inputs], graph.origin.fixed_batch)
+
+    def compared(exact: list[np.ndarray], rows: Rows) -> AgainstFloat:
+        outputs = compare_outputs(graph, file, codes, expected, exact, rows, examples, labels)
+        drowned = small_channels(graph.outputs, exact, [y[rows] for y in expected])
+        return AgainstFloat(
+            tuple(outputs), faults(calls, [x[rows] for x in inputs], exact, outputs), drowned
+        )
+
+    quick = QUICK * len(inputs[0]) // sum(x.size for x in inputs)
+    count = min(count or max(FEW, quick), examples)
+    has_labels = any(classes is not None for classes in labels)
+    needs_all = has_labels or bool(graph.origin.fixed_batch)
+    if needs_all or count == examples or any(len(y) != len(inputs[0]) for y in expected):
+        return compared(in_float(slice(None)), slice(None))
+    some = np.linspace(0, examples - 1, count).astype(int)
+    exact = in_float(some)
+    result = compared(exact, some)
+    if not result.faults and not result.drowned and all(map(is_clearly_good, result.outputs)):
+        return result
+    rest = np.delete(np.arange(len(inputs[0])), some)
+    order = np.argsort(np.concatenate([some, rest]))
+    parts = zip(exact, in_float(rest), strict=True)
+    return compared([np.concatenate(both)[order] for both in parts], slice(None))
