@@ -45,6 +45,7 @@ def main() -> None:
             continue
         model = VARIANTS[form](build(arguments.name))
         training, inference = functions(model, batch(model), jit_compile=False)
+        training()  # Without ranges a model would predict in float.
         steps[form] = inference if arguments.inference else training
         for _ in range(WARM_UP):
             steps[form]()
