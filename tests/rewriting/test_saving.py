@@ -151,6 +151,28 @@ def test_a_loaded_layer_in_float_gives_the_same_bytes(tmp_path):
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
 
 
+@keras.utils.register_keras_serializable("test")
+class Doubled(layers.Layer):
+    """Keras looks for `**kwargs` by name to tell whether the constructor takes a name."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+
+    def call(self, x, training=None):
+        return x * (2.0 if training else 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+def test_a_layer_in_float_without_a_name_in_its_configuration_is_loaded(tmp_path):
+    model = functional((6,), build=lambda x: Doubled(trainable=False)(layers.Dense(4)(x)))
+    qat = observe(keras_qat.quantize_model(model), images(8, (6,)))
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert [layer.name for layer in loaded.layers] == [layer.name for layer in qat.layers]
+    assert [layer.trainable for layer in loaded.layers] == [layer.trainable for layer in qat.layers]
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+
+
 def test_archives_are_read_at_once(tmp_path, exported, monkeypatch):
     """`zipfile` before Python 3.12 goes back by reading all of a file anew."""
     path, seek, count = tmp_path / "model.keras", zipfile.ZipExtFile.seek, []

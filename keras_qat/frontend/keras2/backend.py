@@ -159,9 +159,16 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
 
 
 def missing_config(layer: Any) -> dict[str, Any]:
-    """Returns an entry that Keras omits from a layer's configuration: `synchronized`."""
-    is_norm = isinstance(layer, keras.layers.BatchNormalization)
-    return {"synchronized": True} if is_norm and getattr(layer, "synchronized", False) else {}
+    """Returns entries that Keras omits from a layer's configuration: `synchronized`, names.
+
+    Keras gives names only to constructors whose `**kwargs` are called just so.
+    """
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return {"synchronized": True} if getattr(layer, "synchronized", False) else {}
+    if not getattr(layer, "_auto_get_config", False) or "name" in layer.get_config():
+        return {}
+    takes_any = inspect.getfullargspec(type(layer).__init__).varkw is not None
+    return {"name": layer.name, "trainable": layer.trainable} if takes_any else {}
 
 
 def serialize(layer: Any) -> dict[str, Any]:
