@@ -20,7 +20,7 @@ def normalized(*more):
 
 
 def untouched(x):
-    return tf.math.log_sigmoid(x)
+    return tf.math.xlogy(x, 3.0)
 
 
 @pytest.mark.parametrize("options", [{"target": "ethos_u55"}, {"strict": True}])
