@@ -20,8 +20,10 @@ from keras_qat.analysis.verify.preconditions import doubts, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.config.arguments import answers_unknown
+from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.frontend.messages import warn_caller
+from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.data import arrays_of, check_counts, packed, padded
@@ -135,9 +137,11 @@ def verify(
             if packed_weights
             else predictions(model, packed_inputs, batch_size, verbose)
         )
+    inference, calls = getattr(model, "_inference", None), graph.origin.calls
+    evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
     labels = labels_of(graph, y, examples)
     outputs, faults, drowned = against_float(
-        model, graph, file, padded_arrays, codes, expected, examples, labels, float_examples
+        evaluate, graph, file, padded_arrays, codes, expected, examples, labels, float_examples
     )
 
     def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,7 @@ from keras_qat.analysis.verify.preconditions import faults
 from keras_qat.analysis.verify.report import OutputReport
 from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.verdict import is_clearly_good
-from keras_qat.frontend.graph import values_in
-from keras_qat.integer_graph.float_inference import evaluator, float_outputs
+from keras_qat.integer_graph.float_inference import float_outputs
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.training.layers.recurrent.states import Stream
@@ -33,7 +33,7 @@ class AgainstFloat(NamedTuple):
 
 
 def against_float(
-    model: Any,
+    evaluate: Callable[..., Any],
     graph: ResolvedGraph,
     file: FileInterpreter,
     inputs: list[np.ndarray],
@@ -46,7 +46,7 @@ def against_float(
     """Compares a file's outputs with the model's, and with what the model computes in float.
 
     Args:
-        model: the model.
+        evaluate: computes the model in float, from a batch of inputs.
         graph: its resolved graph.
         file: the file.
         inputs: an array for each input; the last batch is filled up.
@@ -56,8 +56,6 @@ def against_float(
         labels: what `labels_of` returned.
         count: how many examples to compute in float; None for `FEW`, or for as many as are quick.
     """
-    inference, calls = getattr(model, "_inference", None), graph.origin.calls
-    evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
 
     def in_float(rows: Rows) -> list[np.ndarray]:
         with Stream(graph.origin.states):
@@ -67,7 +65,9 @@ def against_float(
         outputs = compare_outputs(graph, file, codes, expected, exact, rows, examples, labels)
         drowned = small_channels(graph.outputs, exact, [y[rows] for y in expected])
         return AgainstFloat(
-            tuple(outputs), faults(calls, [x[rows] for x in inputs], exact, outputs), drowned
+            tuple(outputs),
+            faults(graph.origin.calls, [x[rows] for x in inputs], exact, outputs),
+            drowned,
         )
 
     quick = QUICK * len(inputs[0]) // sum(x.size for x in inputs)
