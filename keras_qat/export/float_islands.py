@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.frontend.graph import Value
-from keras_qat.frontend.keras2.trace_layer import named_by_attributes
+from keras_qat.frontend.keras2.layer_names import named_by_attributes
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import tensorflow as tf
 from keras_qat.frontend.keras2.backend import keras, register, resolve_training
 
 
-class _SameShape(keras.layers.Layer):
+class SameShape(keras.layers.Layer):
     """A layer whose output has the shape of its input."""
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -108,7 +107,7 @@ class MaskScores(keras.layers.Layer):
 
 
 @register
-class Regularize(_SameShape):
+class Regularize(SameShape):
     """Passes values on and adds an activity regularizer's value to the loss.
 
     Args:
@@ -131,133 +130,11 @@ class Regularize(_SameShape):
 
 
 @register
-class ReverseSteps(_SameShape):
+class ReverseSteps(SameShape):
     """Reverses the steps of a sequence."""
 
     def call(self, inputs: Any) -> Any:
         return tf.reverse(inputs, [1])
-
-
-def _largest(results: Any) -> Any:
-    return tf.reduce_max(tf.abs(results))
-
-
-def _finite(
-    is_defined: Any, results: Any, rest: Callable[[Any], Any] = _largest, sign: float = 1.0
-) -> Any:
-    """Replaces what is not defined by a number made of the other results, without a gradient.
-
-    Quantization makes zeros of small numbers, whose inverses and slopes are infinite.
-    """
-    known = tf.where(is_defined, results, tf.zeros_like(results))
-    return tf.where(is_defined, results, tf.stop_gradient(sign * rest(known)))
-
-
-@register
-class Logarithm(_SameShape):
-    """Computes natural logarithms; the lowest of the others where there is none.
-
-    Args:
-        plus_one: whether to compute log(1 + x).
-    """
-
-    def __init__(self, plus_one: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.plus_one = plus_one
-
-    def call(self, inputs: Any) -> Any:
-        is_defined = inputs > (-1.0 if self.plus_one else 0.0)
-        x = tf.where(is_defined, inputs, tf.ones_like(inputs))
-        results = tf.math.log1p(x) if self.plus_one else tf.math.log(x)
-        return _finite(is_defined, results, tf.reduce_min)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "plus_one": self.plus_one}
-
-
-@register
-class Power(_SameShape):
-    """Computes x ** exponent with finite values and slopes.
-
-    Where the power or its slope is no real number, it is 0 for a positive exponent, and the largest
-    of the others for a negative one.
-
-    Args:
-        exponent: any number.
-    """
-
-    def __init__(self, exponent: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.exponent = exponent
-
-    def call(self, inputs: Any) -> Any:
-        is_whole = self.exponent == int(self.exponent)
-        is_defined = tf.not_equal(inputs, 0) if is_whole else inputs > 0
-        powers = tf.pow(tf.where(is_defined, inputs, tf.ones_like(inputs)), self.exponent)
-        if self.exponent < 0:
-            return _finite(is_defined, powers)
-        return tf.where(is_defined, powers, tf.zeros_like(powers))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "exponent": self.exponent}
-
-
-@register
-class Reciprocal(_SameShape):
-    """Divides a number by a tensor; a quotient by zero is the largest of the others.
-
-    Args:
-        numerator: the number.
-    """
-
-    def __init__(self, numerator: float = 1.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.numerator = numerator
-
-    def call(self, inputs: Any) -> Any:
-        is_defined = tf.not_equal(inputs, 0)
-        quotients = self.numerator / tf.where(is_defined, inputs, tf.ones_like(inputs))
-        return _finite(is_defined, quotients, sign=-1.0 if self.numerator < 0 else 1.0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "numerator": self.numerator}
-
-
-@register
-class SquareRoot(_SameShape):
-    """Computes square roots, 0 of what is not positive, with finite slopes.
-
-    Args:
-        inverse: whether to compute 1 / sqrt(x), of what is not positive the largest of the others.
-    """
-
-    def __init__(self, inverse: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.inverse = inverse
-
-    def call(self, inputs: Any) -> Any:
-        is_positive = inputs > 0
-        positive = tf.where(is_positive, inputs, tf.ones_like(inputs))
-        if self.inverse:
-            return _finite(is_positive, tf.math.rsqrt(positive))
-        return tf.where(is_positive, tf.sqrt(positive), tf.zeros_like(inputs))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "inverse": self.inverse}
-
-
-@register
-class Quotient(keras.layers.Layer):
-    """Divides two tensors; a quotient by zero is the largest of the others."""
-
-    def call(self, inputs: Any) -> Any:
-        x, y = inputs
-        is_defined = tf.not_equal(y, 0)
-        quotients = x / tf.where(is_defined, y, tf.ones_like(y))
-        return _finite(tf.broadcast_to(is_defined, tf.shape(quotients)), quotients)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return tf.broadcast_static_shape(*map(tf.TensorShape, input_shape))
 
 
 @register
@@ -289,7 +166,7 @@ class Roll(keras.layers.Layer):
 
 
 @register
-class TrainingOnly(_SameShape):
+class TrainingOnly(SameShape):
     """Applies a model in training and passes its input on otherwise, as stochastic depth does.
 
     Args:
@@ -331,7 +208,7 @@ class RestoreTime(keras.layers.Layer):
 
 
 @register
-class HardSwish(_SameShape):
+class HardSwish(SameShape):
     """Computes x * relu6(x + 3) / 6 in the form that TFLite's converter fuses.
 
     Shapes: any; the output has the input's shape.

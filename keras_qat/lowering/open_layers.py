@@ -16,12 +16,12 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.layer_names import names_inside
 from keras_qat.frontend.keras2.layers_and_models import rename
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
     OpenedLayer,
-    names_inside,
     open_layer,
 )
 from keras_qat.frontend.tf_operations import is_operation

@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reciprocal, SquareRoot
 from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import (
-    Logarithm,
-    Power,
-    Quotient,
-    Reciprocal,
-    Roll,
-    SquareRoot,
-)
+from keras_qat.frontend.helper_layers import Roll
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish

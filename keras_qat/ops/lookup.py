@@ -16,8 +16,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.frontend.finite_functions import Logarithm, SquareRoot
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import Logarithm, SquareRoot
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare

@@ -6,8 +6,8 @@ import math
 
 import tensorflow as tf
 
+from keras_qat.frontend.finite_functions import Logarithm, Power, Reciprocal
 from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.helper_layers import Logarithm, Power, Reciprocal
 from keras_qat.frontend.tf_operations import number, operands
 from keras_qat.ops.lookup import if_option, lookup_row, of_reals
 from keras_qat.ops.op import Attributes, Op

@@ -1,0 +1,53 @@
+"""Names of the layers in a user's own layer that are the same in every copy of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from keras_qat.frontend.keras2.backend import keras, swapped
+
+
+def names_inside(layer: Any) -> dict[int, str]:
+    """Names the layers in a layer's attributes; returns id of a layer -> name.
+
+    Layers that Keras named are named after their attribute, as Keras numbers them differently in
+    every copy. Names that a user gave stay.
+    """
+    names: dict[int, str] = {}
+
+    def visit(value: Any, path: str) -> None:
+        if isinstance(value, keras.layers.Layer):
+            parted = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(value).__name__)
+            base = re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
+            is_made_up = re.fullmatch(re.escape(base) + r"(_\d+)?", value.name)
+            names.setdefault(id(value), path if is_made_up else value.name)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                visit(item, f"{path}_{key}")
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                visit(item, f"{path}_{index}")
+
+    for name, value in vars(layer).items():
+        if not name.startswith(("_self_", "_obj", "_inbound", "_outbound")):
+            visit(value, name.strip("_"))
+    return names
+
+
+@contextlib.contextmanager
+def named_by_attributes(layer: Any) -> Iterator[None]:
+    """Runs a block in which the layers inside a user's own layer are named after its attributes.
+
+    The names that Keras gives differ in every copy, as a counter of the process is part of them.
+    """
+    with contextlib.ExitStack() as stack:
+        if type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
+            names = names_inside(layer)
+            for inner in layer._flatten_layers(include_self=False):
+                if id(inner) in names:
+                    stack.enter_context(swapped(inner, _name=names[id(inner)]))
+                    stack.enter_context(named_by_attributes(inner))
+        yield
