@@ -1,14 +1,13 @@
 """TensorFlow operations written out in other operations, which have integer kernels.
 
 Each function here takes the arguments of the operation that it stands for. It is traced like a
-custom layer, and its numbers are compared with those of the operation before they are trusted.
+custom layer, and used if it gives the numbers that the operation gives.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,29 +19,36 @@ from keras_qat.frontend.tf_operations import array, is_operation, number
 
 
 class Equivalent(keras.layers.Layer):
-    """A function in the place of an operation, with its name and arguments."""
+    """An operation that is traced as a function in its place, and computes numbers by itself.
 
-    def __init__(self, function: Callable[..., Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.function = function
+    Args:
+        operation: the call of the operation.
+        function: takes the same arguments.
+    """
 
-    def call(self, *args: Any) -> Any:
-        return self.function(*args)
+    def __init__(self, operation: Call, function: Callable[..., Any]) -> None:
+        super().__init__(name=operation.layer.name)
+        self.operation, self.function = operation, function
+
+    def call(self, inputs: Sequence[Any]) -> Any:
+        tensors = dict(zip(dict.fromkeys(self.operation.inputs), inputs, strict=True))
+        args, kwargs = map_values(
+            tensors.__getitem__, (self.operation.args, dict(self.operation.kwargs))
+        )
+        is_symbolic = any(map(keras.backend.is_keras_tensor, inputs))
+        return (self.function if is_symbolic else self.operation.layer)(*args, **kwargs)
 
 
 def equivalent(call: Call) -> Call | None:
     """Returns the call of an operation as one that can be opened; None if none is known."""
     if not is_operation(call.layer) or not all(value.is_float for value in call.inputs):
         return None
-    symbol = str(call.layer.symbol).removeprefix("compat.v1.")
-    function = EQUIVALENTS.get(symbol)
+    function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
     if function is None:
         return None
-    layer = Equivalent(function, name=call.layer.name)
-    arguments = inspect.signature(function).bind(*call.args, **call.kwargs)
-    arguments.apply_defaults()
+    layer = Equivalent(call, function)
     copy = map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
-    return Call(layer, arguments.args, {}, copy, call.name)
+    return Call(layer, (list(dict.fromkeys(call.inputs)),), {}, copy, call.name)
 
 
 def _require(condition: bool) -> None:
@@ -77,8 +83,9 @@ def _log_sigmoid(x: Any, name: Any = None) -> Any:
 
 def _power(x: Any, y: Any, name: Any = None) -> Any:
     base = number(x)
-    _require(base is not None and base > 0)
-    return tf.exp(y * math.log(base or 1))
+    if base is None or base <= 0:
+        raise NotImplementedError
+    return tf.exp(y * math.log(base))
 
 
 def _silu(features: Any, beta: Any = 1.0) -> Any:
@@ -130,8 +137,7 @@ def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
     matrix = array(b)
     last = [axis for axis in tf.nest.flatten(axes) if isinstance(axis, int)]
     rank = len(a.shape)
-    _require(last in ([1], [-1, 0], [rank - 1, 0]))
-    if matrix is None or matrix.ndim > 2:
+    if matrix is None or matrix.ndim > 2 or last not in ([1], [-1, 0], [rank - 1, 0]):
         raise NotImplementedError
     if matrix.ndim == 1:
         return tf.squeeze(tf.matmul(a, matrix[:, None].astype(np.float32)), -1)
@@ -175,9 +181,8 @@ def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
         return tf.einsum(f"{','.join([middle, *terms[2:]])}->{output}", first, *inputs[2:])
     if len(inputs) == 1:
         (term,) = terms
-        _require(
-            len(set(term)) == len(term) and output[:1] == term[:1]
-        )  # The batch stays in front.
+        # The batch stays in front.
+        _require(len(set(term)) == len(term) and output[:1] == term[:1])
         summed = [term.index(axis) for axis in term if axis not in output]
         kept = [axis for axis in term if axis in output]
         x = tf.reduce_sum(inputs[0], summed) if summed else inputs[0]

@@ -86,8 +86,26 @@ def test_in_integers_as_in_float(case):
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
-def test_other_options_stay_in_float():
+OTHERS = {
+    "math.reduce_prod": lambda x: tf.reduce_prod(tf.tile(x, [1, 2, 1]), axis=1),
+    "nn.log_softmax": lambda x: tf.compat.v1.nn.log_softmax(x, dim=-1),
+    "norm": lambda x: tf.compat.v1.norm(x, ord=1, axis=-1, keep_dims=True),
+}
+"""Operations with options that are not written out, and with those of TensorFlow 1."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_options_stay_in_float(name):
     x = keras.Input(SHAPE)
-    model = keras.Model(x, tf.reduce_prod(tf.tile(x, [1, 2, 1]), axis=1))
+    model = keras.Model(x, OTHERS[name](x))
     (reason,) = keras_qat.plan(model).float_layers.values()
-    assert reason == "no int8 rule for tf.math.reduce_prod"
+    assert reason.startswith("no int8 rule for tf.") and reason.endswith(name)
+    assert keras_qat.quantize_model(model).output_shape == model.output_shape
+
+
+def test_numbers_are_those_of_the_operation(monkeypatch):
+    x = keras.Input(SHAPE)
+    model = keras.Model(x, tf.math.log_sigmoid(x))
+    assert not keras_qat.plan(model).float_layers
+    monkeypatch.setitem(EQUIVALENTS, "math.log_sigmoid", lambda x: -1.01 * tf.math.softplus(-x))
+    assert keras_qat.plan(model).float_layers

@@ -341,7 +341,7 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
             float(tf.reduce_max(tf.abs(tf.cast(first, tf.float32)))) if tf.size(first) else 0.0
         )
         for values in (second, traced):
-            if not np.allclose(
+            if first.shape != values.shape or not np.allclose(
                 first, values, rtol=1e-4, atol=1e-5 * largest + 1e-12, equal_nan=True
             ):
                 raise CannotOpen("it does not compute the same each time")
