@@ -215,19 +215,17 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
         if call.inputs and behind.keys() >= set(call.inputs):
             read = set[Value]().union(*(behind[value] for value in call.inputs))
             behind.update(dict.fromkeys(values_in(call.outputs), read))
-    outputs = set(values_in(graph.outputs))
+    outputs, readers = set(values_in(graph.outputs)), graph.consumers()
+
+    def is_read_by_others(value: Value) -> bool:
+        """Returns whether a value is an output, or a call reads it that computes more."""
+        results = [set(values_in(call.outputs)) for call in readers[value]]
+        return value in outputs or not all(map(behind.keys().__ge__, results))
 
     def used(weight: Value) -> list[Value]:
         """Returns what is computed from a weight and read by calls that compute more."""
-        readers = graph.consumers()
         return [
-            value
-            for value, read in behind.items()
-            if weight in read
-            and (
-                value in outputs
-                or not all(behind.keys() >= set(values_in(c.outputs)) for c in readers[value])
-            )
+            value for value, read in behind.items() if weight in read and is_read_by_others(value)
         ]
 
     for weight in weights:
