@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import map_values
 from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped, takes_mask
 from keras_qat.frontend.keras2.layers_and_models import takes_training
-from keras_qat.frontend.keras2.precision import computing_in_float32, is_half
+from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
 from keras_qat.integer_graph.float_forms import form_of
 from keras_qat.integer_graph.float_recurrent import rnn
 from keras_qat.ops.node import Node
@@ -37,7 +37,7 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
         The tensors, in the structure of the call's outputs.
     """
     call, remaining = node.call, iter(numbers)
-    args, kwargs = tf.nest.map_structure(_in_full, (call.args, call.kwargs))
+    args, kwargs = constants_in_float32((call.args, call.kwargs))
     if for_file:
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
@@ -61,12 +61,6 @@ def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> 
 def _as_array(leaf: Any) -> Any:
     """Makes an array of a constant tensor, whose numbered name would get into the file."""
     return leaf.numpy() if isinstance(leaf, tf.__internal__.EagerTensor) else leaf
-
-
-def _in_full(leaf: Any) -> Any:
-    """Casts a constant in half precision to float32."""
-    is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
-    return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
 
 
 def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
@@ -57,6 +59,19 @@ def computing_in_float32(layer: Any) -> Iterator[None]:
     finally:
         for inner, policy in zip(half, before, strict=True):
             inner._set_dtype_policy(policy)
+
+
+def constants_in_float32(arguments: Any) -> Any:
+    """Casts the constants in half precision in a layer's arguments, of any structure, to float32.
+
+    Keras casts only what a call takes first to the layer's own type.
+    """
+
+    def cast(leaf: Any) -> Any:
+        is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
+        return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
+
+    return tf.nest.map_structure(cast, arguments)
 
 
 class ScalesLoss:

@@ -16,7 +16,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import swapped, traced
 from keras_qat.frontend.keras2.layers_and_models import takes_training
-from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
@@ -204,6 +204,7 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls a layer as at inference, in float32."""
     if takes_training(call.layer):
         kwargs = {**kwargs, "training": False}
+    args, kwargs = constants_in_float32((args, kwargs))
     with computing_in_float32(call.layer):
         return call.layer(*args, **kwargs)
 
