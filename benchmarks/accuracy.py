@@ -120,7 +120,7 @@ def by_tflite(model: Any, images: np.ndarray | None = None) -> bytes:
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if images is not None:
-        converter.representative_dataset = lambda: ([each[None]] for each in images)
+        converter.representative_dataset = lambda: ([image[None]] for image in images)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tf.int8
     return converter.convert()
@@ -271,10 +271,10 @@ def of_weights() -> Rows:
         pass
 
     def mixed(bits: int, case: Case) -> float:
-        found = keras_qat.search_bits(
+        chosen = keras_qat.search_bits(
             case.model, unlabelled(case)[:64], bits / 8, bits=(2, 3, 4, 5, 6, 8)
         )
-        return measure(found.recipe, learn, case)
+        return measure(chosen.recipe, learn, case)
 
     rows: Rows = {}
     for bits in (8, 4, 3, 2):
@@ -351,8 +351,8 @@ def measure(rows: Rows, data: Data, directory: Path, budget: Budget, options: An
     start = time.monotonic()
     for done, (label, name, seed) in enumerate(left):
         accuracy = rows[label](case_of(name, seed, data, directory, budget))
-        found = kept(directory, name, seed) | {label: accuracy}
-        (directory / f"{name}-{seed}.json").write_text(json.dumps(found, indent=1))
+        result = kept(directory, name, seed) | {label: accuracy}
+        (directory / f"{name}-{seed}.json").write_text(json.dumps(result, indent=1))
         minutes = (time.monotonic() - start) / 60 / (done + 1) * (len(left) - done - 1)
         print(
             f"{done + 1:>4} of {len(left)}, {minutes:.0f} min left: {name} {seed} {label:<46}"
@@ -400,14 +400,14 @@ def main() -> None:
 
 def table(directory: Path, names: list[str], labels: Iterable[str]) -> str:
     """The means over seeds, as a page shows them."""
-    found = {
+    result = {
         name: [json.loads(path.read_text()) for path in sorted(directory.glob(f"{name}-*.json"))]
         for name in names
     }
-    lines = [f"| | {' | '.join(found)} |", "| --- |" + " --- |" * len(found)]
+    lines = [f"| | {' | '.join(result)} |", "| --- |" + " --- |" * len(result)]
     for label in labels:
         cells = []
-        for runs in found.values():
+        for runs in result.values():
             values = [run[label] for run in runs if label in run]
             spread = f" ± {np.std(values):.2f}" if len(values) > 1 else ""
             cells.append(f"{np.mean(values):.2f}{spread}" if values else "")

@@ -31,10 +31,10 @@ def _stack(shape: tuple[int, ...], *stack: Any) -> Any:
 
 def _normalized(*stack: Any) -> list[Any]:
     """Each layer with BatchNormalization and ReLU behind it."""
-    found: list[Any] = []
-    for each in stack:
-        found += [each, layers.BatchNormalization(), layers.ReLU()]
-    return found
+    result: list[Any] = []
+    for item in stack:
+        result += [item, layers.BatchNormalization(), layers.ReLU()]
+    return result
 
 
 def _keywords() -> Any:
@@ -156,7 +156,7 @@ def converted(model: Any, x: np.ndarray) -> bytes:
     fixed.set_weights(model.get_weights())
     converter = tf.lite.TFLiteConverter.from_keras_model(fixed)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([each[None]] for each in x)
+    converter.representative_dataset = lambda: ([row[None]] for row in x)
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tf.int8
     return converter.convert()
@@ -184,9 +184,9 @@ def main() -> None:
         keras.utils.set_random_seed(1)
         model = build()
         numbers = np.random.default_rng(1)
-        for each in model.trainable_weights:
-            if "bias" in each.name:  # The converter leaves out those that are zero.
-                each.assign(numbers.normal(0, 0.1, each.shape))
+        for weight in model.trainable_weights:
+            if "bias" in weight.name:  # The converter leaves out those that are zero.
+                weight.assign(numbers.normal(0, 0.1, weight.shape))
         x = numbers.normal(size=(8, *model.input_shape[1:])).astype(np.float32)
         qat = keras_qat.quantize_model(model, target="tflm")
         keras_qat.calibrate(qat, x)
@@ -203,8 +203,8 @@ def main() -> None:
         if given.operators:
             from keras_qat.tflite.reader import FileGraph
 
-            for each in (ours, theirs):
-                print([operation.kernel for operation in FileGraph(each).operations])
+            for item in (ours, theirs):
+                print([operation.kernel for operation in FileGraph(item).operations])
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ class _Unpickler(pickle.Unpickler):
 def weights_of(path: Path) -> list[np.ndarray]:
     """The weights of a PyTorch file, in order."""
     with path.open("rb") as file:
-        *_, found, keys = (_Unpickler(file).load() for _ in range(5))
-        kinds = {each.storage[2]: each.storage[1] for each in found.values()}
+        *_, result, keys = (_Unpickler(file).load() for _ in range(5))
+        kinds = {item.storage[2]: item.storage[1] for item in result.values()}
         stored = {}
         for key in keys:
             (count,) = np.fromfile(file, np.int64, 1)
@@ -118,9 +118,11 @@ def weights_of(path: Path) -> list[np.ndarray]:
             stored[key] = np.fromfile(file, dtype, count)
     return [
         as_strided(
-            stored[each.storage[2]][each.offset :], each.shape, [4 * step for step in each.strides]
+            stored[value.storage[2]][value.offset :],
+            value.shape,
+            [4 * step for step in value.strides],
         )
-        for name, each in found.items()
+        for name, value in result.items()
         if not name.endswith("num_batches_tracked")
     ]
 
@@ -158,7 +160,7 @@ def crops(
     count: int, seed: int, photographs: Sequence[tuple[str, str]] = PHOTOGRAPHS
 ) -> np.ndarray:
     """Random crops of photographs, one after the other, half of them mirrored, from -1 to 1."""
-    rng, found = np.random.default_rng(seed), []
+    rng, result = np.random.default_rng(seed), []
     images = [Image.open(_folder(where) / path).convert("RGB") for where, path in photographs]
     for i in range(count):
         image = images[i * len(images) // count]
@@ -166,8 +168,8 @@ def crops(
         left, top = (int(rng.integers(0, length - side + 1)) for length in image.size)
         box = (left, top, left + side, top + side)
         pixels = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box), np.float32)
-        found.append(pixels[:, ::-1] if rng.random() < 0.5 else pixels)
-    return ((np.stack(found) - 127) / 128).astype(np.float32)
+        result.append(pixels[:, ::-1] if rng.random() < 0.5 else pixels)
+    return ((np.stack(result) - 127) / 128).astype(np.float32)
 
 
 class Likeness(NamedTuple):

@@ -51,11 +51,11 @@ def exporters(name: str, size: int) -> dict[str, Callable[[], bytes]]:
     x = np.random.default_rng(1).uniform(-1, 1, (8, size, size, 3)).astype(np.float32)
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, x, batch_size=8)
-    found = {"keras_qat": lambda: keras_qat.export_tflite(qat)}
+    result = {"keras_qat": lambda: keras_qat.export_tflite(qat)}
     try:
         from tensorflow_model_optimization.quantization.keras import quantize_model
     except ImportError:
-        return found
+        return result
     theirs = quantize_model(build(name, size))
     theirs(x, training=True)
 
@@ -65,7 +65,7 @@ def exporters(name: str, size: int) -> dict[str, Callable[[], bytes]]:
         converter.inference_input_type = converter.inference_output_type = tf.int8
         return converter.convert()
 
-    return found | {"tfmot": convert}
+    return result | {"tfmot": convert}
 
 
 def peak_memory(name: str, size: int) -> float:
@@ -88,11 +88,11 @@ def _memory(name: str) -> int:
 
 def measure(name: str, size: int, pairs: int) -> dict[str, Any]:
     """Seconds and bytes per library, and the ratio of each pair."""
-    found = exporters(name, size)
-    seconds: dict[str, list[float]] = {library: [] for library in found}
+    result = exporters(name, size)
+    seconds: dict[str, list[float]] = {library: [] for library in result}
     sizes = {}
     for _ in range(pairs):
-        for library, export in found.items():
+        for library, export in result.items():
             start = time.perf_counter()
             sizes[library] = len(export())
             seconds[library].append(round(time.perf_counter() - start, 2))

@@ -63,8 +63,8 @@ def measure(name: str) -> None:
     row("calibrate", lambda: keras_qat.calibrate(qat, x))
     row("predict", lambda: qat.predict(x, BATCH, 0), lambda: model.predict(x, BATCH, 0))
     row("qat(x)", lambda: qat(x), lambda: model(x))
-    for each in (model, qat):
-        each.compile("sgd", "sparse_categorical_crossentropy")
+    for variant in (model, qat):
+        variant.compile("sgd", "sparse_categorical_crossentropy")
     options = {"batch_size": BATCH, "verbose": 0}
     row("fit", lambda: qat.fit(x, y, **options), lambda: model.fit(x, y, **options))
     row("evaluate", lambda: qat.evaluate(x, y, **options), lambda: model.evaluate(x, y, **options))

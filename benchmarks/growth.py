@@ -80,7 +80,7 @@ def times(series: str, size: str) -> dict[str, float]:
 
     model, data = build(series, int(size))
     steps = {form: functions(VARIANTS[form](model), data, False)[0] for form in FORMS}
-    return {form: statistics.median(each) for form, each in in_turns(steps, TURNS).items()}
+    return {form: statistics.median(in_turn) for form, in_turn in in_turns(steps, TURNS).items()}
 
 
 def memory(series: str, size: str, form: str) -> int:

@@ -108,7 +108,7 @@ def simulated(qat: Any, x: np.ndarray) -> np.ndarray:
     """What training computes, with the moving statistics."""
     call = super(QuantizedModel, qat).call
     compute = tf.function(lambda x: call(x, training=False))
-    return np.concatenate([compute(each).numpy() for each in np.split(x, len(x) // 100)])
+    return np.concatenate([compute(item).numpy() for item in np.split(x, len(x) // 100)])
 
 
 def measure(make: Callable[[], Any], weights: Any, data: Data, policy: str, seed: int) -> Any:
@@ -165,16 +165,16 @@ def main() -> None:
     data = DATA["fashion-mnist"]().subset(TRAIN, 10_000)
     print(f"{'':<36}{'accuracy':>10}{'same class':>12}{'same codes':>12}{'mean LSB':>10}")
     for name in options.networks:
-        found: dict[str, list[Any]] = {policy: [] for policy in POLICIES}
+        result: dict[str, list[Any]] = {policy: [] for policy in POLICIES}
         for seed in range(options.seeds):
             keras.utils.set_random_seed(seed)
             model = NETWORKS[name]()
             fit(model, data, EPOCHS, 3e-3)
             for policy in POLICIES:
                 row = measure(NETWORKS[name], model.get_weights(), data, policy, seed)
-                found[policy].append(row)
+                result[policy].append(row)
                 _print(f"{name} {policy} {seed}", row)
-        for policy, rows in found.items():
+        for policy, rows in result.items():
             _print(f"{name} {policy} mean", np.mean(rows, 0))
 
 

@@ -128,11 +128,11 @@ def of_pruned() -> Rows:
 
 
 def _zeros(model: Any) -> np.ndarray:
-    return np.concatenate([each.numpy().ravel() == 0 for each in _kernels(model)])
+    return np.concatenate([kernel.numpy().ravel() == 0 for kernel in _kernels(model)])
 
 
 def _kernels(model: Any) -> list[Any]:
-    return [each for each in model.trainable_weights if "kernel" in each.name]
+    return [weight for weight in model.trainable_weights if "kernel" in weight.name]
 
 
 if __name__ == "__main__":

@@ -69,15 +69,15 @@ def main() -> None:
             print(row(name, report), flush=True)
             if arguments.layers:
                 print(report.table(width=100))
-            for each in report.differing:
-                found = "" if each.fed is None else f" {each.fed.identical:.2%}"
-                text = f"{name} {each.name} ({'+'.join(each.kernels)}){found}"
+            for problem in report.differing:
+                result = "" if problem.fed is None else f" {problem.fed.identical:.2%}"
+                text = f"{name} {problem.name} ({'+'.join(problem.kernels)}){result}"
                 differing.setdefault(kernels, []).append(text)
         if arguments.tfmot:
             print(row_of_tfmot(name, data, arguments.epochs), flush=True)
     for family, names in differing.items():
         print(f"\nBelow 99.9 % or off by more than 1 LSB with the {family} kernels:")
-        print("\n".join(f"  {each}" for each in names))
+        print("\n".join(f"  {name}" for name in names))
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1))
 
@@ -131,13 +131,13 @@ def row_of_tfmot(name: str, data: Data, epochs: int) -> str:
 
 def row(name: str, report: Any) -> str:
     """One line of the table."""
-    fed = [each.fed for each in report.tensors if each.fed is not None]
+    fed = [tensor.fed for tensor in report.tensors if tensor.fed is not None]
     agree = len(report.tensors) - len(report.differing)
     (output,) = report.outputs
     return (
         f"{name:<13} {report.kernels:<10} {len(report.tensors):>6} {agree:>6} "
-        f"{min(each.identical for each in fed):>10.3%} "
-        f"{max(each.max_difference for each in fed):>4.0f}  {output.identical:>9.2%} "
+        f"{min(item.identical for item in fed):>10.3%} "
+        f"{max(item.max_difference for item in fed):>4.0f}  {output.identical:>9.2%} "
         f"{output.max_difference:>4.0f} {output.argmax_agreement:>10.2%}"
     )
 

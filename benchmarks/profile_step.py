@@ -50,12 +50,12 @@ def main() -> None:
         for _ in range(WARM_UP):
             steps[form]()
     rounds = [{form: profile(step) for form, step in steps.items()} for _ in range(ROUNDS)]
-    print_table({form: least([each[form] for each in rounds]) for form in steps}, arguments.rows)
+    print_table({form: least([round[form] for round in rounds]) for form in steps}, arguments.rows)
 
 
 def least(rounds: list[dict[str, float]]) -> dict[str, float]:
     """The least of each row."""
-    return {row: min(each.get(row, 0.0) for each in rounds) for row in set().union(*rounds)}
+    return {row: min(round.get(row, 0.0) for round in rounds) for row in set().union(*rounds)}
 
 
 def profile(step: Any) -> dict[str, float]:
@@ -87,16 +87,16 @@ def profile(step: Any) -> dict[str, float]:
 
 def print_table(found: dict[str, dict[str, float]], rows: int) -> None:
     """The longest rows in Markdown, then the rest of them, the sum and the count."""
-    counts = [each.pop("operations") for each in found.values()]
-    kinds = {kind for each in found.values() for kind in each}
-    longest = {kind: max(each.get(kind, 0.0) for each in found.values()) for kind in kinds}
+    counts = [item.pop("operations") for item in found.values()]
+    kinds = {kind for item in found.values() for kind in item}
+    longest = {kind: max(item.get(kind, 0.0) for item in found.values()) for kind in kinds}
     names = sorted(longest, key=lambda kind: -longest[kind])[:rows]
     print(f"| {'ms per step':24s} | " + " | ".join(f"{form:>8s}" for form in found) + " |")
     print(f"|{'-' * 26}|" + "|".join("-" * 9 + ":" for _ in found) + "|")
     for name in names:
-        print_row(name, [each.get(name, 0.0) for each in found.values()])
-    totals = [sum(each.values()) for each in found.values()]
-    shown = [sum(each.get(name, 0.0) for name in names) for each in found.values()]
+        print_row(name, [item.get(name, 0.0) for item in found.values()])
+    totals = [sum(item.values()) for item in found.values()]
+    shown = [sum(item.get(name, 0.0) for name in names) for item in found.values()]
     print_row("others", [all_ - some for all_, some in zip(totals, shown, strict=True)])
     print_row("sum", totals)
     print_row("operations (count)", counts)

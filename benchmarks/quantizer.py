@@ -186,14 +186,14 @@ def traced(form: Form | None, role: str, shape: list[int], dtype: Any, observe: 
             x=z, scale=gamma, offset=beta, mean=none, variance=none, epsilon=EPSILON
         )
         y = x if form is None else form(x, *ends, CEILINGS[role])
-        found = [] if observe is None else [observe(x)]
+        result = [] if observe is None else [observe(x)]
         before = set(tf.compat.v1.get_default_graph().get_operations())
         gradients = tf.gradients(y, [z, gamma, beta], upstream)
         added = set(tf.compat.v1.get_default_graph().get_operations()) - before
-        read = {_source(each) for op in added for each in op.inputs if each.op in before}
-        read -= {_source(each) for each in (z, y, upstream)}
-        kept.append(sum(_bytes(each, math.prod(shape)) for each in read))
-        return y, *gradients, *found
+        read = {_source(tensor) for op in added for tensor in op.inputs if tensor.op in before}
+        read -= {_source(item) for item in (z, y, upstream)}
+        kept.append(sum(_bytes(tensor, math.prod(shape)) for tensor in read))
+        return y, *gradients, *result
 
     channels = tf.TensorSpec([shape[-1]])
     specs = [tf.TensorSpec(shape, dtype), tf.TensorSpec(shape, dtype), channels, channels]
@@ -232,9 +232,9 @@ def measure(role: str, shape: list[int], dtype: Any, turns: int) -> dict[str, tu
             function(z, upstream, gamma, beta)
             if turn >= WARM_UP:
                 times[name].append(time.process_time() - start)
-    least = {name: 1000 * min(each) for name, each in times.items()}
+    least = {name: 1000 * min(item) for name, item in times.items()}
     base = least.pop("none")
-    return {name: (each - base, functions[name][1]) for name, each in least.items()}
+    return {name: (value - base, functions[name][1]) for name, value in least.items()}
 
 
 def main() -> None:
@@ -248,9 +248,9 @@ def main() -> None:
     for role in arguments.roles:
         rows: dict[str, list[str]] = {}
         for size in arguments.sizes:
-            shape = [int(each) for each in size.split("x")]
-            found = measure(role, shape, tf.as_dtype(arguments.dtype), arguments.turns)
-            for name, (ms, kept) in found.items():
+            shape = [int(item) for item in size.split("x")]
+            result = measure(role, shape, tf.as_dtype(arguments.dtype), arguments.turns)
+            for name, (ms, kept) in result.items():
                 rows.setdefault(name, [f"{kept}"]).append(f"{ms:.2f}")
         heads = [role, "bytes", *arguments.sizes]
         print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))

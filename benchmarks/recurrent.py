@@ -51,7 +51,7 @@ def digits() -> Data:
 def plain(word: str) -> str:
     """Small letters without accents."""
     apart = unicodedata.normalize("NFD", word.strip().lower().replace("ß", "ss"))
-    return "".join(each for each in apart if not unicodedata.combining(each))
+    return "".join(item for item in apart if not unicodedata.combining(item))
 
 
 def words() -> Data:
@@ -59,19 +59,19 @@ def words() -> Data:
     lists = []
     for language in LANGUAGES:
         text = (LISTS / language).read_text("utf-8")
-        found = {plain(word) for word in text.split()}
-        fits = {each for each in found if each.isascii() and each.isalpha() and len(each) >= 4}
-        lists.append({each for each in fits if len(each) <= STEPS})
+        result = {plain(word) for word in text.split()}
+        fits = {item for item in result if item.isascii() and item.isalpha() and len(item) >= 4}
+        lists.append({fit for fit in fits if len(fit) <= STEPS})
     numbers = np.random.default_rng(0)
     x, labels = [], []
     for label, own in enumerate(lists):
-        others = set().union(*(each for each in lists if each is not own))
+        others = set().union(*(item for item in lists if item is not own))
         chosen = numbers.choice(sorted(own - others), TRAIN + TEST, replace=False)
-        x.append([[ord(each) - 96 for each in word.rjust(STEPS, "`")] for word in chosen])
+        x.append([[ord(item) - 96 for item in word.rjust(STEPS, "`")] for word in chosen])
         labels.append([label] * (TRAIN + TEST))
     inputs, targets = np.array(x, np.int32), np.array(labels)
     parts = inputs[:, :TRAIN], targets[:, :TRAIN], inputs[:, TRAIN:], targets[:, TRAIN:]
-    first, second, third, fourth = (each.reshape(-1, *each.shape[2:]) for each in parts)
+    first, second, third, fourth = (part.reshape(-1, *part.shape[2:]) for part in parts)
     return first, second, third, fourth
 
 
@@ -159,18 +159,18 @@ def measured(task: str, make: Callable[[], Any], data: Data, seed: int) -> dict[
     keras.utils.set_random_seed(seed)
     first, further = EPOCHS[task]
     model = trained(network(task, make), data, first, 2e-3)
-    found = {"float": accuracy(model.predict(data[2], verbose=0), data)}
+    result = {"float": accuracy(model.predict(data[2], verbose=0), data)}
     qat = keras_qat.quantize_model(model)
     if in_float := keras_qat.plan(model).float_layers:
         print(in_float)
     keras_qat.calibrate(qat, data[0][:1000])
-    found["calibrated"] = of_file(qat, data)
+    result["calibrated"] = of_file(qat, data)
     keras.utils.set_random_seed(seed)
-    found["quantized, further"] = of_file(trained(qat, data, further, 5e-4), data)
+    result["quantized, further"] = of_file(trained(qat, data, further, 5e-4), data)
     keras.utils.set_random_seed(seed)
     trained(model, data, further, 5e-4)
-    found["float, further"] = accuracy(model.predict(data[2], verbose=0), data)
-    return found
+    result["float, further"] = accuracy(model.predict(data[2], verbose=0), data)
+    return result
 
 
 def main() -> None:
@@ -184,11 +184,11 @@ def main() -> None:
     for task in args.tasks:
         data = TASKS[task]()
         networks = OF_IMAGES if task == "squares" else NETWORKS
-        for name in [each for each in networks if each in (args.networks or networks)]:
+        for name in [item for item in networks if item in (args.networks or networks)]:
             seeds = [measured(task, networks[name], data, seed) for seed in range(args.seeds)]
             cells = []
             for row in ROWS:
-                values = [each[row] for each in seeds]
+                values = [seed[row] for seed in seeds]
                 each = ", ".join(f"{value:.1f}" for value in values)
                 cells.append(f"{statistics.mean(values):.1f} ({each})")
             print(f"| {task} | {name} | {' | '.join(cells)} |", flush=True)

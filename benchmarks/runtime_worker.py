@@ -44,21 +44,21 @@ def run(
         made = interpreter(
             model_path=str(path), num_threads=1, experimental_op_resolver_type=resolver
         )
-        for place, each in enumerate(made.get_input_details()):
-            if tuple(each["shape"]) != arrays[f"input_{place}"].shape:  # Of open sizes.
-                made.resize_tensor_input(each["index"], arrays[f"input_{place}"].shape)
+        for place, tensor in enumerate(made.get_input_details()):
+            if tuple(tensor["shape"]) != arrays[f"input_{place}"].shape:  # Of open sizes.
+                made.resize_tensor_input(tensor["index"], arrays[f"input_{place}"].shape)
         made.allocate_tensors()
-        for place, each in enumerate(made.get_input_details()):
-            made.set_tensor(each["index"], arrays[f"input_{place}"])
+        for place, tensor in enumerate(made.get_input_details()):
+            made.set_tensor(tensor["index"], arrays[f"input_{place}"])
         made.invoke()
         differing = size = 0
-        for place, each in enumerate(made.get_output_details()):
-            found = made.get_tensor(each["index"])
-            results.append(found)
+        for place, tensor in enumerate(made.get_output_details()):
+            result = made.get_tensor(tensor["index"])
+            results.append(result)
             expected = arrays.get(f"{kernels}_{place}")
             if expected is not None:
-                differing += int(np.count_nonzero(found != expected.reshape(found.shape)))
-                size += found.size
+                differing += int(np.count_nonzero(result != expected.reshape(result.shape)))
+                size += result.size
     if outputs and kernels == "xnnpack":
         np.savez(Path(outputs) / path.stem, *results)
     return [differing, size]
@@ -77,10 +77,10 @@ def apart(function: Callable[..., Any], *given: Any) -> Any:
     child = os.fork()
     if not child:
         try:
-            found = function(*given)
+            result = function(*given)
         except (ValueError, RuntimeError) as error:
-            found = str(error).strip().splitlines()[-1]
-        os.write(writes, json.dumps(found).encode()[:60_000])
+            result = str(error).strip().splitlines()[-1]
+        os.write(writes, json.dumps(result).encode()[:60_000])
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads) as pipe:
@@ -92,7 +92,7 @@ def apart(function: Callable[..., Any], *given: Any) -> Any:
 def main(folder: str, name: str, outputs: str | None = None) -> None:
     """Prints what each file gives with each family of kernels."""
     interpreter, resolvers = runtime(name)
-    found = {
+    result = {
         path.stem: {
             kernels: apart(
                 run, interpreter, getattr(resolvers, KERNELS[kernels]), path, kernels, outputs
@@ -102,7 +102,7 @@ def main(folder: str, name: str, outputs: str | None = None) -> None:
         for path in sorted(Path(folder).glob("*.tflite"))
     }
     version = importlib.metadata.version(name.replace("_", "-"))
-    json.dump({"runtime": f"{name.replace('_', '-')} {version}", "files": found}, sys.stdout)
+    json.dump({"runtime": f"{name.replace('_', '-')} {version}", "files": result}, sys.stdout)
 
 
 if __name__ == "__main__":

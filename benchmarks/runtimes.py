@@ -58,8 +58,8 @@ def operators(
                     contents = file_of(each)
                     graph = FileGraph(contents)
                     arrays = [inputs[name] for name in graph.inputs]
-                    found = {family: in_integers(each, inputs, family) for family in families}
-                    yield f"{op.name}{form}, {bits} bits.{seed}", contents, _named(arrays, found)
+                    result = {family: in_integers(each, inputs, family) for family in families}
+                    yield f"{op.name}{form}, {bits} bits.{seed}", contents, _named(arrays, result)
 
 
 def networks(
@@ -74,35 +74,35 @@ def networks(
         contents = keras_qat.export_tflite(qat, batch_size=BATCH)
         graph = FileGraph(contents)
         given = x if len(x) > 1 else x[0]
-        found = {}
+        result = {}
         for kernels in families:
             simulated = keras_qat.simulate(qat, given, kernels)
             if simulated.float_layers:
                 break
-            found[kernels] = [
+            result[kernels] = [
                 simulated.outputs[name].codes for name in _by_index(graph, graph.outputs, "outputs")
             ]
         else:
             ends = resolve(qat).inputs
             codes = {
-                name: each if params is None else params.quantize(each)
-                for (name, params), each in zip(
-                    ((name, each.params) for name, each in ends.items()), x, strict=True
+                name: row if params is None else params.quantize(row)
+                for (name, params), row in zip(
+                    ((name, end.params) for name, end in ends.items()), x, strict=True
                 )
             }
             arrays = [codes[name] for name in _by_index(graph, graph.inputs, "inputs")]
-            yield f"network {name}.0", contents, _named(arrays, found)
+            yield f"network {name}.0", contents, _named(arrays, result)
 
 
 def _by_index(graph: FileGraph, ends: Any, end: Any) -> list[str]:
-    names = {each.index: name for name, each in ends.items()}
+    names = {end.index: name for name, end in ends.items()}
     return [names[index] for index in graph.ends(end)]
 
 
 def _named(inputs: list[Any], found: dict[Any, list[Any]]) -> dict[str, np.ndarray]:
-    arrays = {f"input_{place}": np.asarray(each) for place, each in enumerate(inputs)}
+    arrays = {f"input_{place}": np.asarray(array) for place, array in enumerate(inputs)}
     for family, outputs in found.items():
-        arrays |= {f"{family}_{place}": np.asarray(each) for place, each in enumerate(outputs)}
+        arrays |= {f"{family}_{place}": np.asarray(output) for place, output in enumerate(outputs)}
     return arrays
 
 
@@ -118,33 +118,33 @@ def write(folder: Path, seeds: int) -> None:
 def table(paths: list[Path]) -> str:
     """What differs in any of the runtimes, for each family of kernels, as Markdown."""
     runtimes = [json.loads(path.read_text()) for path in paths]
-    names = sorted({name.rsplit(".", 1)[0] for each in runtimes for name in each["files"]})
+    names = sorted({name.rsplit(".", 1)[0] for runtime in runtimes for name in runtime["files"]})
     lines = []
     for kernels in FAMILIES:
-        heads = " | ".join(each["runtime"] for each in runtimes)
+        heads = " | ".join(runtime["runtime"] for runtime in runtimes)
         lines += [f"{kernels} | {heads}", " | ".join(["---"] * (len(runtimes) + 1))]
-        cells = {name: [_cell(each, name, kernels) for each in runtimes] for name in names}
-        differing = {name: each for name, each in cells.items() if set(each) != {"="}}
-        lines += [" | ".join([name, *each]) for name, each in differing.items()]
+        cells = {name: [_cell(runtime, name, kernels) for runtime in runtimes] for name in names}
+        differing = {name: cell for name, cell in cells.items() if set(cell) != {"="}}
+        lines += [" | ".join([name, *problem]) for name, problem in differing.items()]
         lines += [f"\n{len(names) - len(differing)} of {len(names)} are equal in all.\n"]
     return "\n".join(lines)
 
 
 def _cell(runtime: dict[str, Any], name: str, kernels: str) -> str:
     """How one runtime computes one kind of file."""
-    found = [
+    result = [
         results[kernels]
         for file, results in runtime["files"].items()
         if file.rsplit(".", 1)[0] == name
     ]
     differing = size = 0
     refused = collections.Counter[str]()
-    for each in found:
-        if isinstance(each, str):
-            refused["ends the process" if "ends" in each else "refused"] += 1
+    for item in result:
+        if isinstance(item, str):
+            refused["ends the process" if "ends" in item else "refused"] += 1
         else:
-            differing, size = differing + each[0], size + each[1]
-    parts = [f"{word} {count} of {len(found)}" for word, count in refused.items()]
+            differing, size = differing + item[0], size + item[1]
+    parts = [f"{word} {count} of {len(result)}" for word, count in refused.items()]
     if differing:
         parts.append(f"{differing / size:.2%}")
     return ", ".join(parts) or "="

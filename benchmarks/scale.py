@@ -54,7 +54,7 @@ def main() -> None:
         cells = (
             row["name"],
             str(row["layers"]),
-            *(f"{each:.2f} s" for each in seconds),
+            *(f"{second:.2f} s" for second in seconds),
             str(row["peak_mb"]),
             f"{1000 * sum(seconds) / row['layers']:.1f}",
         )

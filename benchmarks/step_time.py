@@ -56,8 +56,8 @@ def main() -> None:
     parser.add_argument("--memory-of", nargs=2, metavar=("NAME", "FORM"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.times_of:
-        found = measure(arguments.times_of, arguments.turns, arguments.jit_compile)
-        print(json.dumps(found))
+        result = measure(arguments.times_of, arguments.turns, arguments.jit_compile)
+        print(json.dumps(result))
         return
     if arguments.memory_of:
         name, form = arguments.memory_of
@@ -67,11 +67,11 @@ def main() -> None:
     print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
     rows = []
     for name in arguments.names or MODELS:
-        found = in_own_process("--times-of", name, *options)
-        for form, row in found.items():
+        result = in_own_process("--times-of", name, *options)
+        for form, row in result.items():
             if not arguments.no_memory:
                 row["peak_mb"] = in_own_process("--memory-of", name, form)
-            base = found["float"]
+            base = result["float"]
             rows.append({"model": name, "form": form, **row})
             print(line(rows[-1], base), flush=True)
     if arguments.output:
@@ -82,7 +82,7 @@ def measure(name: str, turns: int, jit_compile: bool) -> dict[str, dict[str, Any
     """The figures of each form of a model: seconds, and ratios to the float form."""
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
 
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     steps: dict[str, Callable[[], Any]] = {}
     inferences: dict[str, Callable[[], Any]] = {}
     for form, quantize in VARIANTS.items():
@@ -99,15 +99,15 @@ def measure(name: str, turns: int, jit_compile: bool) -> dict[str, dict[str, Any
             continue
         steps[form], inferences[form] = functions(quantized, batch(model), jit_compile)
         first, _ = timed(steps[form])
-        found[form] = {"quantize_s": seconds, "first_step_s": first}
+        result[form] = {"quantize_s": seconds, "first_step_s": first}
         inferences[form]()
     for kind, calls in (("step", steps), ("inference", inferences)):
         times = in_turns(calls, turns)
-        for form, row in found.items():
+        for form, row in result.items():
             pairs = zip(times[form], times["float"], strict=True)
             row[f"{kind}_s"] = statistics.median(times[form])
             row[f"{kind}_ratio"] = statistics.median(one / base for one, base in pairs)
-    return found
+    return result
 
 
 def functions(

@@ -48,7 +48,7 @@ def dense_file(qat: Any, bits: int, is_hybrid: bool) -> tuple[bytes, np.ndarray]
     (graph,) = model.subgraphs
     codes = [code.builtinCode for code in model.operatorCodes]
     index = codes.index(schema.BuiltinOperator.FULLY_CONNECTED)
-    (dense,) = [each for each in graph.operators if each.opcodeIndex == index]
+    (dense,) = [operator for operator in graph.operators if operator.opcodeIndex == index]
     weights = graph.tensors[dense.inputs[1]]
     buffer = model.buffers[weights.buffer]
     q = np.asarray(buffer.data, np.uint8).view(np.int8).reshape(weights.shape)

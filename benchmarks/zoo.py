@@ -153,7 +153,7 @@ def run_worker(arguments: list[str], timeout: float) -> dict[str, Any]:
             error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
     except subprocess.TimeoutExpired as expired:
         output, error = (expired.stdout or b"").decode(), f"longer than {timeout:.0f} s"
-    lines = [each for each in output.splitlines() if each.startswith("{")]
+    lines = [splitline for splitline in output.splitlines() if splitline.startswith("{")]
     row = json.loads(lines[-1]) if lines else {"name": arguments[0]}
     if error:
         row.setdefault("error", f"after {row.get('step', 'the start')}: {error}")
@@ -181,8 +181,8 @@ def is_green(row: dict[str, Any]) -> bool:
 
 def has_all_codes(row: dict[str, Any]) -> bool:
     """Whether nothing failed, and what is int8 as a whole gives all codes, with each recipe."""
-    whole = [each for each in row.get("recipes", {}).values() if not each["float_operations"]]
-    return "error" not in row and all(each[key] == 1 for each in whole for key, _ in CODES)
+    whole = [item for item in row.get("recipes", {}).values() if not item["float_operations"]]
+    return "error" not in row and all(item[key] == 1 for item in whole for key, _ in CODES)
 
 
 def header(tfmot: bool) -> str:
@@ -247,8 +247,8 @@ def steps(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| model | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for row in rows:
         cells = [
-            f"{row['seconds'][name]:.1f} s, {row['peak_mb'][name]} MB" if name in found else "-"
-            for found in [row.get("seconds", {})]
+            f"{row['seconds'][name]:.1f} s, {row['peak_mb'][name]} MB" if name in result else "-"
+            for result in [row.get("seconds", {})]
             for name in names
         ]
         lines.append(f"| {' | '.join([row['name'], *cells])} |")
@@ -283,18 +283,18 @@ def code_summary(rows: dict[str, dict[str, Any]]) -> str:
     lines = [f"| models | int8 | {' | '.join(title for _, title in CODES)} |"]
     lines.append("| --- " * (len(CODES) + 2) + "|")
     for recipe in recipes:
-        found = {
+        result = {
             name: row["recipes"][recipe]
             for name, row in rows.items()
             if recipe in row.get("recipes", {})
         }
-        whole = {name: each for name, each in found.items() if not each["float_operations"]}
-        equal = [sum(each[key] == 1 for each in whole.values()) for key, _ in CODES]
-        lines.append(f"| {len(found)}, {recipe} | {len(whole)} | {' | '.join(map(str, equal))} |")
+        whole = {name: value for name, value in result.items() if not value["float_operations"]}
+        equal = [sum(item[key] == 1 for item in whole.values()) for key, _ in CODES]
+        lines.append(f"| {len(result)}, {recipe} | {len(whole)} | {' | '.join(map(str, equal))} |")
         lines += [
-            f"| {name}, {recipe} | in part | {' | '.join(f'{each[key]:.2%}' for key, _ in CODES)} |"
-            for name, each in sorted(found.items())
-            if name not in whole or any(each[key] < 1 for key, _ in CODES)
+            f"| {name}, {recipe} | in part | {' | '.join(f'{row[key]:.2%}' for key, _ in CODES)} |"
+            for name, row in sorted(result.items())
+            if name not in whole or any(row[key] < 1 for key, _ in CODES)
         ]
     lines += ["", *(f"{name}: {row['error']}" for name, row in rows.items() if "error" in row)]
     return "\n".join([*lines, str(facts())])

@@ -111,8 +111,8 @@ def train_step(model: Any, x: Any, eagerly: bool = False) -> bool:
     from keras_qat.frontend.keras2.backend import keras
 
     if isinstance(model.output, (list, tuple)) or model.output.shape[1:] != (CLASSES,):
-        outputs = [np.asarray(each) for each in tf.nest.flatten(model(x))]
-        targets = [np.zeros_like(each) for each in outputs]
+        outputs = [np.asarray(tensor) for tensor in tf.nest.flatten(model(x))]
+        targets = [np.zeros_like(output) for output in outputs]
         model.compile(keras.optimizers.SGD(1e-4), "mse", run_eagerly=eagerly)
         loss = model.train_on_batch(x, targets if len(targets) > 1 else targets[0])
         return bool(np.all(np.isfinite(loss)))
@@ -124,14 +124,16 @@ def train_step(model: Any, x: Any, eagerly: bool = False) -> bool:
 
 def arrays(model: Any, count: int) -> list[np.ndarray]:
     """Random inputs for any model: small indices, normally distributed numbers."""
-    numbers, found = np.random.default_rng(1), []
-    for each in model.inputs:
-        sizes = (count, *(64 if size is None else size for size in each.shape[1:]))
+    numbers, result = np.random.default_rng(1), []
+    for tensor in model.inputs:
+        sizes = (count, *(64 if size is None else size for size in tensor.shape[1:]))
         drawn = (
-            numbers.normal(size=sizes) if each.dtype.is_floating else numbers.integers(0, 9, sizes)
+            numbers.normal(size=sizes)
+            if tensor.dtype.is_floating
+            else numbers.integers(0, 9, sizes)
         )
-        found.append(drawn.astype(each.dtype.name))
-    return found
+        result.append(drawn.astype(tensor.dtype.name))
+    return result
 
 
 def run(name: str, wild: bool = False) -> None:
@@ -154,10 +156,12 @@ def run(name: str, wild: bool = False) -> None:
         x = arrays(qat, count) if wild else [x]
 
     def part(start: int, end: int) -> Any:
-        parts = [each[start:end] for each in x]
+        parts = [row[start:end] for row in x]
         return parts if len(parts) > 1 else parts[0]
 
-    customs = {type(each).__name__: type(each) for each in model._flatten_layers()} if wild else {}
+    customs = (
+        {type(layer).__name__: type(layer) for layer in model._flatten_layers()} if wild else {}
+    )
     del model
     with result.step("train"):
         result["trains"] = train_step(qat, part(0, BATCH), eagerly=wild)
@@ -177,7 +181,7 @@ def run(name: str, wild: bool = False) -> None:
         result["file_mb"] = round(len(contents) / 1e6, 2)
         result.update(operations(contents))
     with result.step("simulate"):
-        result["simulated"] = simulated(qat, contents, [each[:BATCH] for each in x])
+        result["simulated"] = simulated(qat, contents, [row[:BATCH] for row in x])
     with result.step("verify"):
         inputs = part(0, count)
         report = keras_qat.verify(qat, contents, inputs, per_layer=not wild, batch_size=BATCH)
@@ -195,7 +199,7 @@ def compute_alike(qat: Any, reloaded: Any, x: Any) -> bool:
 
     if x is None:
         return bool(keras_qat.export_tflite(reloaded) == keras_qat.export_tflite(qat))
-    expected, outputs = (tf.nest.flatten(each(x, training=False)) for each in (qat, reloaded))
+    expected, outputs = (tf.nest.flatten(item(x, training=False)) for item in (qat, reloaded))
     return all(map(np.array_equal, expected, outputs))
 
 
@@ -234,16 +238,16 @@ def run_codes(name: str) -> None:
             keras_qat.freeze_batch_norm(qat)
             qat(x, training=True)
             contents = keras_qat.export_tflite(qat)
-            found = {
+            computed = {
                 **operations(contents),
                 "predict": keras_qat.verify(qat, contents, x).identical,
             }
             for kernels in ("xnnpack", "reference"):
                 (codes,) = FileInterpreter(contents, kernels).run({qat.input_names[0]: x}).values()
                 (output,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-                found[kernels] = float(np.mean(output.codes == codes))
-                found["distinct"] = len(np.unique(codes))
-            result["recipes"][recipe] = found
+                computed[kernels] = float(np.mean(output.codes == codes))
+                computed["distinct"] = len(np.unique(codes))
+            result["recipes"][recipe] = computed
             del qat, contents
 
 
@@ -252,24 +256,24 @@ def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
     import keras_qat
     from keras_qat.tflite.interpreter import FileInterpreter
 
-    found = FileInterpreter(contents).run(dict(zip(qat.input_names, x, strict=True)))
+    result = FileInterpreter(contents).run(dict(zip(qat.input_names, x, strict=True)))
     outputs = keras_qat.simulate(qat, x if len(x) > 1 else x[0]).outputs
     shares = [
         np.mean(getattr(outputs[name], "codes", outputs[name]) == codes)
-        for name, codes in found.items()
+        for name, codes in result.items()
     ]
     return float(np.mean(shares))
 
 
 def layers(report: Any) -> dict[str, Any]:
     """How the layers agree, each fed what the model computed before it."""
-    fed = [(each.fed, each) for each in report.tensors if each.fed is not None]
+    fed = [(tensor.fed, tensor) for tensor in report.tensors if tensor.fed is not None]
     return {
         "compared": len(fed),
-        "agree": sum(each.agrees for _, each in fed),
+        "agree": sum(value.agrees for _, value in fed),
         "identical": float(np.mean([fed.identical for fed, _ in fed])),
         "largest": max(fed.max_difference for fed, _ in fed),
-        "lowest": min((fed.identical, each.name, "+".join(each.kernels)) for fed, each in fed),
+        "lowest": min((fed.identical, value.name, "+".join(value.kernels)) for fed, value in fed),
         "other_ranges": len(report.other_ranges),
     }
 

@@ -72,9 +72,9 @@ def assert_identical(
     file = FileInterpreter(contents or keras_qat.export_tflite(qat, **options), kernels)
     simulated = keras_qat.simulate(qat, x, kernels, **options)
     arrays = qat._flatten_to_reference_inputs(x)
-    found = file.run(dict(zip(qat.input_names, arrays, strict=True)))
-    assert set(found) == set(simulated.outputs)
-    for name, codes in found.items():
+    outputs = file.run(dict(zip(qat.input_names, arrays, strict=True)))
+    assert set(outputs) == set(simulated.outputs)
+    for name, codes in outputs.items():
         output = simulated.outputs[name]
         if isinstance(output, np.ndarray):  # Integers, of which nothing is quantized.
             np.testing.assert_array_equal(output, codes)

@@ -145,15 +145,15 @@ def count_flips(record_property):
 
 def pytest_terminal_summary(terminalreporter):
     reports = [
-        each
+        item
         for outcome in ("passed", "failed")
-        for each in terminalreporter.stats.get(outcome, [])
-        if "conformance" in each.nodeid
+        for item in terminalreporter.stats.get(outcome, [])
+        if "conformance" in item.nodeid
     ]
     flips = [
-        (each.nodeid, count)
-        for each in reports
-        for name, count in each.user_properties
+        (report.nodeid, count)
+        for report in reports
+        for name, count in report.user_properties
         if name == FLIPS
     ]
     if reports:

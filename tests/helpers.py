@@ -53,7 +53,7 @@ def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
     """
     keras_qat.freeze_batch_norm(qat)
     for batch in range(batches):
-        parts = [each[batch::batches] for each in inputs]
+        parts = [array[batch::batches] for array in inputs]
         qat(parts[0] if len(parts) == 1 else parts, training=True)
     return qat
 

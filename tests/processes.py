@@ -31,12 +31,12 @@ def fork(function: Callable[..., None], *args: Any) -> Any:
 def run_all(*processes: Any, seconds: float = 300.0) -> list[int | None]:
     """Waits for processes; their exit codes, None for those that did not end."""
     try:
-        for each in processes:
-            each.join(seconds)
-        return [each.exitcode for each in processes]
+        for process in processes:
+            process.join(seconds)
+        return [process.exitcode for process in processes]
     finally:
-        for each in processes:
-            each.kill()
+        for process in processes:
+            process.kill()
 
 
 PROGRAMS = """

@@ -21,7 +21,7 @@ def representative(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item
     used: collections.Counter[Any] = collections.Counter()
     kept: list[pytest.Item] = []
     while rest and len(kept) < count:
-        best = min(rest, key=lambda case: sorted(used[each] for each in _values(case)))
+        best = min(rest, key=lambda case: sorted(used[value] for value in _values(case)))
         rest.remove(best)
         kept.append(best)
         used.update(_values(best))

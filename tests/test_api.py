@@ -58,7 +58,7 @@ def public(module: ModuleType = keras_qat, prefix: str = "") -> Iterator[tuple[s
 
 def released() -> dict[str, list[str]]:
     entries = re.findall(r"^([\w.]+)\((.*)\)$", RELEASED.read_text(), flags=re.MULTILINE)
-    return {name: [each for each in listed.split(", ") if each] for name, listed in entries}
+    return {name: [item for item in listed.split(", ") if item] for name, listed in entries}
 
 
 def test_experimental_names_exist():
@@ -70,13 +70,13 @@ def test_stable_names_take_what_they_took(name):
     now, before = dict(public()), released()[name]
     assert name in now, f"{name} is gone"
     if dataclasses.is_dataclass(getattr(keras_qat, name, None)):  # Programs read its fields.
-        assert {each.rstrip("=") for each in before} <= {each.rstrip("=") for each in now[name]}
+        assert {weight.rstrip("=") for weight in before} <= {item.rstrip("=") for item in now[name]}
         return
     positional = before[: before.index("*")] if "*" in before else before
     assert now[name][: len(positional)] == positional
     assert set(before) <= set(now[name])
-    new = [each for each in now[name] if each not in before]
-    assert all(each.endswith("=") or each.startswith("*") for each in new), new
+    new = [item for item in now[name] if item not in before]
+    assert all(name.endswith("=") or name.startswith("*") for name in new), new
 
 
 def documented(item: Any, name: str) -> bool:

@@ -23,11 +23,11 @@ def test_the_table_in_small(tmp_path, monkeypatch, capsys):
     first, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("   1 of 10, ")
     for name in ("DS-CNN", "LeNet"):
-        found = json.loads((tmp_path / f"{name}-0.json").read_text())
-        assert set(found) == {"float", *ROWS}
-        assert found["float"] > 70  # The digits of the test are by other people.
+        parsed = json.loads((tmp_path / f"{name}-0.json").read_text())
+        assert set(parsed) == {"float", *ROWS}
+        assert parsed["float"] > 70  # The digits of the test are by other people.
         for label in ROWS:
-            assert found[label] >= found["float"] - 2, (name, label, found)
+            assert parsed[label] >= parsed["float"] - 2, (name, label, parsed)
     accuracy.main()  # Nothing is left to do.
     assert capsys.readouterr().out.startswith("| | DS-CNN | LeNet |")
 

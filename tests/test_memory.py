@@ -64,8 +64,8 @@ def test_a_model_is_freed(use: Callable[[Any], Any]) -> None:
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, X)
     use(qat)
-    held = [weakref.ref(each) for each in (model, qat)]
+    held = [weakref.ref(variant) for variant in (model, qat)]
     del model, qat
     keras.backend.clear_session()
     gc.collect()
-    assert [each() for each in held] == [None, None]
+    assert [reference() for reference in held] == [None, None]

@@ -343,7 +343,7 @@ def test_no_warnings_of_retracing(caplog):
     with caplog.at_level(logging.WARNING, "tensorflow"):
         for number in range(7):
             traced(lambda x: x + 1)(tf.constant(number))
-    assert not [each for each in caplog.messages if "retracing" in each]
+    assert not [message for message in caplog.messages if "retracing" in message]
 
 
 def test_layers_in_float_are_told_once(monkeypatch, caplog, tmp_path):

@@ -87,7 +87,7 @@ def test_nothing_takes_a_model_once_it_is_resolved():
         for node in ast.walk(ast.parse(module.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef) and module.name not in INFERENCE:
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                taking |= {node.name for each in arguments if each.arg in ("model", "qat")}
+                taking |= {node.name for argument in arguments if argument.arg in ("model", "qat")}
     assert taking == READ_MODELS
 
 
@@ -173,14 +173,17 @@ def row_constants() -> frozenset[str]:
     """The names that modules give to rows."""
     modules = [vars(importlib.import_module(name)) for name in ROW_MODULES]
     return frozenset(
-        name for each in modules for name, value in each.items() if isinstance(value, Op)
+        name for module in modules for name, value in module.items() if isinstance(value, Op)
     )
 
 
 def asked_by_name(tree: ast.AST) -> Iterator[str]:
     """What a module asks an operator or a layer for, if that is which one it is."""
     constants = row_constants()
-    names, classes = {op.name for op in ROWS}, {each.__name__ for op in ROWS for each in op.layers}
+    names, classes = (
+        {op.name for op in ROWS},
+        {layer.__name__ for op in ROWS for layer in op.layers},
+    )
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             operands = [leaf for part in (node.left, *node.comparators) for leaf in displayed(part)]

@@ -82,14 +82,14 @@ def test_a_script(check):
 
 @pytest.mark.slow
 def test_mistakes_in_a_script(check):
-    found = check("import keras_qat\n" + "\n".join(MISTAKES)).splitlines()
+    result = check("import keras_qat\n" + "\n".join(MISTAKES)).splitlines()
     for line, (mistake, name) in enumerate(MISTAKES.items(), start=2):
-        assert any(f":{line}:" in each and name in each for each in found), (mistake, found)
+        assert any(f":{line}:" in item and name in item for item in result), (mistake, result)
 
 
 def test_everything_public_is_there_and_documented():
     for name in keras_qat.__all__:
-        found = getattr(keras_qat, name)
-        assert name == "__version__" or (found.__doc__ or "").strip(), name
+        result = getattr(keras_qat, name)
+        assert name == "__version__" or (result.__doc__ or "").strip(), name
     assert sorted(keras_qat.__all__) == keras_qat.__all__
     assert (Path(keras_qat.__file__).parent / "py.typed").exists()

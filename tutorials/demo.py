@@ -77,11 +77,11 @@ def latencies(files: list[FileInterpreter], image: np.ndarray, rounds: int = 500
     for file in files:
         file.run({"image": image})  # Sets the shape and the input, and warms up.
     for _ in range(rounds):
-        for file, found in zip(files, times, strict=True):
+        for file, result in zip(files, times, strict=True):
             start = time.perf_counter()
             file.interpreter.invoke()
-            found.append(1000 * (time.perf_counter() - start))
-    return [statistics.median(found) for found in times]
+            result.append(1000 * (time.perf_counter() - start))
+    return [statistics.median(result) for result in times]
 
 
 def run(data: Data, epochs: int, qat_epochs: int, directory: Path) -> Results:
@@ -121,7 +121,7 @@ def run(data: Data, epochs: int, qat_epochs: int, directory: Path) -> Results:
     keras_qat.export_saved_model(reloaded, directory / "saved_model")
     keras_qat.export_tflite(reloaded, directory / "int8.tflite")
     (directory / "float.tflite").write_bytes(convert_float(model))
-    print(*sorted(each.name for each in directory.iterdir()), sep="\n")
+    print(*sorted(path.name for path in directory.iterdir()), sep="\n")
 
     heading(f"5. Verify: {len(x_test)} test images that were never trained on")
     report = keras_qat.verify(reloaded, directory / "int8.tflite", x_test)

@@ -150,7 +150,7 @@ def run(
 def table(rows: list[Row]) -> str:
     """The result, one line for each model."""
     columns = ("Keras", "TFLite", "same class", "same codes", "file")
-    lines = [f"{'accuracy on the test set':<26}" + "".join(f"{each:>12}" for each in columns)]
+    lines = [f"{'accuracy on the test set':<26}" + "".join(f"{column:>12}" for column in columns)]
     for row in rows:
         shares = [row.accuracy, row.tflite_accuracy, row.agreement, row.identical]
         cells = ["-" if share is None else f"{share:.2%}" for share in shares]

@@ -65,7 +65,7 @@ def iou(box: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Intersection over union of a box with others."""
     size = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     common = size.clip(0).prod(-1)
-    areas = [(each[..., 2:] - each[..., :2]).clip(0).prod(-1) for each in (box, others)]
+    areas = [(item[..., 2:] - item[..., :2]).clip(0).prod(-1) for item in (box, others)]
     return common / (areas[0] + areas[1] - common + 1e-9)
 
 

@@ -69,11 +69,11 @@ WHOLE = ("YOLO", "EfficientDet")
 def _attention_model(module: str, name: str) -> Any:
     import importlib
 
-    found = importlib.import_module(f"keras_cv_attention_models.{module}")
+    result = importlib.import_module(f"keras_cv_attention_models.{module}")
     options = {} if name.startswith(WHOLE) else {"num_classes": 10, "classifier_activation": None}
     if name.startswith("VOLO"):
         del options["classifier_activation"]  # It has none.
-    return getattr(found, name)(input_shape=(SIZE, SIZE, 3), pretrained=None, **options)
+    return getattr(result, name)(input_shape=(SIZE, SIZE, 3), pretrained=None, **options)
 
 
 SEGMENTATION = (
@@ -141,12 +141,12 @@ def builders() -> dict[str, Builder]:
     os.environ.setdefault("SM_FRAMEWORK", "tf.keras")
     from benchmarks.wild.by_hand import BY_HAND
 
-    found: dict[str, Builder] = {
+    result: dict[str, Builder] = {
         f"kecam {name}": partial(_attention_model, module, name)
         for module, names in ATTENTION_MODELS.items()
         for name in names
     }
-    found |= {f"sm {' '.join(each)}": partial(_segmentation, *each) for each in SEGMENTATION}
-    found |= {f"kuc {name}": partial(_unet, name, options) for name, options in UNETS.items()}
-    found |= {f"tcn {name}": partial(_tcn, options) for name, options in TCNS.items()}
-    return found | BY_HAND
+    result |= {f"sm {' '.join(item)}": partial(_segmentation, *item) for item in SEGMENTATION}
+    result |= {f"kuc {name}": partial(_unet, name, options) for name, options in UNETS.items()}
+    result |= {f"tcn {name}": partial(_tcn, options) for name, options in TCNS.items()}
+    return result | BY_HAND

@@ -37,13 +37,13 @@ def yolo_v4() -> Any:
     pools = [layers.MaxPooling2D(size, 1, padding="same")(x) for size in (5, 9, 13)]
     x = conv(layers.Concatenate()([*pools, x]), 32, 1)
     up = layers.UpSampling2D()(conv(x, 16, 1, activation=tf.nn.leaky_relu))
-    heads = [layers.Conv2D(21, 1)(each) for each in (layers.Concatenate()([up, first]), x)]
+    heads = [layers.Conv2D(21, 1)(item) for item in (layers.Concatenate()([up, first]), x)]
 
     def decode(t: Any) -> Any:
         box, rest = t[..., :2], t[..., 2:]
         return tf.concat([tf.sigmoid(box) * 1.2 - 0.1, rest], axis=-1)
 
-    return keras.Model(inputs, [layers.Lambda(decode)(each) for each in heads])
+    return keras.Model(inputs, [layers.Lambda(decode)(head) for head in heads])
 
 
 def crnn() -> Any:
@@ -171,8 +171,8 @@ class ResidualBlock(layers.Layer):
 
     def call(self, x: Any, training: Any = None) -> Any:
         y = x
-        for each in self.convolutions:
-            y = self.drop(tf.nn.relu(each(y)), training=training)
+        for convolution in self.convolutions:
+            y = self.drop(tf.nn.relu(convolution(y)), training=training)
         return tf.nn.relu(y + self.match(x))
 
 
@@ -207,7 +207,7 @@ def attention_gates() -> Any:
     x = conv(inputs, 16)
     pools = [layers.GlobalAveragePooling2D()(x), layers.GlobalMaxPooling2D()(x)]
     shared = [layers.Dense(4, activation="relu"), layers.Dense(16)]
-    gates = layers.Add()([shared[1](shared[0](each)) for each in pools])
+    gates = layers.Add()([shared[1](shared[0](pool)) for pool in pools])
     x = layers.Multiply()([x, layers.Reshape((1, 1, 16))(layers.Activation("sigmoid")(gates))])
     mean = layers.Lambda(lambda t: tf.reduce_mean(t, axis=3, keepdims=True))(x)
     peak = layers.Lambda(lambda t: tf.reduce_max(t, axis=3, keepdims=True))(x)
@@ -224,7 +224,7 @@ def siamese() -> Any:
     x = layers.Flatten()(layers.MaxPooling2D()(conv(layers.MaxPooling2D()(conv(one, 8)), 16)))
     tower = keras.Model(one, layers.Dense(16, activation="sigmoid")(x))
     pair = [keras.Input((32, 32, 1)) for _ in range(2)]
-    away = layers.Lambda(lambda t: tf.abs(t[0] - t[1]))([tower(each) for each in pair])
+    away = layers.Lambda(lambda t: tf.abs(t[0] - t[1]))([tower(item) for item in pair])
     return keras.Model(pair, layers.Dense(1, activation="sigmoid")(away))
 
 

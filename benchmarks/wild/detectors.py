@@ -44,12 +44,12 @@ def single_shot() -> Any:
     x = conv(conv(conv(inputs, 8, strides=2), 16, strides=2), 16, strides=2)
     boxes, scores = [], []
     for size in (8, 4):
-        found = layers.Reshape((size * size * 2, 4))(layers.Conv2D(8, 3, padding="same")(x))
-        boxes.append(DecodeBoxes(size, 2)(found))
-        found = layers.Reshape((size * size * 2, 5))(layers.Conv2D(10, 3, padding="same")(x))
-        scores.append(layers.Softmax()(found))
+        result = layers.Reshape((size * size * 2, 4))(layers.Conv2D(8, 3, padding="same")(x))
+        boxes.append(DecodeBoxes(size, 2)(result))
+        result = layers.Reshape((size * size * 2, 5))(layers.Conv2D(10, 3, padding="same")(x))
+        scores.append(layers.Softmax()(result))
         x = conv(x, 16, strides=2)
-    return keras.Model(inputs, [layers.Concatenate(1)(each) for each in (boxes, scores)])
+    return keras.Model(inputs, [layers.Concatenate(1)(item) for item in (boxes, scores)])
 
 
 class Integral(layers.Layer):

@@ -71,7 +71,7 @@ def page(data: dict[str, Any]) -> str:
         exact=sum(row.get("identical") == 1 for row in ints),
         simulated=sum(row.get("simulated") == 1 for row in ints),
         command=_command(),
-        versions=", ".join(f"{name} {each}" for name, each in data["versions"].items()),
+        versions=", ".join(f"{name} {value}" for name, value in data["versions"].items()),
     )
     columns = COLUMNS.split(", ")
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]

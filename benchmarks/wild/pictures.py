@@ -127,7 +127,7 @@ def style_transfer() -> Any:
     """Content and style images."""
     images = [keras.Input((16, 16, 3)) for _ in range(2)]
     encode = keras.Sequential([layers.Conv2D(8, 3, 2, padding="same", activation="relu")])
-    x = AdaIN()([encode(each) for each in images])
+    x = AdaIN()([encode(image) for image in images])
     x = layers.Conv2D(8, 3, padding="same", activation="relu")(layers.UpSampling2D()(x))
     return keras.Model(images, layers.Conv2D(3, 3, padding="same")(x))
 

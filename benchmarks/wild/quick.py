@@ -36,7 +36,7 @@ def measure(build: Any) -> list[str]:
     left = keras_qat.plan(model, recipe).float_layers
     qat = keras_qat.quantize_model(model, recipe)
     x = zoo_worker.arrays(qat, COUNT)
-    data, few = (x, [each[:4] for each in x]) if len(x) > 1 else (x[0], x[0][:4])
+    data, few = (x, [row[:4] for row in x]) if len(x) > 1 else (x[0], x[0][:4])
     trains = zoo_worker.train_step(qat, few, eagerly=True)
     keras_qat.freeze_batch_norm(qat)
     qat(data, training=True)

@@ -70,7 +70,7 @@ def conv_tas_net() -> Any:
     masked = layers.Lambda(lambda t: t[0] * t[1][:, :, tf.newaxis])([masks, coded])
     speakers = layers.Lambda(lambda t: tf.unstack(t, axis=2))(masked)
     decode = layers.Conv1DTranspose(1, 8, strides=4, padding="same")
-    return keras.Model(inputs, [decode(each) for each in speakers])
+    return keras.Model(inputs, [decode(speaker) for speaker in speakers])
 
 
 class GLU(layers.Layer):
@@ -124,8 +124,8 @@ def dlinear() -> Any:
         return tf.nn.avg_pool1d(tf.concat([front, t, end], 1), 5, 1, "VALID")
 
     slow = layers.Lambda(trend)(inputs)
-    parts = [layers.Permute((2, 1))(each) for each in (slow, inputs - slow)]
-    x = layers.Add()([layers.Dense(8)(each) for each in parts])
+    parts = [layers.Permute((2, 1))(item) for item in (slow, inputs - slow)]
+    x = layers.Add()([layers.Dense(8)(part) for part in parts])
     return keras.Model(inputs, layers.Permute((2, 1))(x))
 
 

@@ -17,8 +17,8 @@ layers: Any = keras.layers
 def recommender() -> Any:
     """Two towers of embeddings and their product, and layers on top."""
     ids = [keras.Input((1,), dtype="int32", name=name) for name in ("user", "item")]
-    found = [layers.Flatten()(layers.Embedding(50, 16)(each)) for each in ids]
-    x = layers.Concatenate()([*found, layers.Dot(1)(found), layers.Multiply()(found)])
+    result = [layers.Flatten()(layers.Embedding(50, 16)(item)) for item in ids]
+    x = layers.Concatenate()([*result, layers.Dot(1)(result), layers.Multiply()(result)])
     for units in (32, 16):
         x = layers.Dropout(0.1)(layers.Dense(units, activation="relu")(x))
     return keras.Model(ids, layers.Dense(1, activation="sigmoid")(x))
@@ -56,8 +56,8 @@ class Patches(layers.Layer):
 
     def call(self, images: Any) -> Any:
         sizes = [1, self.size, self.size, 1]
-        found = tf.image.extract_patches(images, sizes, sizes, [1, 1, 1, 1], "VALID")
-        return tf.reshape(found, [tf.shape(images)[0], -1, found.shape[-1]])
+        result = tf.image.extract_patches(images, sizes, sizes, [1, 1, 1, 1], "VALID")
+        return tf.reshape(result, [tf.shape(images)[0], -1, result.shape[-1]])
 
 
 class PatchEncoder(layers.Layer):

@@ -31,8 +31,8 @@ def model():
 
 
 def signal_to_noise(model, qat, x):
-    exact, found = (each.predict(x, verbose=0) for each in (model, qat))
-    return 10 * np.log10(np.sum((exact - exact.mean(0)) ** 2) / np.sum((found - exact) ** 2))
+    exact, result = (variant.predict(x, verbose=0) for variant in (model, qat))
+    return 10 * np.log10(np.sum((exact - exact.mean(0)) ** 2) / np.sum((result - exact) ** 2))
 
 
 def test_layer_that_hurts(model):

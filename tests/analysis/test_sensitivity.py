@@ -30,8 +30,8 @@ def found(model):
 
 def test_costs_are_those_of_one_layer(model, found):
     """A layer's weights are rounded by hand."""
-    assert [each.name for each in found.layers] == ["stem", "depthwise", "project", "logits"]
-    assert [each.weights for each in found.layers] == [54, 54, 36, 3 * 96]
+    assert [layer.name for layer in found.layers] == ["stem", "depthwise", "project", "logits"]
+    assert [layer.weights for layer in found.layers] == [54, 54, 36, 3 * 96]
     wanted, kernel = model.predict(X, verbose=0), model.get_layer("stem").kernel
     value = kernel.numpy()
     for bits in (2, 8):
@@ -43,10 +43,10 @@ def test_costs_are_those_of_one_layer(model, found):
 
 def test_ranks(found):
     ranked = found.ranked()
-    costs = [each.costs[2] for each in ranked]
+    costs = [entry.costs[2] for entry in ranked]
     assert costs == sorted(costs, reverse=True)
-    for each in found.layers:
-        assert each.costs[2] > 10 * each.costs[8]
+    for layer in found.layers:
+        assert layer.costs[2] > 10 * layer.costs[8]
     lines = str(found).splitlines()
     assert lines[0].split() == ["layer", "weights", "2", "bits", "4", "bits", "8", "bits"]
     assert lines[1].startswith(ranked[0].name)
@@ -57,15 +57,20 @@ def test_own_measure_and_parts_of_a_layer():
         return layers.SeparableConv2D(3, 3, name="separable")(x)
 
     model = functional((8, 8, 2), build=build)
-    found = keras_qat.sensitivity(
-        model, images(4, (8, 8, 2)), bits=[3], measure=lambda exact, found: float(len(found))
+    ranking = keras_qat.sensitivity(
+        model,
+        images(4, (8, 8, 2)),
+        bits=[3],
+        measure=lambda exact, quantized: float(len(quantized)),
     )
-    (layer,) = found.layers
+    (layer,) = ranking.layers
     assert layer == LayerSensitivity("separable", 18 + 6, {3: 1.0})
     qat = keras_qat.quantize_model(
-        model, keras_qat.search_bits(model, X, 1, bits=[3], known=found).recipe
+        model, keras_qat.search_bits(model, X, 1, bits=[3], known=ranking).recipe
     )
-    assert {each.spec.bits for each in keras_qat.quantizers(qat) if "kernel" in each.name} == {3}
+    assert {
+        quantizer.spec.bits for quantizer in keras_qat.quantizers(qat) if "kernel" in quantizer.name
+    } == {3}
 
 
 @pytest.mark.parametrize("share", [0.26, 0.4, 0.55, 0.8, 1.0])
@@ -78,11 +83,11 @@ def test_cheapest_is_the_cheapest(share):
             zip(numbers.integers(50, 5000, 6), numbers.exponential(size=(6, 3)), strict=True)
         )
     ]
-    budget = share * sum(each.weights for each in made)
+    budget = share * sum(item.weights for item in made)
 
     def total(chosen):
-        size = sum(each.weights * bits / 8 for each, bits in zip(made, chosen, strict=True))
-        cost = sum(each.costs[bits] for each, bits in zip(made, chosen, strict=True))
+        size = sum(value.weights * bits / 8 for value, bits in zip(made, chosen, strict=True))
+        cost = sum(value.costs[bits] for value, bits in zip(made, chosen, strict=True))
         return cost if size <= budget else np.inf
 
     best = min(map(total, itertools.product(choices, repeat=6)))
@@ -91,13 +96,13 @@ def test_cheapest_is_the_cheapest(share):
 
 def test_search(model, found):
     result = keras_qat.search_bits(model, X, 0.6, bits=(4, 8), known=found)
-    assert result.bytes <= 0.6 * sum(each.weights for each in found.layers)
+    assert result.bytes <= 0.6 * sum(layer.weights for layer in found.layers)
     assert {4, 8} == set(result.bits.values())
     scope = {"keras_qat": keras_qat}
     exec(str(result), scope)
     assert scope["recipe"] == result.recipe
     qat = keras_qat.quantize_model(model, scope["recipe"])
-    there = {each.quantizes[0]: each.spec.bits for each in keras_qat.quantizers(qat)}
+    there = {quantizer.quantizes[0]: quantizer.spec.bits for quantizer in keras_qat.quantizers(qat)}
     for name, bits in result.bits.items():
         kernel = "depthwise_kernel" if name == "depthwise" else "kernel"
         assert there[f"{name}/{kernel}"] == bits

@@ -34,10 +34,10 @@ def residual():
 
 @pytest.mark.legacy
 def test_sizes_are_those_of_a_plain_computation():
-    found = keras_qat.summary(calibrated(residual()))
-    by_name = {each.name: each for each in found.layers}
+    rows = keras_qat.summary(calibrated(residual()))
+    by_name = {layer.name: layer for layer in rows.layers}
     assert list(by_name) == ["relu", "deep", "add", "flat", "logits"]
-    assert {name: each.multiply_accumulates for name, each in by_name.items()} == {
+    assert {name: value.multiply_accumulates for name, value in by_name.items()} == {
         "relu": 64 * 4 * 18,
         "deep": 64 * 4 * 9,
         "add": 0,
@@ -45,12 +45,12 @@ def test_sizes_are_those_of_a_plain_computation():
         "logits": 256 * 3,
     }
     weights = [72 + 16, 36 + 16, 0, 0, 768 + 12]
-    assert [each.weight_bytes for each in found.layers] == weights
-    assert found.float_weight_bytes == 4 * (72 + 4 + 36 + 4 + 768 + 3)
-    assert [each.activation_bytes for each in found.layers] == [256, 256, 256, 256, 3]
+    assert [layer.weight_bytes for layer in rows.layers] == weights
+    assert rows.float_weight_bytes == 4 * (72 + 4 + 36 + 4 + 768 + 3)
+    assert [layer.activation_bytes for layer in rows.layers] == [256, 256, 256, 256, 3]
     # Both that are added, and the sum; in float four times that.
-    assert (found.peak_activation_bytes, found.peak_layer) == (768, "add")
-    assert found.float_peak_activation_bytes == 4 * 768
+    assert (rows.peak_activation_bytes, rows.peak_layer) == (768, "add")
+    assert rows.float_peak_activation_bytes == 4 * 768
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int16x8"])
@@ -77,9 +77,9 @@ def test_ranges_are_those_of_the_file():
 
 
 def test_before_calibration_there_are_no_ranges():
-    found = keras_qat.summary(keras_qat.quantize_model(residual()))
-    assert {each.scale for each in found.layers} == {None}
-    assert "not set" in str(found)
+    rows = keras_qat.summary(keras_qat.quantize_model(residual()))
+    assert {layer.scale for layer in rows.layers} == {None}
+    assert "not set" in str(rows)
 
 
 ONES = {
@@ -103,7 +103,10 @@ def test_products_are_counted_as_ones_are_added_up(name):
     inputs = keras.Input(shape)
     model = keras.Model(inputs, build(inputs))
     model.set_weights(
-        [np.ones(each.shape) if len(each.shape) > 1 else each * 0 for each in model.get_weights()]
+        [
+            np.ones(array.shape) if len(array.shape) > 1 else array * 0
+            for array in model.get_weights()
+        ]
     )
     total = np.sum(model(np.ones((1, *shape), np.float32)))
     assert keras_qat.summary(calibrated(model)).multiply_accumulates == total
@@ -111,20 +114,20 @@ def test_products_are_counted_as_ones_are_added_up(name):
 
 def test_a_shared_layer_is_held_once_and_works_twice():
     inputs, shared = keras.Input((4,)), layers.Dense(4, name="shared")
-    found = keras_qat.summary(calibrated(keras.Model(inputs, shared(shared(inputs)))))
-    assert [each.weight_bytes for each in found.layers] == [32, 0]
-    assert found.multiply_accumulates == 32
+    rows = keras_qat.summary(calibrated(keras.Model(inputs, shared(shared(inputs)))))
+    assert [layer.weight_bytes for layer in rows.layers] == [32, 0]
+    assert rows.multiply_accumulates == 32
 
 
 def test_what_is_in_float_and_what_is_not_known():
     inputs = keras.Input((None, None, 3))
     x = layers.Conv2D(4, 3, name="conv")(inputs)
     model = keras.Model(inputs, layers.Dense(2)(tf.math.atan2(layers.GlobalMaxPooling2D()(x), 1.5)))
-    found = keras_qat.summary(keras_qat.quantize_model(model))
-    assert found.layers[0].multiply_accumulates is None
-    assert found.peak_activation_bytes is None
-    assert list(found.in_float.values()) == ["no int8 rule for tf.math.atan2"]
-    assert "?x?x4" in str(found)
+    rows = keras_qat.summary(keras_qat.quantize_model(model))
+    assert rows.layers[0].multiply_accumulates is None
+    assert rows.peak_activation_bytes is None
+    assert list(rows.in_float.values()) == ["no int8 rule for tf.math.atan2"]
+    assert "?x?x4" in str(rows)
 
 
 def test_as_json():
@@ -135,7 +138,7 @@ def test_as_json():
 
 def test_target():
     qat = keras_qat.quantize_model(residual(), target="ethos_u55")
-    found = keras_qat.summary(qat)
-    assert found.to_dict()["target"] == "ethos_u55"
-    assert "\ntarget: ethos_u55" in str(found)
+    rows = keras_qat.summary(qat)
+    assert rows.to_dict()["target"] == "ethos_u55"
+    assert "\ntarget: ethos_u55" in str(rows)
     assert "target" not in str(keras_qat.summary(keras_qat.quantize_model(residual())))

@@ -40,10 +40,10 @@ def test_channels_equal_tensorflows_op(shape, channel_axes, bits):
             weights, -limits, limits, num_bits=bits, narrow_range=True
         )
         weights = weights.reshape(shape)
-        found = fake_quant.fake_quantize_channels(
+        result = fake_quant.fake_quantize_channels(
             weights, fake_quant.channel_limits(weights, channel_axes), bits
         )
-        np.testing.assert_array_equal(found.numpy().ravel(), expected.numpy().ravel())
+        np.testing.assert_array_equal(result.numpy().ravel(), expected.numpy().ravel())
 
 
 def test_channels_pass_the_gradient_everywhere():
@@ -66,8 +66,8 @@ def test_channel_limits_of_large_kernels(shape):
     weights[..., :2] = [0.0, -9.0]
     expected = np.abs(weights).reshape(-1, shape[-1]).max(0)
     expected[0] = 1.0
-    found = fake_quant.channel_limits(weights, (-1,)).numpy()
-    np.testing.assert_array_equal(found, expected.reshape([1] * (len(shape) - 1) + [-1]))
+    computed = fake_quant.channel_limits(weights, (-1,)).numpy()
+    np.testing.assert_array_equal(computed, expected.reshape([1] * (len(shape) - 1) + [-1]))
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -75,11 +75,11 @@ def test_values_lie_on_the_levels_of_the_range(bits):
     x = rng().uniform(-2, 4, 20_000).astype(np.float32)
     minimum, maximum = np.float32(-1.3), np.float32(2.9)
     scale, zero_point = scale_of(minimum, maximum, bits)
-    found = fake_quant.fake_quantize(x, minimum, maximum, bits).numpy()
+    computed = fake_quant.fake_quantize(x, minimum, maximum, bits).numpy()
     codes = np.clip(np.round(x / scale) + zero_point, 0, 2**bits - 1)
-    np.testing.assert_allclose(found, (codes - zero_point) * scale, atol=1e-6)
-    assert len(np.unique(found)) == 2**bits
-    assert 0.0 in found
+    np.testing.assert_allclose(computed, (codes - zero_point) * scale, atol=1e-6)
+    assert len(np.unique(computed)) == 2**bits
+    assert 0.0 in computed
 
 
 def test_gradient_is_zero_outside_the_range():
@@ -97,17 +97,17 @@ def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
         pytest.skip("A range behind a ReLU begins at zero.")
     x = tf.constant(rng().uniform(-5, 7, 50_000).astype(np.float32))
     ends = [np.float32(low), np.float32(high)]
-    found = []
+    result = []
     for given in (ends, [*map(float, ends)]):
         for bits in (2, 4, 8):
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 y = fake_quant.fake_quantize_if(True, x, *given, bits, False, ceiling)
                 loss = tf.reduce_sum(y * tf.cos(x[::-1]))
-            found.append((y.numpy(), tape.gradient(loss, x).numpy()))
-    for number, (y, gradient) in enumerate(found):
-        np.testing.assert_array_equal(y, found[number % 3][0])
-        np.testing.assert_array_equal(gradient, found[number % 3][1])
+            result.append((y.numpy(), tape.gradient(loss, x).numpy()))
+    for number, (y, gradient) in enumerate(result):
+        np.testing.assert_array_equal(y, result[number % 3][0])
+        np.testing.assert_array_equal(gradient, result[number % 3][1])
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
     ],
 )
 def test_range_holds_the_tensor_and_zero(x, options, expected):
-    found = fake_quant.range_of(np.array(x, np.float32), **options)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = fake_quant.range_of(np.array(x, np.float32), **options)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
     total = codes.sum(1)
     expected = np.sign(total) * ((np.abs(total) + 2) // 4)
     x = ((codes - zero_point) * np.float32(scale)).astype(np.float32).mean(1)
-    found = fake_quant.fake_quantize_average(x, np.float32(minimum), np.float32(maximum)).numpy()
-    np.testing.assert_array_equal(np.round(found / scale) + zero_point, expected)
+    computed = fake_quant.fake_quantize_average(x, np.float32(minimum), np.float32(maximum)).numpy()
+    np.testing.assert_array_equal(np.round(computed / scale) + zero_point, expected)
 
 
 def test_average_passes_the_gradient_everywhere():

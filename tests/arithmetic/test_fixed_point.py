@@ -21,17 +21,17 @@ def rounded(x: Fraction) -> int:
 @pytest.mark.parametrize("number", [1e-6, 0.0123, 0.25, 0.9999999999, 1.0, 3.7, 100.0])
 def test_products_are_rounded_twice(number):
     """To 31 bits behind the point, half up, and then by the shift, half away from zero."""
-    found = fixed_point.fixed_point(tf.constant(number, tf.float64))
-    multiplier, exponent = (int(each) for each in found)
+    computed = fixed_point.fixed_point(tf.constant(number, tf.float64))
+    multiplier, exponent = (int(item) for item in computed)
     assert 2**30 <= multiplier < 2**31
     assert multiplier * 2.0 ** (exponent - 31) == pytest.approx(number, rel=2**-30)
     x = np.random.default_rng(1).integers(-(2**17), 2**17, 200)
     expected = []
-    for each in x:
-        product = Fraction(int(each) << max(exponent, 0)) * multiplier / 2**31
+    for row in x:
+        product = Fraction(int(row) << max(exponent, 0)) * multiplier / 2**31
         high = int((product + Fraction(1, 2)).__floor__())
         expected.append(rounded(Fraction(high, 2 ** max(-exponent, 0))))
-    np.testing.assert_array_equal(fixed_point.multiply(tf.constant(x), found), expected)
+    np.testing.assert_array_equal(fixed_point.multiply(tf.constant(x), computed), expected)
 
 
 def in_32_bits(number):
@@ -42,21 +42,21 @@ def in_32_bits(number):
 def test_sums_of_48_bits_are_rounded_once():
     x = np.random.default_rng(1).integers(-(2**40), 2**40, NUMBERS.size)
     number = fixed_point.fixed_point(tf.constant(NUMBERS))
-    multipliers, exponents = (np.asarray(each) for each in number)
+    multipliers, exponents = (np.asarray(part) for part in number)
     expected = []
-    for each, multiplier, exponent in zip(x, multipliers, exponents, strict=True):
+    for row, multiplier, exponent in zip(x, multipliers, exponents, strict=True):
         reduced = min((int(multiplier) + 2**15) >> 16, 2**15 - 1)
         half = 1 << (14 - int(exponent))
-        expected.append(in_32_bits((int(each) * reduced + half) >> (15 - int(exponent))))
+        expected.append(in_32_bits((int(row) * reduced + half) >> (15 - int(exponent))))
     np.testing.assert_array_equal(fixed_point.multiply_sums(tf.constant(x), number), expected)
 
 
 def test_division_by_a_power_of_two():
     x = np.arange(-12, 13)
     for exponent in range(4):
-        expected = [rounded(Fraction(int(each), 2**exponent)) for each in x]
-        found = fixed_point.divide(tf.constant(x), tf.constant(exponent, tf.int64))
-        np.testing.assert_array_equal(found, expected)
+        expected = [rounded(Fraction(int(row), 2**exponent)) for row in x]
+        computed = fixed_point.divide(tf.constant(x), tf.constant(exponent, tf.int64))
+        np.testing.assert_array_equal(computed, expected)
 
 
 def test_numbers_at_the_ends():
@@ -74,7 +74,7 @@ def test_exact_multipliers_survive_float32():
     assert np.abs(exact / numbers - 1).max() < 6.2e-5
     for off in (-1e-7, 0, 1e-7):
         multiplier, exponent = (
-            np.asarray(each) for each in fixed_point.fixed_point(exact * (1 + off))
+            np.asarray(item) for item in fixed_point.fixed_point(exact * (1 + off))
         )
         taken = np.minimum((multiplier + 2**15) >> 16, 2**15 - 1) / 2.0**15
         np.testing.assert_array_equal(taken * 2.0**exponent, exact)

@@ -50,7 +50,7 @@ def test_what_rounds_otherwise_than_on_x86(cpu, tmp_path):
 def test_operators_compute_what_the_simulation_does(tmp_path):
     for name, contents, arrays in operators(1):
         (tmp_path / f"{name}.tflite").write_bytes(contents)
-        needed = {key: each for key, each in arrays.items() if key.startswith(("input", FAMILY))}
+        needed = {key: array for key, array in arrays.items() if key.startswith(("input", FAMILY))}
         np.savez(tmp_path / f"{name}.npz", **needed)
     assert differing(tmp_path, "cortex-a76") == {}
 

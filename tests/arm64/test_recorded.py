@@ -17,9 +17,9 @@ def test_the_simulation_gives_what_an_emulated_processor_gave():
     recorded = np.load(RECORDED)
     others = set()
     for name, (node, inputs) in cases():
-        (found,) = in_integers(node, inputs, "xnnpack_arm64")
-        np.testing.assert_array_equal(found, recorded[name], name)
-        if np.any(in_integers(node, inputs, "xnnpack")[0] != found):
+        (codes,) = in_integers(node, inputs, "xnnpack_arm64")
+        np.testing.assert_array_equal(codes, recorded[name], name)
+        if np.any(in_integers(node, inputs, "xnnpack")[0] != codes):
             others.add(name.split()[0])
     assert others == {"softmax", "product", "hard", "convolution"}
 

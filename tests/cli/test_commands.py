@@ -30,7 +30,7 @@ X = np.clip(images(40, (6, 6, 2)), -3, 3)
 
 def run(*args, code=0):
     """What a command prints; its messages, if it ends with another code than 0."""
-    done = CliRunner().invoke(cli, [str(each) for each in args])
+    done = CliRunner().invoke(cli, [str(arg) for arg in args])
     assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
     assert "Traceback" not in done.output
     return done.stderr if code else done.stdout
@@ -58,7 +58,7 @@ def test_diagnosis(files):
 
 def test_what_was_made_is_what_python_makes(files):
     qat = keras.models.load_model(files / "qat.keras")
-    ranges = [(each.minimum, each.maximum) for each in keras_qat.quantizers(qat)]
+    ranges = [(quantizer.minimum, quantizer.maximum) for quantizer in keras_qat.quantizers(qat)]
     again = keras_qat.quantize_model(keras.models.load_model(files / "float.keras"))
     keras_qat.calibrate(again, X)
     for one, other in zip(keras_qat.quantizers(again), ranges, strict=True):
@@ -78,14 +78,14 @@ def test_methods_of_calibration(files):
 
 def test_plan_and_summary(files):
     assert "conv/kernel" in run("plan", files / "float.keras")
-    found = json.loads(run("plan", files / "float.keras", "--scope", "logits", "--json"))
-    assert set(found["float_layers"]) == {"conv", "bn", "relu", "flatten"}
+    parsed = json.loads(run("plan", files / "float.keras", "--scope", "logits", "--json"))
+    assert set(parsed["float_layers"]) == {"conv", "bn", "relu", "flatten"}
     told = run("plan", files / "float.keras", "--scope", "logits", "--strict", code=1)
     assert "4 layers stay in float: conv" in told
     for name in ("float", "qat"):
-        found = json.loads(run("summary", files / f"{name}.keras", "--json"))
-        assert found["weight_bytes"] == 292
-        assert (found["layers"][0]["scale"] is None) == (name == "float")
+        parsed = json.loads(run("summary", files / f"{name}.keras", "--json"))
+        assert parsed["weight_bytes"] == 292
+        assert (parsed["layers"][0]["scale"] is None) == (name == "float")
 
 
 def test_targets(files):
@@ -122,10 +122,10 @@ def test_verify(files):
     page = (files / "report.html").read_text()
     assert "<table" in page and "conv" in page and "logits" in page
     assert '<td class="number bar good" style="--length: 100.0%"' in page
-    found = json.loads(run("verify", *paths, "--json", "--limit", 7, "--kernels", "reference"))
-    assert found["examples"] == 7
-    assert found["kernels"] == "reference"
-    assert found["failed"] == []
+    parsed = json.loads(run("verify", *paths, "--json", "--limit", 7, "--kernels", "reference"))
+    assert parsed["examples"] == 7
+    assert parsed["kernels"] == "reference"
+    assert parsed["failed"] == []
 
 
 def test_verify_asks_for_more_than_a_faithful_file(files):
@@ -138,9 +138,9 @@ def test_verify_asks_for_more_than_a_faithful_file(files):
     paths = qat, file, files / "x.npy", "--min-identical", 100, "--labels", files / "classes.npy"
     told = run("verify", *paths, "--min-agreement", 95, code=1)
     assert "% of the rows have the same argmax as in float (required: 95 %)" in told
-    found = json.loads(run("verify", *paths, "--json", "--min-agreement", 0))
-    assert found["agreement"] < 0.95 and found["verdict"]["words"] == "same but poor"
-    assert 0 < found["outputs"][0]["accuracy"] < 1
+    parsed = json.loads(run("verify", *paths, "--json", "--min-agreement", 0))
+    assert parsed["agreement"] < 0.95 and parsed["verdict"]["words"] == "same but poor"
+    assert 0 < parsed["outputs"][0]["accuracy"] < 1
 
 
 def test_sensitivity(files):
@@ -153,9 +153,9 @@ def test_sensitivity(files):
     assert page.count('<td class="number bar noise"') == 2 * page.count("<tr><td>") > 0
     assert page.count('aria-sort="none"') == 4  # Layer, weights, and a column for each of 2 bits.
     options = "--limit", 8, "--bits", 2, "--bits", 8, "--json", "--budget", 0.7
-    found = json.loads(run("sensitivity", *paths, *options))
-    assert set(found["layers"][0]["costs"]) == {"2", "8"}
-    assert set(found["bits"]) == {"conv", "logits"} and found["bytes"] > 0
+    parsed = json.loads(run("sensitivity", *paths, *options))
+    assert set(parsed["layers"][0]["costs"]) == {"2", "8"}
+    assert set(parsed["bits"]) == {"conv", "logits"} and parsed["bytes"] > 0
     assert "quantized already" in run("sensitivity", files / "qat.keras", *paths[1:], code=2)
 
 
@@ -246,20 +246,20 @@ def test_simulate(files):
         "simulate", files / "qat.keras", files / "x.npy", "-o", golden, "--kernels", "reference"
     )
     assert "logits: int8 (40, 3), scale 0." in told
-    found = keras_qat.simulate(keras.models.load_model(files / "qat.keras"), X, "reference")
+    simulated = keras_qat.simulate(keras.models.load_model(files / "qat.keras"), X, "reference")
     with np.load(golden) as codes:
-        assert set(codes) == set(found.tensors)
-        np.testing.assert_array_equal(codes["logits"], found.outputs["logits"].codes)
+        assert set(codes) == set(simulated.tensors)
+        np.testing.assert_array_equal(codes["logits"], simulated.outputs["logits"].codes)
     outputs = json.loads(run("simulate", files / "qat.keras", files / "x.npy", "--json"))["outputs"]
-    assert outputs["logits"]["zero_point"] == found.outputs["logits"].zero_point
+    assert outputs["logits"]["zero_point"] == simulated.outputs["logits"].zero_point
 
 
 MODULE = """
 import numpy as np
 x = np.load({path!r})
 def representative():
-    for each in x:
-        yield [each[np.newaxis]]
+    for row in x:
+        yield [row[np.newaxis]]
 """
 
 
@@ -295,7 +295,7 @@ FEW = ("labels.csv", "x.npz", "prepare:representative")
 
 @pytest.mark.parametrize(
     "source",
-    [pytest.param(each, marks=[] if each in FEW else pytest.mark.slow) for each in SOURCES],
+    [pytest.param(source, marks=[] if source in FEW else pytest.mark.slow) for source in SOURCES],
 )
 def test_data(source, sources, monkeypatch):
     monkeypatch.chdir(sources)
@@ -303,8 +303,8 @@ def test_data(source, sources, monkeypatch):
     told = run("simulate", "qat.keras", source, "-o", "codes.npz", "--limit", 9, *SOURCES[source])
     assert "(9, 3)" in told
     codes = keras_qat.simulate(keras.models.load_model("qat.keras"), X[:9]).outputs["logits"].codes
-    with np.load("codes.npz") as found:
-        assert np.abs(found["logits"].astype(int) - codes).max() <= (1 if "csv" in source else 0)
+    with np.load("codes.npz") as result:
+        assert np.abs(result["logits"].astype(int) - codes).max() <= (1 if "csv" in source else 0)
 
 
 def test_columns_for_several_inputs(tmp_path):
@@ -316,7 +316,7 @@ def test_columns_for_several_inputs(tmp_path):
         *("calibrate", tmp_path / "float.keras", tmp_path / "people.csv", "--drop", "name"),
         *("-o", tmp_path / "qat.keras", "--json"),
     )
-    ranges = {each["tensors"][0]: each["maximum"] for each in json.loads(told)["ranges"]}
+    ranges = {load["tensors"][0]: load["maximum"] for load in json.loads(told)["ranges"]}
     assert ranges["age"] >= 40 or ranges["height"] >= 40  # One range for what is concatenated.
 
 

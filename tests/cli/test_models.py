@@ -44,8 +44,8 @@ def test_files_of_keras_3(tmp_path):
 
     model = keras_3.Sequential([keras_3.Input((4,)), keras_3.layers.Dense(3, name="logits")])
     model.save(tmp_path / "model.keras")
-    found = json.loads(run("plan", tmp_path / "model.keras", "--json"))
-    assert [each["tensor"] for each in found["tensors"]][1:] == ["logits/kernel", "logits"]
+    parsed = json.loads(run("plan", tmp_path / "model.keras", "--json"))
+    assert [item["tensor"] for item in parsed["tensors"]][1:] == ["logits/kernel", "logits"]
 
 
 def test_code_in_files(tmp_path):

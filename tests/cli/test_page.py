@@ -40,8 +40,8 @@ def test_page(tmp_path, monkeypatch):
         if kind == "python":
             exec(compile(text, str(PAGE), "exec"), {})
             continue
-        commands = [each for each in re.split(r"^\$ ", text, flags=re.M) if each]
+        commands = [item for item in re.split(r"^\$ ", text, flags=re.M) if item]
         for command in commands:
             line, _, expected = command.partition("\n")
-            found = ran(line)
-            assert VARIES.sub("#", found) == VARIES.sub("#", expected), line
+            printed = ran(line)
+            assert VARIES.sub("#", printed) == VARIES.sub("#", expected), line

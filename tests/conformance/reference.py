@@ -85,7 +85,7 @@ class Case:
                 key: layer[key] for key in ARGUMENTS.get(layer["class"], ()) if key in layer
             }
             made = getattr(keras.layers, layer["class"])(name=name, **arguments)
-            read = [tensors[each] for each in layer["inputs"]]
+            read = [tensors[item] for item in layer["inputs"]]
             tensors[name] = made(read[0] if len(read) == 1 else read)
         return keras.Model(inputs, tensors[self.manifest["layers"][-1]["name"]])
 
@@ -102,13 +102,13 @@ class Case:
     @functools.cached_property
     def weights(self) -> dict[str, Any]:
         """`layer/weight` as in the record -> variable of the quantized model."""
-        found = {}
+        result = {}
         for layer in self.quantized.layers:
             inner = layer.sublayers if isinstance(layer, QuantizeWrapper) else [layer]
-            for each in inner:
-                for variable in each.weights:
-                    found[_record_name(each, variable, self.manifest["weights"])] = variable
-        return {name: found[name] for name in self.manifest["weights"]}
+            for value in inner:
+                for variable in value.weights:
+                    result[_record_name(value, variable, self.manifest["weights"])] = variable
+        return {name: result[name] for name in self.manifest["weights"]}
 
     @functools.cached_property
     def quantizers(self) -> dict[str, Any]:
@@ -126,15 +126,15 @@ class Case:
             else:
                 (tensor,) = layer.tensors
                 tensors[tensor] = layer.quantizer
-        found = {}
+        result = {}
         for row in self.manifest["placement"]:
             if row["weight"] is not None:
-                found[row["id"]] = weights.pop(row["weight"])
+                result[row["id"]] = weights.pop(row["weight"])
             else:
                 suffix = "_depthwise" if row["producer_kind"] == "depthwise_output" else ""
-                found[row["id"]] = tensors.pop(row["producer_layer"] + suffix)
+                result[row["id"]] = tensors.pop(row["producer_layer"] + suffix)
         assert not weights and not tensors, f"quantizers not in the record: {weights} {tensors}"
-        return found
+        return result
 
     @functools.cached_property
     def state(self) -> dict[str, Any]:

@@ -96,10 +96,10 @@ OBSERVERS = {"last_value": "last_value", "moving_average": "shadowed_moving_aver
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", CASES)
 def test_placement(name):
-    found = case(name)
-    consumers = consumers_of_quantizers(found)
-    for row in found.manifest["placement"]:
-        spec = found.quantizers[row["id"]].spec
+    result = case(name)
+    consumers = consumers_of_quantizers(result)
+    for row in result.manifest["placement"]:
+        spec = result.quantizers[row["id"]].spec
         expected = {
             "bits": row["num_bits"],
             "narrow_range": row["narrow_range"],
@@ -111,7 +111,7 @@ def test_placement(name):
         if row["moving_avg"]:
             expected["ema_decay"] = row["ema_decay"]
         assert {key: getattr(spec, key) for key in expected} == expected, row["id"]
-        if not found.is_quirk:
+        if not result.is_quirk:
             assert sorted(consumers[row["id"]]) == sorted(row["consumers"]), row["id"]
 
 
@@ -150,7 +150,9 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
             if quantizer in weights:
                 result[identifier] = [label(layer)]
             if quantizer is output:
-                readers = [name for each in consumers[call.output] for name in labels(each.layer)]
+                readers = [
+                    name for consumer in consumers[call.output] for name in labels(consumer.layer)
+                ]
                 result[identifier] = readers + ["model output"] * (call.output in outputs)
     return result
 
@@ -158,17 +160,17 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_each_step_from_the_recorded_state(name, count_flips):
-    found, excused = case(name), []
-    for k in range(found.steps):
-        found.load_state(k)
-        output, loss, gradients = train_step(found, k)
-        step = output_step(found)
-        assert_close(output, found.arrays["train/output"][k], f"output {k}", step, count_flips)
-        assert_close(loss, found.arrays["train/loss"][k], f"loss {k}")
+    result, excused = case(name), []
+    for k in range(result.steps):
+        result.load_state(k)
+        output, loss, gradients = train_step(result, k)
+        step = output_step(result)
+        assert_close(output, result.arrays["train/output"][k], f"output {k}", step, count_flips)
+        assert_close(loss, result.arrays["train/loss"][k], f"loss {k}")
         try:
-            assert_gradients_and_state(found, k, gradients)
+            assert_gradients_and_state(result, k, gradients)
         except AssertionError:
-            if not flips(found, output, k):
+            if not flips(result, output, k):
                 raise
             excused.append(k)
     assert len(excused) <= 1, f"what follows from flips in steps {excused}"
@@ -186,17 +188,17 @@ def assert_gradients_and_state(found: Case, k: int, gradients) -> None:
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_free_run(name, count_flips):
-    found, flipped = case(name), 0
-    found.load_state(0)
-    for k in range(found.steps):
-        output, loss, _ = train_step(found, k)
-        step = output_step(found)
-        assert_close(output, found.arrays["train/output"][k], f"output {k}", step, count_flips)
-        assert_close(loss, found.arrays["train/loss"][k], f"loss {k}")
-        flipped += flips(found, output, k)
+    result, flipped = case(name), 0
+    result.load_state(0)
+    for k in range(result.steps):
+        output, loss, _ = train_step(result, k)
+        step = output_step(result)
+        assert_close(output, result.arrays["train/output"][k], f"output {k}", step, count_flips)
+        assert_close(loss, result.arrays["train/loss"][k], f"loss {k}")
+        flipped += flips(result, output, k)
     try:
-        for variable_name, variable in found.state.items():
-            assert_close(variable, found.recorded(variable_name, found.steps), variable_name)
+        for variable_name, variable in result.state.items():
+            assert_close(variable, result.recorded(variable_name, result.steps), variable_name)
     except AssertionError:
         if not flipped:
             raise
@@ -206,15 +208,15 @@ def test_free_run(name, count_flips):
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_inference(name, count_flips):
-    found = case(name)
-    found.load_state(found.steps)
-    step = output_step(found)
+    result = case(name)
+    result.load_state(result.steps)
+    step = output_step(result)
     for inputs, outputs in (
-        (found.arrays["eval/input"], "eval/output"),
-        (found.arrays["train/input"][-1], "eval/output_on_train_input_last"),
+        (result.arrays["eval/input"], "eval/output"),
+        (result.arrays["train/input"][-1], "eval/output_on_train_input_last"),
     ):
-        output = found.quantized(inputs, training=False)
-        assert_close(output, found.arrays[outputs], outputs, step, count_flips)
+        output = result.quantized(inputs, training=False)
+        assert_close(output, result.arrays[outputs], outputs, step, count_flips)
 
 
 @pytest.mark.sample(8)
@@ -225,31 +227,33 @@ def test_folding_changes_nothing_without_quantization(name):
     The first quirk reads an unfolded, unquantized tensor and loses the gradient through it; the
     second counts padding in the batch's variance. Both make this comparison fail.
     """
-    found = case(name)
-    found.load_state(0)
-    keras_qat.set_quantization(found.quantized, False)
+    result = case(name)
+    result.load_state(0)
+    keras_qat.set_quantization(result.quantized, False)
     try:
-        model = keras.models.clone_model(found.model)
+        model = keras.models.clone_model(result.model)
         copied = {
             f"{layer.name}/{variable.name.split('/')[-1].split(':')[0]}": variable
             for layer in model.layers
             for variable in layer.weights
         }
         for weight, variable in copied.items():
-            variable.assign(found.weights[weight])
-        names = found.manifest["trainable_order"]
-        x = found.arrays["train/input"][0]
+            variable.assign(result.weights[weight])
+        names = result.manifest["trainable_order"]
+        x = result.arrays["train/input"][0]
         results = []
-        for network, variables in ((model, copied), (found.quantized, found.weights)):
+        for network, variables in ((model, copied), (result.quantized, result.weights)):
             with tf.GradientTape() as tape:
                 output = network(x, training=True)
-                loss = found.loss(output)
+                loss = result.loss(output)
             results.append((output, tape.gradient(loss, [variables[name] for name in names])))
         (expected, expected_gradients), (actual, gradients) = results
         np.testing.assert_allclose(actual, expected, atol=2e-5, rtol=2e-5)
         for weight, one, other in zip(names, expected_gradients, gradients, strict=True):
             np.testing.assert_allclose(other, one, atol=2e-5, rtol=2e-4, err_msg=weight)
     finally:
-        for layer in found.quantized.layers:
+        for layer in result.quantized.layers:
             if hasattr(layer, "quantize_from"):
-                layer.quantize_from.assign(found.manifest["training_options"].get("quant_delay", 0))
+                layer.quantize_from.assign(
+                    result.manifest["training_options"].get("quant_delay", 0)
+                )

@@ -51,8 +51,8 @@ def test_twice_is_the_same_as_once():
     once(images(4, (8, 8, 1)), training=True)
     twice = keras_qat.quantize_model(once, recipe)
     assert twice.get_config() == once.get_config()
-    assert [each.name for each in keras_qat.quantizers(twice)] == [
-        each.name for each in keras_qat.quantizers(once)
+    assert [quantizer.name for quantizer in keras_qat.quantizers(twice)] == [
+        quantizer.name for quantizer in keras_qat.quantizers(once)
     ]
     for one, other in zip(once.weights, twice.weights, strict=True):
         np.testing.assert_array_equal(one, other, err_msg=one.name)
@@ -74,8 +74,10 @@ def test_scope():
     assert quantized_in(model, "scope2") == {name.replace("1", "2") for name in inside}
     assert quantized_in(model) == inside | quantized_in(model, "scope2")
     quantized = keras_qat.quantize_model(model, "contrib", scope="scope1")
-    found = {tensor for each in keras_qat.quantizers(quantized) for tensor in each.quantizes}
-    assert found == inside
+    result = {
+        tensor for quantizer in keras_qat.quantizers(quantized) for tensor in quantizer.quantizes
+    }
+    assert result == inside
 
 
 @pytest.mark.parametrize("scope", ["scope", "scope1/lay", "NonExisting/", "multiply"])
@@ -112,11 +114,15 @@ def test_post_activation_bypass_trains_and_infers():
     x = layers.BatchNormalization(name="bn")(conv(inputs, "layer", use_bias=False))
     x = layers.Add(name="add")([relu(x), inputs])
     quantized = keras_qat.quantize_model(keras.Model(inputs, conv(x, "last")), "contrib")
-    before = {each.quantizes[0]: each.maximum for each in keras_qat.quantizers(quantized)}
+    before = {
+        quantizer.quantizes[0]: quantizer.maximum for quantizer in keras_qat.quantizers(quantized)
+    }
     quantized.compile("sgd", "mse")
     x = images(16, (6, 6, 4))
     quantized.fit(x, np.zeros((16, 6, 6, 4)), 8, verbose=0)
-    after = {each.quantizes[0]: each.maximum for each in keras_qat.quantizers(quantized)}
+    after = {
+        quantizer.quantizes[0]: quantizer.maximum for quantizer in keras_qat.quantizers(quantized)
+    }
     assert {name for name in after if before[name] != after[name]} == {
         "layer/kernel",
         "relu",

@@ -71,7 +71,7 @@ def test_folded_computes_what_unfolded_does(kind, activation, bypass, scale, ide
         )
     )
     folded = folded_and_float(model)
-    assert not [each for each in folded.layers if isinstance(each, layers.BatchNormalization)]
+    assert not [layer for layer in folded.layers if isinstance(layer, layers.BatchNormalization)]
     x = input_for(model)
     np.testing.assert_allclose(folded(x), model(x), atol=2e-5)
     for actual, expected in zip(step(folded, x), step(model, x), strict=True):
@@ -86,7 +86,7 @@ def test_frozen_computes_with_moving_statistics(kind, center):
     """From `freeze_bn_delay` on: training computes what inference does, statistics stay."""
     model = with_statistics(single(kind, batch_norm=True, center=center, momentum=0.5))
     folded = folded_and_float(model, freeze_bn_delay=2)
-    (wrapper,) = [each for each in folded.layers if isinstance(each, QuantizeWrapper)]
+    (wrapper,) = [layer for layer in folded.layers if isinstance(layer, QuantizeWrapper)]
     norm = wrapper.batch_norm
     x = input_for(model)
 
@@ -99,7 +99,7 @@ def test_frozen_computes_with_moving_statistics(kind, center):
     np.testing.assert_array_equal(norm.moving_variance, statistics[1])
 
     gradients = dict(
-        zip([each.name for each in folded.trainable_weights], step(folded, x)[2], strict=True)
+        zip([weight.name for weight in folded.trainable_weights], step(folded, x)[2], strict=True)
     )
     for name, gradient in gradients.items():
         assert np.any(gradient.numpy() != 0), f"{name} goes on training"
@@ -113,7 +113,7 @@ def test_against_numpy():
     model = with_statistics(keras.Model(inputs, y))
     x = images(8, (5, 5, 3))
     kernel = model.get_layer("layer").kernel.numpy().astype(np.float64)
-    gamma, beta, mean, variance = (each.numpy() for each in model.get_layer("bn").weights)
+    gamma, beta, mean, variance = (weight.numpy() for weight in model.get_layer("bn").weights)
 
     z = x.reshape(-1, 3) @ kernel[0, 0]
     deviation, moving_deviation = np.sqrt(z.var(0) + 1e-2), np.sqrt(variance + 1e-2)
@@ -126,11 +126,11 @@ def test_against_numpy():
     expected += beta - z.mean(0) * gamma / deviation
 
     quantized = keras_qat.quantize_model(model, "contrib")
-    (wrapper,) = [each for each in quantized.layers if isinstance(each, QuantizeWrapper)]
-    found = []
-    wrapper.output_quantizer = lambda x, *phase, **options: found.append(x) or x
+    (wrapper,) = [layer for layer in quantized.layers if isinstance(layer, QuantizeWrapper)]
+    result = []
+    wrapper.output_quantizer = lambda x, *phase, **options: result.append(x) or x
     quantized(x, training=True)
-    np.testing.assert_allclose(found[0].numpy().reshape(-1, 4), expected, atol=1e-4)
+    np.testing.assert_allclose(result[0].numpy().reshape(-1, 4), expected, atol=1e-4)
 
     new = wrapper.batch_norm
     np.testing.assert_allclose(new.moving_mean, 0.9 * mean + 0.1 * z.mean(0), rtol=1e-4, atol=1e-5)
@@ -185,7 +185,7 @@ def test_scope_does_not_hold_for_folding():
     plan = keras_qat.plan(model, "contrib", scope="outside")
     assert {row.tensor for row in plan.rows if row.spec} == {"outside/kernel", "outside"}
     quantized = keras_qat.quantize_model(model, "contrib", scope="outside")
-    (folded,) = [each for each in quantized.layers if getattr(each, "batch_norm", None)]
+    (folded,) = [layer for layer in quantized.layers if getattr(layer, "batch_norm", None)]
     assert folded.weight_quantizers == {}
 
 
@@ -203,7 +203,7 @@ def test_dilation_that_needs_padding(layer):
         np.testing.assert_allclose(
             folded(x, training=training), model(x, training=training), atol=2e-5
         )
-    (wrapper,) = [each for each in folded.layers if isinstance(each, QuantizeWrapper)]
+    (wrapper,) = [layer for layer in folded.layers if isinstance(layer, QuantizeWrapper)]
     norm = model.get_layer("bn")
     np.testing.assert_allclose(wrapper.batch_norm.moving_variance, norm.moving_variance, rtol=1e-4)
     np.testing.assert_allclose(

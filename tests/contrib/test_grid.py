@@ -66,11 +66,13 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
     """The model has what the plan says, all of it is delayed, and twice is the same as once."""
     model = single(kind, activation, bypass, batch_norm, scope)
     quantized = keras_qat.quantize_model(model, recipe_with(delay), scope=scope)
-    found = {tensor for each in keras_qat.quantizers(quantized) for tensor in each.quantizes}
-    assert found == {
+    result = {
+        tensor for quantizer in keras_qat.quantizers(quantized) for tensor in quantizer.quantizes
+    }
+    assert result == {
         row.tensor for row in keras_qat.plan(model, "contrib", scope=scope).rows if row.spec
     }
-    assert {int(each.quantize_from) for each in scheduled_layers(quantized)} == {delay or 0}
+    assert {int(layer.quantize_from) for layer in scheduled_layers(quantized)} == {delay or 0}
 
     again = keras_qat.quantize_model(quantized, recipe_with(delay), scope=scope)
     assert again.get_config() == quantized.get_config()

@@ -37,8 +37,8 @@ def wrapper(model: keras.Model, name: str) -> QuantizeWrapper:
 def ranges(model: keras.Model) -> dict[str, tuple[float, float]]:
     """Tensor -> its range."""
     return {
-        each.quantizes[0]: (float(each.minimum), float(each.maximum))
-        for each in keras_qat.quantizers(model)
+        quantizer.quantizes[0]: (float(quantizer.minimum), float(quantizer.maximum))
+        for quantizer in keras_qat.quantizers(model)
     }
 
 
@@ -116,7 +116,7 @@ def test_unknown_number_of_axes():
 
 def test_ranges_are_weights_that_do_not_train():
     model = keras_qat.quantize_model(network(), "contrib")
-    names = [each.name.split("/")[-1] for each in model.non_trainable_weights]
+    names = [weight.name.split("/")[-1] for weight in model.non_trainable_weights]
     assert sum(name.startswith(("kernel_min:", "output_min:")) for name in names) >= 4
     assert len(model.trainable_weights) == len(network().trainable_weights)
     assert len(model.weights) > len(network().weights)
@@ -148,11 +148,11 @@ def test_symmetric():
     model = keras_qat.quantize_model(network(), recipe)
     for seed in range(3):
         model(images(8, (6, 6, 4), seed), training=True)
-    found = ranges(model)
+    result = ranges(model)
     for tensor in ("layer/kernel", "last/kernel"):
-        assert found[tensor][0] == -found[tensor][1]
+        assert result[tensor][0] == -result[tensor][1]
     for tensor in ("relu", "add", "last"):
-        assert found[tensor][1] == pytest.approx(-found[tensor][0] * 127 / 128)
+        assert result[tensor][1] == pytest.approx(-result[tensor][0] * 127 / 128)
 
     inputs = image()
     y = relu(conv(inputs, "layer"))
@@ -187,7 +187,7 @@ def test_weight_narrow_range(narrow):
     last = wrapper(quantized, "last")
     last.output_quantizer = None
     x = images(4, (6, 6, 4))
-    (spec,) = [each.spec for each in last.weight_quantizers.values()]
+    (spec,) = [weight_quantizer.spec for weight_quantizer in last.weight_quantizers.values()]
     assert spec.narrow_range is narrow
     expected = keras.layers.Conv2D(4, 3, padding="same")
     expected.build(x.shape)
@@ -198,10 +198,10 @@ def test_weight_narrow_range(narrow):
 
 def folded_kernel(model: keras.Model) -> np.ndarray:
     """The kernel of `layer` folded with the moving variance as it is now."""
-    each = wrapper(model, "layer")
-    norm = each.batch_norm
+    wrapped = wrapper(model, "layer")
+    norm = wrapped.batch_norm
     factor = norm.gamma.numpy() / np.sqrt(norm.moving_variance.numpy() + norm.epsilon)
-    return each.layer.kernel.numpy() * factor
+    return wrapped.layer.kernel.numpy() * factor
 
 
 @pytest.mark.parametrize("use_ema", [False, True])
@@ -221,11 +221,11 @@ def test_quantize_folded_weights_use_ema(use_ema):
     expected = (minima[-1], maxima[-1])
     if use_ema:
         expected = (debiased(minima, 0.9), debiased(maxima, 0.9))
-    found = ranges(model)
-    assert found["layer/kernel"] == pytest.approx(expected, rel=1e-4)
+    result = ranges(model)
+    assert result["layer/kernel"] == pytest.approx(expected, rel=1e-4)
     # Weights without BatchNormalization have the range of the last step in both cases.
     kernel = wrapper(model, "last").layer.kernel.numpy()
-    assert found["last/kernel"] == pytest.approx((kernel.min(), kernel.max()))
+    assert result["last/kernel"] == pytest.approx((kernel.min(), kernel.max()))
 
 
 @pytest.mark.parametrize("use_ema", [False, True])
@@ -266,7 +266,7 @@ def test_quant_delay_gates_the_result_only():
     floating = keras_qat.quantize_model(network(), contrib(2, 2, quant_delay=1000))
     x = images(4, (6, 6, 4))
     for step in (1, 2, 3):
-        outputs = [each(x, training=True).numpy() for each in (model, floating)]
+        outputs = [variant(x, training=True).numpy() for variant in (model, floating)]
         assert np.array_equal(*outputs) is (step < 3), step
         assert ranges(model)["relu"] != (0, 6)
         assert ranges(model)["last"] == ranges(floating)["last"] or step == 3
@@ -293,14 +293,14 @@ def test_counter_counts_training_steps_once():
     for step in range(1, 4):
         model(x, training=True)
         model(x, training=False)
-        assert {int(each.step) for each in model.layers if hasattr(each, "step")} == {step}
+        assert {int(layer.step) for layer in model.layers if hasattr(layer, "step")} == {step}
 
 
 def test_inference_changes_nothing():
     """No assignment in inference: ranges, averages, statistics and the counter stay."""
     model = keras_qat.quantize_model(network(), "contrib")
     model(images(4, (6, 6, 4)), training=True)
-    before = [each.numpy() for each in model.weights]
+    before = [weight.numpy() for weight in model.weights]
     first = model(images(4, (6, 6, 4), 5), training=False)
     second = model(images(4, (6, 6, 4), 5), training=False)
     np.testing.assert_array_equal(first, second)

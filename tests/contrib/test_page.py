@@ -29,7 +29,7 @@ def page() -> dict:
 
 
 def test_the_programs_of_the_page_run(page):
-    assert all(each.calibrated for each in keras_qat.quantizers(page["qat"]))
+    assert all(quantizer.calibrated for quantizer in keras_qat.quantizers(page["qat"]))
     report = keras_qat.verify(page["qat"], page["contents"], page["images"][1200:])
     assert report.outputs[0].argmax_agreement > 0.98
 
@@ -57,12 +57,12 @@ def test_a_checkpoint_of_the_original_is_loaded(page, tmp_path):
         prefix=path,
         tensor_names=list(arrays),
         shape_and_slices=[""] * len(arrays),
-        tensors=[tf.constant(each) for each in arrays.values()],
+        tensors=[tf.constant(array) for array in arrays.values()],
     )
 
     qat = keras_qat.quantize_model(page["model"], "contrib")
     page["load_checkpoint"](qat, path)
-    weights = {each.name.split(":")[0]: each.numpy() for each in qat.weights}
+    weights = {weight.name.split(":")[0]: weight.numpy() for weight in qat.weights}
     np.testing.assert_array_equal(weights["quant_conv1/conv1/kernel"], arrays["conv1/weights"])
     np.testing.assert_array_equal(weights["quant_logits/logits/bias"], arrays["logits/biases"])
     np.testing.assert_array_equal(
@@ -70,8 +70,11 @@ def test_a_checkpoint_of_the_original_is_loaded(page, tmp_path):
     )
     assert weights["quant_conv1/step"] == 1234
     assert weights["quant_logits/output_max_local_step"] == 7
-    found = {each.name: (each.minimum, each.maximum) for each in keras_qat.quantizers(qat)}
-    assert found == {
+    result = {
+        quantizer.name: (quantizer.minimum, quantizer.maximum)
+        for quantizer in keras_qat.quantizers(qat)
+    }
+    assert result == {
         "quant_conv1/kernel": (-1.5, 1.5),
         "quant_conv1/output": (-2, 3),
         "quant_logits/kernel": (-2.5, 2.5),

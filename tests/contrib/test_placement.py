@@ -21,8 +21,8 @@ from tests.networks.contrib import conv, identity, image, layers, relu
 
 def quantized_tensors(inputs, outputs, **kwargs) -> dict[str, str]:
     """Tensor -> why it is quantized, for those that are."""
-    found = keras_qat.plan(keras.Model(inputs, outputs), "contrib", **kwargs)
-    return {row.tensor: row.reason for row in found.rows if row.spec}
+    plan = keras_qat.plan(keras.Model(inputs, outputs), "contrib", **kwargs)
+    return {row.tensor: row.reason for row in plan.rows if row.spec}
 
 
 @pytest.mark.parametrize("kind", ["conv", "depthwise"])
@@ -128,9 +128,9 @@ def test_merges_are_found_through_layers_that_move_values(between):
         "identity": lambda: layers.Activation("linear"),
     }[between]()(y)
     y = layers.Add(name="add")([y, y])
-    found = quantized_tensors(x, y)
-    assert found["add"] == "activation_AddV2_quant"
-    assert set(found) == {"layer/kernel", "relu", "add"}
+    tensors = quantized_tensors(x, y)
+    assert tensors["add"] == "activation_AddV2_quant"
+    assert set(tensors) == {"layer/kernel", "relu", "add"}
 
 
 def test_merges_behind_average_pooling_are_left_alone():
@@ -145,9 +145,9 @@ def test_chain_of_multiply_and_add():
     y = relu(conv(x, "layer"), "relu6", 6.0)
     y = layers.Multiply(name="multiply")([y, x])
     y = layers.Add(name="add")([y, x])
-    found = quantized_tensors(x, y)
-    assert found["multiply"] == "activation_Mul_quant"
-    assert found["add"] == "activation_AddV2_quant"
+    tensors = quantized_tensors(x, y)
+    assert tensors["multiply"] == "activation_Mul_quant"
+    assert tensors["add"] == "activation_AddV2_quant"
 
 
 def test_operators_count_as_merges():
@@ -167,7 +167,7 @@ def test_shared_weights_have_one_quantizer():
         model = keras_qat.quantize_model(
             keras.Model(x, y), keras_qat.recipes.contrib(quant_delay=1)
         )
-        names = [name for each in keras_qat.quantizers(model) for name in each.quantizes]
+        names = [name for quantizer in keras_qat.quantizers(model) for name in quantizer.quantizes]
         assert sorted(name.split("/")[0] for name in names) == ["one", "shared", "two"]
         read = graph.read(model)
         calls = [call for call in read.calls if call.layer.name == "quant_shared"]
@@ -194,7 +194,7 @@ def test_called_inside_a_name_scope():
         with tf.name_scope(scope or ""):
             inside = keras_qat.quantize_model(model, "contrib")
         assert [layer.name for layer in inside.layers] == names
-        assert not any("name_scope/name_scope" in each.name for each in inside.weights)
+        assert not any("name_scope/name_scope" in weight.name for weight in inside.weights)
 
 
 # Patterns and graphs: the original's graph matcher.

@@ -55,9 +55,9 @@ def two_devices() -> Any:
 
 
 def assert_replicas_agree(qat: Any) -> None:
-    for each in qat.weights:
-        one, other = (replica.numpy() for replica in each.values)
-        np.testing.assert_array_equal(one, other, each.name)
+    for weight in qat.weights:
+        one, other = (replica.numpy() for replica in weight.values)
+        np.testing.assert_array_equal(one, other, weight.name)
 
 
 def mirrored(recipe: str, folder: Path) -> None:
@@ -92,7 +92,7 @@ def verbs(folder: Path) -> None:
         inside = network()
     for qat in (outside, keras_qat.quantize_model(inside)):
         assert qat.distribute_strategy is strategy
-        assert all(len(each.values) == 2 for each in qat.weights)
+        assert all(len(weight.values) == 2 for weight in qat.weights)
         keras_qat.calibrate(qat, X)
         assert_replicas_agree(qat)
     with strategy.scope():
@@ -154,7 +154,7 @@ def against_one_device(recipe: str, alike: bool, told: Any) -> None:
     """
     two, x, y = two_devices(), X, Y
     if alike:  # Both replicas see the same examples.
-        x, y = (np.repeat(each[:32].reshape(4, 1, 8, -1), 2, 1) for each in (X, Y))
+        x, y = (np.repeat(item[:32].reshape(4, 1, 8, -1), 2, 1) for item in (X, Y))
         x, y = x.reshape(X.shape), y.reshape(Y.shape)
     trained = []
     for strategy in (two, tf.distribute.OneDeviceStrategy("CPU:0")):
@@ -163,7 +163,7 @@ def against_one_device(recipe: str, alike: bool, told: Any) -> None:
                 train(keras_qat.quantize_model(network(synchronized=True), recipe), x, y)
             )
     differences: dict[str, float] = {}
-    for one, other in zip(*(each.weights for each in trained), strict=True):
+    for one, other in zip(*(item.weights for item in trained), strict=True):
         difference, kind = np.abs(one.numpy().astype(float) - other.numpy()).max(), kind_of(other)
         if kind != "weights":
             difference /= max(np.abs(other.numpy()).max(), 1e-9)
@@ -192,9 +192,9 @@ def shares_the_work(index: int, ports: list[int], folder: Path) -> None:
     for method in ("minmax", "percentile", "mse"):
         keras_qat.calibrate(qat, np.array_split(X, len(ports))[index], method=method)
         results += [weight.numpy() for weight in qat.weights]
-    found = keras_qat.search_bits(model, X, 0.6)
-    results += [list(layer.costs.values()) for layer in found.sensitivity.layers]
-    np.savez(folder / f"{len(ports)}_{index}.npz", *results, list(found.bits.values()))
+    chosen = keras_qat.search_bits(model, X, 0.6)
+    results += [list(layer.costs.values()) for layer in chosen.sensitivity.layers]
+    np.savez(folder / f"{len(ports)}_{index}.npz", *results, list(chosen.bits.values()))
     os._exit(0)
 
 
@@ -231,7 +231,7 @@ def worker(
         )
     except tf.errors.UnavailableError:
         os._exit(UNAVAILABLE)
-    np.savez(folder / f"{index}.npz", *(each.numpy() for each in qat.weights))
+    np.savez(folder / f"{index}.npz", *(weight.numpy() for weight in qat.weights))
     if index == 0:
         exports_by_itself(qat, strategy, folder)
     else:  # It is there, but takes no part.
@@ -280,7 +280,7 @@ def coordinator(cluster: dict[str, list[str]], recipe: str) -> None:
         qat.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     callbacks = [QuantDelay(DELAY), FreezeBatchNorm(FREEZE)]
     qat.fit(shared_batches(), epochs=2, steps_per_epoch=6, verbose=0, callbacks=callbacks)
-    assert {int(each) for each in qat.weights if each.name.endswith("/step:0")} == {12}
+    assert {int(weight) for weight in qat.weights if weight.name.endswith("/step:0")} == {12}
     identical = keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical
     assert identical == 1 or recipe == "contrib"
     os._exit(0)

@@ -48,19 +48,19 @@ def test_two_replicas_against_one_device(recipe, alike, record_property):
     ours, theirs = FORKS.Pipe()
     process = fork(programs.against_one_device, recipe, alike, theirs)
     assert run_all(process) == [0]
-    found = ours.recv()
-    record_property("differences", found)
-    assert {kind: found[kind] <= bound for kind, bound in BOUNDS[alike].items()} == dict.fromkeys(
-        BOUNDS[alike], True
-    ), found
+    received = ours.recv()
+    record_property("differences", received)
+    assert {
+        kind: received[kind] <= bound for kind, bound in BOUNDS[alike].items()
+    } == dict.fromkeys(BOUNDS[alike], True), received
 
 
 def free_ports(count):
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for item in sockets:
+            item.bind(("localhost", 0))
+        return [item.getsockname()[1] for item in sockets]
 
 
 def cluster(recipe, folder, dies=False, count=2, devices=1):
@@ -116,8 +116,8 @@ def test_a_worker_exports_by_itself(tmp_path):
 def test_a_killed_worker_comes_back(recipe, tmp_path):
     """The other one ends with it; both go on from the backup, as if nothing had happened."""
     left_alone, killed = tmp_path / "left alone", tmp_path / "killed"
-    for each in (left_alone, killed):
-        each.mkdir()
+    for item in (left_alone, killed):
+        item.mkdir()
     assert cluster(recipe, left_alone) == [0, 0]
     assert cluster(recipe, killed, dies=True) == [programs.UNAVAILABLE, -9]
     assert cluster(recipe, killed) == [0, 0]
@@ -131,13 +131,13 @@ def test_a_killed_worker_comes_back(recipe, tmp_path):
 def test_parameter_servers(recipe):
     first, second, third = (f"localhost:{port}" for port in free_ports(3))
     jobs = {"worker": [first, second], "ps": [third]}
-    tasks = [(kind, index) for kind, each in jobs.items() for index in range(len(each))]
+    tasks = [(kind, index) for kind, job in jobs.items() for index in range(len(job))]
     servers = [fork(programs.server, jobs, *task) for task in tasks]
     try:
         assert run_all(fork(programs.coordinator, jobs, recipe)) == [0]
     finally:
-        for each in servers:
-            each.kill()
+        for server in servers:
+            server.kill()
 
 
 @pytest.mark.slow

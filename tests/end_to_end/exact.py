@@ -42,13 +42,13 @@ def assert_exact_everywhere(
     assert kernels != "tflm" or not problems(contents, TFLM)
     qat.kernels = kernels
     report = keras_qat.verify(qat, contents, x, kernels=kernels, per_layer=per_layer)
-    assert {each.identical for each in report.outputs} == {1.0}
-    assert {each.run.identical for each in report.tensors} <= {1.0}
-    found = keras_qat.simulate(qat, x, kernels=kernels)
-    assert found.float_layers == ()
+    assert {tensor.identical for tensor in report.outputs} == {1.0}
+    assert {tensor.run.identical for tensor in report.tensors} <= {1.0}
+    result = keras_qat.simulate(qat, x, kernels=kernels)
+    assert result.float_layers == ()
     predicted = qat.predict(x, verbose=0)
     outputs = predicted if isinstance(predicted, list) else [predicted]
-    for simulated, output in zip(found.outputs.values(), outputs, strict=True):
+    for simulated, output in zip(result.outputs.values(), outputs, strict=True):
         np.testing.assert_allclose(simulated.values, output, atol=1e-6)
     return report
 
@@ -58,9 +58,9 @@ def assert_is_float_without_quantization(model: Any, x: Any) -> None:
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
     expected = tf.nest.flatten(model.predict(x, verbose=0))
-    for each in (qat, keras_qat.strip_quantization(qat)):
-        for found, y in zip(tf.nest.flatten(each.predict(x, verbose=0)), expected, strict=True):
-            np.testing.assert_allclose(found, y, atol=1e-5)
+    for item in (qat, keras_qat.strip_quantization(qat)):
+        for result, y in zip(tf.nest.flatten(item.predict(x, verbose=0)), expected, strict=True):
+            np.testing.assert_allclose(result, y, atol=1e-5)
 
 
 def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
@@ -71,7 +71,7 @@ def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
         x: its inputs: an array, or a list of them.
         directory: where to save it.
     """
-    before = [each.numpy() for each in qat.trainable_variables]
+    before = [variable.numpy() for variable in qat.trainable_variables]
     qat.compile(keras.optimizers.SGD(0.1), "mse")
     qat.fit(x, tf.nest.map_structure(np.ones_like, qat.predict(x, verbose=0)), 8, verbose=0)
     moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
@@ -79,14 +79,14 @@ def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
     qat.save(directory / "qat.keras")
     again = keras.models.load_model(directory / "qat.keras")
     expected = tf.nest.flatten(qat.predict(x, verbose=0))
-    for found, y in zip(tf.nest.flatten(again.predict(x, verbose=0)), expected, strict=True):
-        np.testing.assert_array_equal(found, y)
+    for result, y in zip(tf.nest.flatten(again.predict(x, verbose=0)), expected, strict=True):
+        np.testing.assert_array_equal(result, y)
     assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
     assert_exact_everywhere(again, x, "xnnpack")
     keras_qat.export_saved_model(qat, directory / "saved")
     serve = tf.saved_model.load(str(directory / "saved")).signatures["serving_default"]
     given = dict(zip(qat.input_names, tf.nest.flatten(x), strict=True))
-    served = serve(**{key: tf.constant(each) for key, each in given.items()})
+    served = serve(**{key: tf.constant(value) for key, value in given.items()})
     for name, y in zip(qat.output_names, expected, strict=True):
         # It rounds as training did. A code that is another one is in all steps behind it; 27 dB.
         assert np.square(served[name] - y).sum() < 0.01 * np.square(y).sum()

@@ -21,5 +21,5 @@ def test_many_softmaxes(kernels):
     keras_qat.calibrate(qat, x[:64])
     qat.kernels = kernels
     (expected,) = keras_qat.simulate(qat, x, kernels, batch_size=256).outputs.values()
-    found = qat.predict(x, batch_size=256, verbose=0)
-    np.testing.assert_array_equal(found, expected.values)
+    predicted = qat.predict(x, batch_size=256, verbose=0)
+    np.testing.assert_array_equal(predicted, expected.values)

@@ -26,16 +26,16 @@ def lstm(**options: Any) -> Any:
 
 def all_merges(x: Any) -> Any:
     """Each merge, of last steps and of sequences, and one that gives both tensors."""
-    found = []
+    result = []
     for merge in MERGES:
         for sequences in (False, True):
             y = layers.Bidirectional(lstm(return_sequences=sequences), merge_mode=merge)(x)
-            found.append(layers.Flatten()(y))
+            result.append(layers.Flatten()(y))
     first, second = layers.Bidirectional(lstm(return_sequences=True), merge_mode=None)(x)
     other = layers.Bidirectional(
         lstm(go_backwards=True), backward_layer=lstm(use_bias=False), name="turned"
     )
-    return layers.Concatenate()([*found, layers.Flatten()(first), other(second)])
+    return layers.Concatenate()([*result, layers.Flatten()(first), other(second)])
 
 
 @functools.cache
@@ -83,5 +83,5 @@ STAYS = {
 @pytest.mark.parametrize("reason", STAYS)
 def test_the_plan_says_why_one_stays_in_float(reason):
     plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
-    (found,) = [each for each in plan.float_layers.values() if "Bidirectional" in each]
-    assert reason in found
+    (result,) = [reason for reason in plan.float_layers.values() if "Bidirectional" in reason]
+    assert reason in result

@@ -50,9 +50,9 @@ def train_a_step(model: Any, x: Any) -> float:
     """One step of gradient descent; the largest change of a weight."""
     with tf.GradientTape() as tape:
         outputs = tf.nest.flatten(model(x, training=True))
-        loss = tf.add_n([tf.reduce_mean(each**2) for each in outputs])
+        loss = tf.add_n([tf.reduce_mean(output**2) for output in outputs])
     gradients = tape.gradient(loss, model.trainable_variables)
-    before = [each.numpy() for each in model.trainable_variables]
+    before = [variable.numpy() for variable in model.trainable_variables]
     pairs = zip(gradients, model.trainable_variables, strict=True)
     keras.optimizers.SGD(1e-3).apply_gradients([pair for pair in pairs if pair[0] is not None])
     changes = zip(before, model.trainable_variables, strict=True)
@@ -81,12 +81,12 @@ def test_without_quantization_it_computes_what_the_float_model_does(family):
     model = made(family).float_model
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
-    for expected, found in zip(
+    for expected, result in zip(
         tf.nest.flatten(model(x, training=False)),
         tf.nest.flatten(qat(x, training=False)),
         strict=True,
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
     assert len(qat.trainable_weights) == len(model.trainable_weights)
 
 
@@ -100,18 +100,18 @@ def test_it_reloads_equal(family, tmp_path):
     model, x = made(family).model, made(family).x
     model.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
-    outputs = [tf.nest.flatten(each(x, training=False)) for each in (model, loaded)]
-    for expected, found in zip(*outputs, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    outputs = [tf.nest.flatten(variant(x, training=False)) for variant in (model, loaded)]
+    for expected, result in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("family", NAMES)
 def test_the_file_gives_the_codes_of_the_model(family):
     """Layers in float add up in another order there, by which a code may be another one."""
-    found = FAMILIES[family]
-    for structure, report in zip(found.structures, made(family).report.outputs, strict=True):
-        assert report.identical >= (1 if found.int8 else 0.99), structure
-        assert report.max_difference <= (0 if found.int8 else 1), structure
+    result = FAMILIES[family]
+    for structure, report in zip(result.structures, made(family).report.outputs, strict=True):
+        assert report.identical >= (1 if result.int8 else 0.99), structure
+        assert report.max_difference <= (0 if result.int8 else 1), structure
 
 
 @pytest.mark.parametrize("family", NAMES)

@@ -173,7 +173,7 @@ STAYS = {
 @pytest.mark.parametrize("reason", STAYS)
 def test_the_plan_says_why_one_stays_in_float(reason):
     plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
-    assert any(reason in each for each in plan.float_layers.values()), plan.float_layers
+    assert any(reason in item for item in plan.float_layers.values()), plan.float_layers
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_the_plan_says_why_one_stays_in_float(reason):
     ],
 )
 def test_open_sizes_stay_in_float(shape, reason):
-    (found,) = keras_qat.plan(functional(shape, build=tiny)).float_layers.values()
-    assert reason in found
+    (result,) = keras_qat.plan(functional(shape, build=tiny)).float_layers.values()
+    assert reason in result
 
 
 @pytest.mark.slow

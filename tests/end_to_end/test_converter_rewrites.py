@@ -22,7 +22,7 @@ def assert_exact(model: Any, *inputs: np.ndarray) -> None:
     assert not keras_qat.plan(model).float_layers
     assert not report.float_operations
     assert report.identical == 1
-    assert all(each.simulated == 1 for each in report.tensors)
+    assert all(tensor.simulated == 1 for tensor in report.tensors)
 
 
 BETWEEN_CONVOLUTIONS: dict[str, Callable[[Any], Any]] = {

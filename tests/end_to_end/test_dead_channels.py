@@ -48,10 +48,10 @@ def test_bias_of_a_dead_channel_is_exported(kind, size, bits):
     x = images(32, (6, 6, 4))
     recipe = keras_qat.recipes.int8(weight_bits=bits)
     report = export(model, x, recipe=recipe, per_layer=True).report
-    (found,) = [each for each in report.tensors if each.name == "layer"]
-    assert found.fed.max_difference <= 1
+    (result,) = [tensor for tensor in report.tensors if tensor.name == "layer"]
+    assert result.fed.max_difference <= 1
     # The kernel for transposed convolutions is TFLite's own, which rounds twice.
-    assert found.fed.identical >= (0.99 if kind == "transposed" else 0.999)
+    assert result.fed.identical >= (0.99 if kind == "transposed" else 0.999)
 
 
 def test_folded_batch_norm_with_a_tiny_gamma():
@@ -77,4 +77,4 @@ def test_factors_next_to_nothing():
     model = functional((6, 6, 4), build=build)
     model.get_layer("scale").gamma.assign([1e-8, 3e-7, 2e-6, 1e-5])
     report = export(model, images(64, (6, 6, 4)), per_layer=True).report
-    assert [each.fed.identical for each in report.tensors[1:]] == [1, 1, 1]
+    assert [tensor.fed.identical for tensor in report.tensors[1:]] == [1, 1, 1]

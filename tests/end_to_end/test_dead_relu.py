@@ -22,8 +22,8 @@ def test_the_rest_of_the_model_is_exported(recipe):
     off = keras.initializers.Constant(-100.0)
     dead = layers.Dense(3, activation="relu", bias_initializer=off)(x)
     y = layers.Dense(4)(layers.Concatenate()([layers.Dense(5)(x), layers.Dense(2)(dead)]))
-    found = export(keras.Model(x, y), images(64, (6,)), recipe=recipe)
-    assert found.report.identical >= (0.9 if recipe == "contrib" else 1)
+    exported = export(keras.Model(x, y), images(64, (6,)), recipe=recipe)
+    assert exported.report.identical >= (0.9 if recipe == "contrib" else 1)
 
 
 def test_quantizers_without_data_are_told():

@@ -139,9 +139,9 @@ def test_products_whose_ratio_graph_optimization_takes_first(factor):
     product = 2.55 * factor  # Inputs have the scale 0.1, their product 0.01 * factor.
     ends = [[25.5, 0.0, product / 25.5, 0.0], [0.0, 25.5, 25.5, 0.0]]
     qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, [np.repeat(np.float32(each)[:, None], 16, 1) for each in ends])
+    keras_qat.calibrate(qat, [np.repeat(np.float32(end)[:, None], 16, 1) for end in ends])
     steps = np.float32(0.1) * np.arange(256, dtype=np.float32)
-    given = [each.reshape(-1, 16) for each in np.meshgrid(steps, steps)]
+    given = [grid.reshape(-1, 16) for grid in np.meshgrid(steps, steps)]
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, given).identical == 1
     predicted = qat.predict(given, 64, 0)

@@ -81,12 +81,12 @@ BUILDS |= {"both_ways": both_ways, "apart": lambda: both_ways(None), "translator
 
 def data(model: Any, examples: int = 24) -> Any:
     numbers = np.random.default_rng(3)
-    found = [
-        (numbers.normal(size=(examples, *each.shape[1:])) * (0.4, 1)[len(each.shape) > 2])
-        for each in model.inputs
+    result = [
+        (numbers.normal(size=(examples, *tensor.shape[1:])) * (0.4, 1)[len(tensor.shape) > 2])
+        for tensor in model.inputs
     ]
-    found = [each.astype(np.float32) for each in found]
-    return found if len(found) > 1 else found[0]
+    result = [item.astype(np.float32) for item in result]
+    return result if len(result) > 1 else result[0]
 
 
 @functools.cache
@@ -129,12 +129,12 @@ def listener(layer: Any, steps: int, batch: int | None = None) -> Any:
     keras.utils.set_random_seed(3)
     x = sound = keras.Input((steps, FEATURES), batch, name="sound")
     states = [keras.Input((UNITS,), batch, name=name) for name in ("first", "last")]
-    found = []
+    result = []
     for state in states:
         how = {"return_sequences": True, "return_state": True}
         x, state = layer(UNITS, **how)(x, initial_state=state)
-        found.append(state)
-    return keras.Model([sound, *states], [layers.Dense(2)(x), *found])
+        result.append(state)
+    return keras.Model([sound, *states], [layers.Dense(2)(x), *result])
 
 
 @pytest.mark.sample(1)
@@ -166,8 +166,8 @@ def test_trained_on_whole_sequences_and_run_step_by_step(layer, kernels):
 
 def test_a_state_goes_from_output_to_input_as_it_is():
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(quantized("gru")))
-    given, found = file.inputs["state"], list(file.outputs.values())[1]
-    assert (given.scale, given.zero_point) == (found.scale, found.zero_point) == (1 / 128, 0)
+    given, result = file.inputs["state"], list(file.outputs.values())[1]
+    assert (given.scale, given.zero_point) == (result.scale, result.zero_point) == (1 / 128, 0)
 
 
 @pytest.mark.slow
@@ -176,8 +176,8 @@ def test_saved_models_load(name, tmp_path):
     qat = quantized(name)
     qat.save(tmp_path / "qat.keras")
     again, x = keras.models.load_model(tmp_path / "qat.keras"), data(qat)
-    for found, expected in zip(again.predict(x), qat.predict(x), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(again.predict(x), qat.predict(x), strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.slow
@@ -200,13 +200,13 @@ def operators(qat: Any) -> list[str]:
 
 
 def test_a_state_that_nobody_reads_is_in_no_file():
-    found = []
+    result = []
     for read in (False, True):
         x = keras.Input((2, FEATURES))
         y = layers.SimpleRNN(UNITS, return_sequences=True, return_state=read)(x)
         model = keras.Model(x, y[0] if read else y)
-        found.append(operators(calibrated(model)))
-    assert found[0] == found[1]
+        result.append(operators(calibrated(model)))
+    assert result[0] == result[1]
 
 
 @pytest.mark.slow
@@ -219,5 +219,5 @@ def test_a_constant_state_stays_in_float(layer, states):
     (reason,) = keras_qat.plan(model).float_layers.values()
     assert "a state that is a constant" in reason
     expected = model.predict(data(model), verbose=0)
-    found = calibrated(model).predict(data(model), verbose=0)
-    np.testing.assert_allclose(found, expected, atol=0.05)
+    predicted = calibrated(model).predict(data(model), verbose=0)
+    np.testing.assert_allclose(predicted, expected, atol=0.05)

@@ -71,9 +71,9 @@ def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
     (name,) = FileInterpreter(contents).inputs
     for kernels in KERNELS:
         file = FileInterpreter(contents, kernels)
-        (found,) = file.run({name: codes.astype(np.int8)}).values()
+        (outputs,) = file.run({name: codes.astype(np.int8)}).values()
         (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-        np.testing.assert_array_equal(found, expected.codes)
+        np.testing.assert_array_equal(outputs, expected.codes)
 
 
 @pytest.mark.sample(3)
@@ -81,9 +81,9 @@ def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
 def test_a_file_in_float_gives_the_codes_of_the_model(fed, kernels):
     qat, x = fed
     file = FileInterpreter(keras_qat.export_tflite(qat, input_dtype="float32"), kernels)
-    (found,) = file.run({next(iter(file.inputs)): x}).values()
+    (outputs,) = file.run({next(iter(file.inputs)): x}).values()
     (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-    np.testing.assert_array_equal(found, expected.codes)
+    np.testing.assert_array_equal(outputs, expected.codes)
 
 
 def test_ranges_of_other_tensors_are_what_was_observed(fed):
@@ -92,13 +92,15 @@ def test_ranges_of_other_tensors_are_what_was_observed(fed):
     assert first.spec.off_ties
     width = x.max() - min(x.min(), 0)
     assert first.maximum == pytest.approx(x.max() + width / 1019, rel=1e-6)
-    assert not any(getattr(each.spec, "off_ties", False) for each in others)
+    assert not any(getattr(other.spec, "off_ties", False) for other in others)
 
 
 @pytest.mark.parametrize("recipe", ["int16x8", "contrib"])
 def test_other_recipes_are_as_they_were(recipe):
     qat = keras_qat.quantize_model(network(), recipe)
-    assert not any(getattr(each.spec, "off_ties", False) for each in keras_qat.quantizers(qat))
+    assert not any(
+        getattr(quantizer.spec, "off_ties", False) for quantizer in keras_qat.quantizers(qat)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def test_a_file_of_pixels_is_verified(fed, pixels):
     contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
     report = keras_qat.verify(qat, contents, x, per_layer=True)
     assert report.identical == 1
-    assert all(each.run.identical == 1 for each in report.tensors)
+    assert all(tensor.run.identical == 1 for tensor in report.tensors)
 
 
 @pytest.mark.slow
@@ -147,8 +149,8 @@ def test_a_trained_network_takes_pixels(rescaling):
     contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
     for kernels in KERNELS:
         (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-        found = keras_qat.TFLiteModel(contents, kernels).predict(given, codes=True)
-        np.testing.assert_array_equal(found, expected.codes)
+        predicted = keras_qat.TFLiteModel(contents, kernels).predict(given, codes=True)
+        np.testing.assert_array_equal(predicted, expected.codes)
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +195,11 @@ def test_scale_and_offset_may_be_of_each_channel(name):
     for kernels in (*KERNELS, "tflm"):
         if kernels == "tflm":
             pytest.importorskip("tflite_micro")
-        found = keras_qat.TFLiteModel(contents, kernels).predict(given.astype(np.uint8), codes=True)
+        predicted = keras_qat.TFLiteModel(contents, kernels).predict(
+            given.astype(np.uint8), codes=True
+        )
         (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-        np.testing.assert_array_equal(found, expected.codes)
+        np.testing.assert_array_equal(predicted, expected.codes)
     assert keras_qat.verify(qat, contents, x).identical == 1
 
 
@@ -205,8 +209,8 @@ def test_each_channel_may_be_said_by_a_layer():
     observe(qat, ((rng(2).integers(0, 256, (8, 10, 10, 3)) - mean) / deviation).astype(np.float32))
     layer = layers.Normalization(mean=mean, variance=deviation**2)
     first, second = (
-        keras_qat.TFLiteModel(keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=each))
-        for each in ((1 / deviation, -mean / deviation), layer)
+        keras_qat.TFLiteModel(keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=item))
+        for item in ((1 / deviation, -mean / deviation), layer)
     )
     given = rng(3).integers(0, 256, (8, 10, 10, 3)).astype(np.uint8)
     np.testing.assert_array_equal(first.predict(given), second.predict(given))

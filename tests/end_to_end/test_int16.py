@@ -63,17 +63,18 @@ def marks(family):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=marks(each)) for each in FAMILIES if each not in IN_FLOAT]
+    "family",
+    [pytest.param(family, marks=marks(family)) for family in FAMILIES if family not in IN_FLOAT],
 )
 def test_the_file_gives_the_codes_of_the_model(family):
-    found = exported(family)
-    assert not floats(found.file)
+    result = exported(family)
+    assert not floats(result.file)
     unread = {np.float32} if family == "add_same_twice" else set()
-    assert {each["dtype"] for each in found.file.inputs.values()} == {np.int16} | unread
-    assert {each["dtype"] for each in found.file.outputs.values()} == {np.int16}
-    for each in found.report.outputs:
-        assert each.identical >= 0.999, each
-        assert each.max_difference <= 1, each
+    assert {array["dtype"] for array in result.file.inputs.values()} == {np.int16} | unread
+    assert {output["dtype"] for output in result.file.outputs.values()} == {np.int16}
+    for tensor in result.report.outputs:
+        assert tensor.identical >= 0.999, tensor
+        assert tensor.max_difference <= 1, tensor
 
 
 @pytest.mark.parametrize(
@@ -86,13 +87,15 @@ def test_the_file_gives_the_codes_of_the_model(family):
     ],
 )
 def test_the_simulation_gives_the_codes_of_the_file(family, kernels):
-    found = exported(family)
-    simulated = assert_identical(found.model, found.x, kernels, found.contents)
+    result = exported(family)
+    simulated = assert_identical(result.model, result.x, kernels, result.contents)
     assert simulated.float_layers == ()
-    assert {each.codes.dtype for each in simulated.outputs.values()} == {np.dtype(np.int16)}
-    for each in keras_qat.verify(found.model, found.contents, found.x, kernels=kernels).outputs:
-        assert each.identical >= 0.999, each
-        assert each.max_difference <= 1, each
+    assert {output.codes.dtype for output in simulated.outputs.values()} == {np.dtype(np.int16)}
+    for tensor in keras_qat.verify(
+        result.model, result.contents, result.x, kernels=kernels
+    ).outputs:
+        assert tensor.identical >= 0.999, tensor
+        assert tensor.max_difference <= 1, tensor
 
 
 @pytest.mark.legacy
@@ -100,11 +103,11 @@ def test_what_has_no_int16_kernel_is_in_float():
     family = FAMILIES["other_rounding"]
     model = family.model()
     plan = keras_qat.plan(model, "int16x8")
-    found = export(scramble(model), *family.inputs(), recipe="int16x8")
-    assert floats(found.file) - {"QUANTIZE", "DEQUANTIZE"} <= {"PRELU"}
+    result = export(scramble(model), *family.inputs(), recipe="int16x8")
+    assert floats(result.file) - {"QUANTIZE", "DEQUANTIZE"} <= {"PRELU"}
     assert any("no int16 kernel" in reason for reason in plan.float_layers.values())
-    assert found.report.max_difference <= 1
-    assert found.report.identical >= 0.999
+    assert result.report.max_difference <= 1
+    assert result.report.identical >= 0.999
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +136,13 @@ def test_trained_model(trained, tmp_path):
 def test_layer_by_layer(trained, kernels):
     report = keras_qat.verify(*trained, X, per_layer=True, kernels=kernels)
     assert {"image", "stem", "depthwise", "project", "merge_relu", "logits"} <= {
-        each.name for each in report.tensors
+        tensor.name for tensor in report.tensors
     }
-    for each in report.tensors:
-        assert each.scale_ulps == 0, each
-        assert each.zero_point == each.file_zero_point == 0, each
-        assert each.simulated == 1, each
-        assert each.agrees, each
+    for tensor in report.tensors:
+        assert tensor.scale_ulps == 0, tensor
+        assert tensor.zero_point == tensor.file_zero_point == 0, tensor
+        assert tensor.simulated == 1, tensor
+        assert tensor.agrees, tensor
     assert not report.findings()
     assert report.verdict.is_good
 
@@ -147,7 +150,7 @@ def test_layer_by_layer(trained, kernels):
 def test_kernels_multiply_without_an_error(trained):
     """Of the multiplier that follows from a file's scales, kernels take 15 bits: all it has."""
     graph = FileGraph(trained[1])
-    found = 0
+    result = 0
     for tensor in graph.tensors:
         operation = graph.producers.get(tensor.index)
         if operation is None or operation.kernel not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
@@ -159,8 +162,8 @@ def test_kernels_multiply_without_an_error(trained):
         off = fraction * 2**15 - np.round(fraction * 2**15)
         assert np.abs(off).max() < 2**15 * 1e-7
         assert graph._graph.tensors[operation.inputs[2]].type == schema.TensorType.INT64
-        found += 1
-    assert found == 4
+        result += 1
+    assert result == 4
 
 
 def test_eager_and_reloaded_models_compute_the_same(trained, tmp_path):
@@ -186,8 +189,8 @@ def test_nothing_changes_while_quantization_is_off(trained):
     qat.set_weights(trained[0].get_weights())
     keras_qat.set_quantization(qat, enabled=False)
     plain = keras_qat.strip_quantization(qat)
-    found, expected = qat.predict(X, verbose=0), plain.predict(X, verbose=0)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    predicted, expected = qat.predict(X, verbose=0), plain.predict(X, verbose=0)
+    np.testing.assert_allclose(predicted, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -254,8 +257,8 @@ def test_types_of_the_ends(input_dtype, output_dtype):
     qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
     contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
     file = FileInterpreter(contents)
-    assert [each["dtype"] for each in file.inputs.values()] == [np.dtype(input_dtype)]
-    assert [each["dtype"] for each in file.outputs.values()] == [np.dtype(output_dtype)]
+    assert [array["dtype"] for array in file.inputs.values()] == [np.dtype(input_dtype)]
+    assert [output["dtype"] for output in file.outputs.values()] == [np.dtype(output_dtype)]
     assert keras_qat.verify(qat, contents, x).max_difference <= 1.01
     for wrong in ("int8", "uint8"):
         with pytest.raises(ValueError, match=f"input_dtype='{wrong}': use 'int16' or 'float32'"):
@@ -307,11 +310,11 @@ def test_sums_of_many_codes(merge, kernels):
 
 
 def test_codes_as_inputs():
-    found = exported("dense")
-    simulated = keras_qat.simulate(found.model, found.x)
-    codes = simulated.tensors[found.model.input_names[0]].codes
+    result = exported("dense")
+    simulated = keras_qat.simulate(result.model, result.x)
+    codes = simulated.tensors[result.model.input_names[0]].codes
     assert codes.dtype == np.int16
-    again = keras_qat.simulate(found.model, codes)
+    again = keras_qat.simulate(result.model, codes)
     for name, output in simulated.outputs.items():
         np.testing.assert_array_equal(again.outputs[name].codes, output.codes)
 
@@ -357,8 +360,8 @@ def test_activations_of_inputs_that_end_next_to_a_power_of_two(function, exponen
     x = np.linspace(-scale * 32767, scale * 32767, 64 * 64).astype(np.float32).reshape(64, 64)
     qat = keras_qat.quantize_model(model, "int16x8")
     keras_qat.calibrate(qat, x)
-    (found, _) = keras_qat.quantizers(qat)
-    assert abs((found.maximum - found.minimum) / 65535 / scale - 1) < 1e-6
+    (quantizer, _) = keras_qat.quantizers(qat)
+    assert abs((quantizer.maximum - quantizer.minimum) / 65535 / scale - 1) < 1e-6
     for kernels in RUNNABLE:
         assert_exact_everywhere(qat, x, kernels)
 

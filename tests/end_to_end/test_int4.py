@@ -38,7 +38,7 @@ def weights_of(contents):
     """Type and values of the weights of every kernel in a file."""
     model = unpack(contents)
     (graph, *_) = model.subgraphs
-    found = []
+    result = []
     for operator in graph.operators:
         if code_of(model.operatorCodes[operator.opcodeIndex]) in KERNELS:
             tensor = graph.tensors[operator.inputs[1]]
@@ -51,8 +51,8 @@ def weights_of(contents):
             scale = np.asarray(tensor.quantization.scale)
             shape = [1] * len(tensor.shape)
             shape[tensor.quantization.quantizedDimension] = -1
-            found.append((tensor.type, codes.reshape(tensor.shape) * scale.reshape(shape)))
-    return found
+            result.append((tensor.type, codes.reshape(tensor.shape) * scale.reshape(shape)))
+    return result
 
 
 def test_weights_are_those_that_were_trained():
@@ -66,8 +66,8 @@ def test_weights_are_those_that_were_trained():
         np.testing.assert_allclose(one, other, rtol=1e-6)
     kernel = qat.get_layer("quant_logits").layer.kernel.numpy()
     step = np.abs(kernel).max(0) / 7
-    found = packed[-1][1].reshape(kernel.T.shape).T
-    np.testing.assert_allclose(found, np.round(kernel / step) * step, atol=1e-6)
+    result = packed[-1][1].reshape(kernel.T.shape).T
+    np.testing.assert_allclose(result, np.round(kernel / step) * step, atol=1e-6)
 
 
 def exact_in(qat, x, kernels):
@@ -75,18 +75,18 @@ def exact_in(qat, x, kernels):
     target = "tflm" if kernels == "tflm" else "xnnpack"
     contents = keras_qat.export_tflite(qat, pack_int4=True, target=target)
     given = x if len(x) > 1 else x[0]
-    found = keras_qat.simulate(qat, given, kernels, pack_int4=True)
+    simulated = keras_qat.simulate(qat, given, kernels, pack_int4=True)
     codes = keras_qat.TFLiteModel(contents, kernels).predict(given, codes=True)
     for here, there in zip(
-        found.outputs.values(), codes if len(found.outputs) > 1 else [codes], strict=True
+        simulated.outputs.values(), codes if len(simulated.outputs) > 1 else [codes], strict=True
     ):
         np.testing.assert_array_equal(getattr(here, "codes", here), there)
     return contents
 
 
 STRUCTURES = {
-    f"{name}-{kernels}": (each, kernels)
-    for name, each in {**FAMILIES, **composite.FAMILIES}.items()
+    f"{name}-{kernels}": (value, kernels)
+    for name, value in {**FAMILIES, **composite.FAMILIES}.items()
     for kernels in ("xnnpack", "tflm")
 }
 

@@ -53,7 +53,9 @@ def of(family: str, *more: Any, marks: Any = ()) -> Any:
 def test_the_file_gives_the_codes_of_the_model(family):
     """XNNPACK's, to the last one."""
     reports = zip(FAMILIES[family].structures, exported(family).report.outputs, strict=True)
-    differing = [name for name, each in reports if (each.identical, each.max_difference) != (1, 0)]
+    differing = [
+        name for name, report in reports if (report.identical, report.max_difference) != (1, 0)
+    ]
     assert not differing
 
 
@@ -67,8 +69,8 @@ def test_the_file_gives_the_codes_of_the_model(family):
     ],
 )
 def test_the_simulation_gives_the_codes_of_the_file(family, kernels):
-    found = exported(family)
-    simulated = assert_identical(found.model, found.x, kernels, found.contents)
+    result = exported(family)
+    simulated = assert_identical(result.model, result.x, kernels, result.contents)
     assert simulated.float_layers == ()
 
 
@@ -87,10 +89,10 @@ def test_every_operation_is_int8(family):
 
 @pytest.mark.parametrize("family", map(of, single_layers.INEXACT))
 def test_kernels_that_round_otherwise_give_the_codes_of_the_simulation(family):
-    found = exported(family)
-    report = keras_qat.verify(found.model, found.contents, found.x, per_layer=True)
+    result = exported(family)
+    report = keras_qat.verify(result.model, result.contents, result.x, per_layer=True)
     assert report.differing == ()
-    kernels = {kernel for each in report.tensors for kernel in each.kernels}
+    kernels = {kernel for tensor in report.tensors for kernel in tensor.kernels}
     assert kernels & {"HARD_SWISH", "LEAKY_RELU", "PRELU", "RESIZE_BILINEAR"}
 
 
@@ -100,14 +102,14 @@ def test_kernels_that_round_otherwise_give_the_codes_of_the_simulation(family):
 )
 def test_each_structure_is_one_operation_with_weights_per_channel(family, operation):
     file = exported(family).file
-    details = {each["index"]: each for each in file.interpreter.get_tensor_details()}
-    found = [
-        details[each["inputs"][1]]
-        for each in file.interpreter._get_ops_details()
-        if each["op_name"] == operation
+    details = {tensor["index"]: tensor for tensor in file.interpreter.get_tensor_details()}
+    result = [
+        details[item["inputs"][1]]
+        for item in file.interpreter._get_ops_details()
+        if item["op_name"] == operation
     ]
-    assert len(found) == len(FAMILIES[family].structures)
-    for weights in found:
+    assert len(result) == len(FAMILIES[family].structures)
+    for weights in result:
         axis = weights["quantization_parameters"]["quantized_dimension"]
         scales = weights["quantization_parameters"]["scales"]
         assert axis == (3 if operation == "DEPTHWISE_CONV_2D" else 0)
@@ -127,13 +129,13 @@ def test_each_structure_is_one_operation(family):
 
 def test_channels_that_batch_norm_switches_off_give_its_offset():
     """Channel 0 has gamma 0, so the output is beta everywhere."""
-    found = exported("conv")
+    result = exported("conv")
     place = FAMILIES["conv"].place("bn")
-    name = found.model.output_names[place]
-    layer = found.model.outputs[place]._keras_history.layer.name.removeprefix("quant_")
-    codes = found.file.run({found.model.input_names[0]: found.x[:4]})[name][..., 0]
-    scale, zero_point = found.file.outputs[name]["quantization"]
-    beta = found.model.get_layer(f"quant_{layer}").batch_norm.beta.numpy()[0]
+    name = result.model.output_names[place]
+    layer = result.model.outputs[place]._keras_history.layer.name.removeprefix("quant_")
+    codes = result.file.run({result.model.input_names[0]: result.x[:4]})[name][..., 0]
+    scale, zero_point = result.file.outputs[name]["quantization"]
+    beta = result.model.get_layer(f"quant_{layer}").batch_norm.beta.numpy()[0]
     assert np.unique(codes).size == 1
     assert (codes.flat[0] - zero_point) * scale == pytest.approx(beta, abs=scale / 2 + 1e-6)
 
@@ -173,17 +175,17 @@ def test_embedding_reads_integers():
     tokens = np.random.default_rng(0).integers(0, 20, (64, 6)).astype(np.int32)
     plan = keras_qat.plan(model)
     assert plan.rows[0].spec is None and "int32" in plan.rows[0].reason
-    found = export(model, tokens, strict=True)
-    assert found.file.inputs["tokens"]["dtype"] == np.int32
-    assert "GATHER" in found.operations
-    assert all(np.float32 not in reads + writes for _, reads, writes in found.file.operations())
-    assert (found.report.identical, found.report.max_difference) == (1, 0)
+    result = export(model, tokens, strict=True)
+    assert result.file.inputs["tokens"]["dtype"] == np.int32
+    assert "GATHER" in result.operations
+    assert all(np.float32 not in reads + writes for _, reads, writes in result.file.operations())
+    assert (result.report.identical, result.report.max_difference) == (1, 0)
 
 
 def test_embedding_of_float_indices_quantizes_no_indices():
     inputs = keras.Input((5,))
     qat = keras_qat.quantize_model(keras.Model(inputs, layers.Embedding(300, 4)(inputs)))
-    names = [each.name for each in keras_qat.quantizers(qat)]
+    names = [quantizer.name for quantizer in keras_qat.quantizers(qat)]
     assert not any("input" in name for name in names)
     x = np.arange(5, dtype=np.float32)[None] + 256
     assert np.isfinite(qat(x, training=True)).all()
@@ -196,10 +198,10 @@ def test_adapted_normalization():
     model = functional((6, 6, 4), build=lambda x: layers.Conv2D(3, 3)(normalization(x)))
     model.layers[-1].bias.assign([0.3, -0.2, 0.1])
     expected = model.predict(x, verbose=0)
-    found = export(model, x, strict=True)
-    assert found.operations == ["DEPTHWISE_CONV_2D", "CONV_2D"]
-    assert (found.report.identical, found.report.max_difference) == (1, 0)
-    assert np.abs(found.model.predict(x, verbose=0) - expected).mean() < 0.05
+    result = export(model, x, strict=True)
+    assert result.operations == ["DEPTHWISE_CONV_2D", "CONV_2D"]
+    assert (result.report.identical, result.report.max_difference) == (1, 0)
+    assert np.abs(result.model.predict(x, verbose=0) - expected).mean() < 0.05
 
 
 @pytest.mark.sample(2)
@@ -215,9 +217,9 @@ def test_adapted_normalization():
     ids=["dense", "conv", "norm", "einsum", "transposed"],
 )
 def test_unknown_number_of_steps(build):
-    found = export(scramble(functional((None, 4), build=build)), images(32, (9, 4)), strict=True)
-    assert (found.report.identical, found.report.max_difference) == (1, 0)
-    assert "DEQUANTIZE" not in found.operations
+    result = export(scramble(functional((None, 4), build=build)), images(32, (9, 4)), strict=True)
+    assert (result.report.identical, result.report.max_difference) == (1, 0)
+    assert "DEQUANTIZE" not in result.operations
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def trained() -> Any:
     x = images()
     qat = keras_qat.quantize_model(functional(SHAPE, build=stacked))
     qat.compile(keras.optimizers.SGD(0.1), "mse")
-    before = [each.numpy() for each in qat.trainable_variables]
+    before = [variable.numpy() for variable in qat.trainable_variables]
     qat.fit(x, np.ones((EXAMPLES, 3)), EXAMPLES // 2, verbose=0)
     moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
     assert all(moved)
@@ -61,11 +61,11 @@ def test_files_give_what_the_model_predicts(kernels, per_layer):
     assert bool(problems(contents, TFLM)) == (kernels != "tflm")  # Whose batch is open.
     qat.kernels = kernels
     report = keras_qat.verify(qat, contents, images(), kernels=kernels, per_layer=per_layer)
-    assert [each.identical for each in report.outputs] == [1.0]
-    assert {each.run.identical for each in report.tensors} <= {1.0}
-    found = keras_qat.simulate(qat, images(), kernels=kernels)
-    (simulated,) = found.outputs.values()
-    assert found.float_layers == ()
+    assert [tensor.identical for tensor in report.outputs] == [1.0]
+    assert {tensor.run.identical for tensor in report.tensors} <= {1.0}
+    result = keras_qat.simulate(qat, images(), kernels=kernels)
+    (simulated,) = result.outputs.values()
+    assert result.float_layers == ()
     np.testing.assert_allclose(simulated.values, qat.predict(images(), verbose=0), atol=1e-6)
 
 
@@ -88,7 +88,7 @@ def test_states_behind_sizes_that_are_known_at_run_time():
     x = images()
     qat = observe(keras_qat.quantize_model(functional((None, 4), build=build)), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
-    assert [each.identical for each in report.outputs] == [1.0]
+    assert [tensor.identical for tensor in report.outputs] == [1.0]
 
 
 def test_without_quantization_it_is_the_float_layer():
@@ -109,8 +109,8 @@ def test_models_are_saved_and_exported_to_saved_models(tmp_path):
     assert keras_qat.export_tflite(again) == file()
     keras_qat.export_saved_model(qat, tmp_path / "saved")
     serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (found,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
-    assert np.abs(found - qat.predict(x, verbose=0)).max() < 0.1
+    (served,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
+    assert np.abs(served - qat.predict(x, verbose=0)).max() < 0.1
 
 
 STAYS = {
@@ -123,7 +123,7 @@ STAYS = {
 @pytest.mark.parametrize("reason", STAYS)
 def test_the_plan_says_why_one_stays_in_float(reason):
     plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
-    assert any(reason in each for each in plan.float_layers.values()), plan.float_layers
+    assert any(reason in item for item in plan.float_layers.values()), plan.float_layers
 
 
 def test_it_may_be_left_in_float():
@@ -143,8 +143,8 @@ def test_wide_ones_stay_in_float_but_on_microcontrollers():
     assert not plan.float_layers
     assert not plan.problems
     qat = keras_qat.quantize_model(model, "int16x8", target="tflm")
-    for found in problems(qat, "xnnpack"):
-        assert found.reason == "no kernel for int16"
+    for result in problems(qat, "xnnpack"):
+        assert result.reason == "no kernel for int16"
     assert len(problems(qat, "xnnpack")) == 2
 
 
@@ -173,12 +173,12 @@ def of_steps(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "build", [stacked, *(pytest.param(each, marks=pytest.mark.slow) for each in (merged, of_steps))]
+    "build", [stacked, *(pytest.param(item, marks=pytest.mark.slow) for item in (merged, of_steps))]
 )
 def test_wide_files_give_what_the_model_predicts(build):
     qat = wide(build)
     report = assert_exact_everywhere(qat, images(), "tflm", per_layer=True)
-    assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
+    assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} <= {1.0}
     with pytest.raises(ValueError, match=r"refuse this TFLite file. keras_qat.targets.problems"):
         FileInterpreter(keras_qat.export_tflite(qat))
 
@@ -192,7 +192,7 @@ def test_wide_states_are_kept():
     qat, x = wide(build, 1), images()[:8]
     contents = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, contents, x, kernels="tflm")
-    assert [each.identical for each in report.outputs] == [1.0]
+    assert [tensor.identical for tensor in report.outputs] == [1.0]
     qat.reset_states()
     expected = qat.predict(x, batch_size=1, verbose=0)
     model = keras_qat.TFLiteModel(contents, "tflm")
@@ -208,8 +208,8 @@ def test_wide_models_are_saved_and_stripped(tmp_path):
     assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
     keras_qat.export_saved_model(qat, tmp_path / "saved")
     serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (found,) = serve(sound=tf.constant(x)).values()
-    np.testing.assert_allclose(found, qat.predict(x, verbose=0), atol=0.005)
+    (served,) = serve(sound=tf.constant(x)).values()
+    np.testing.assert_allclose(served, qat.predict(x, verbose=0), atol=0.005)
     keras_qat.set_quantization(qat, False)
     plain = keras_qat.strip_quantization(qat)
     expected = qat.predict(x, verbose=0)

@@ -24,10 +24,10 @@ def test_where_the_largest_code_is(kernel):
     find = {"ARG_MAX": tf.argmax, "ARG_MIN": tf.argmin}[kernel]
     made = exported(lambda y: find(y, axis=-1))
     assert made.operations == ["CONV_2D", kernel]
-    (found,) = made.file.run({made.model.input_names[0]: made.x}).values()
-    np.testing.assert_array_equal(found, made.model.predict(made.x, verbose=0))
+    (outputs,) = made.file.run({made.model.input_names[0]: made.x}).values()
+    np.testing.assert_array_equal(outputs, made.model.predict(made.x, verbose=0))
     (simulated,) = keras_qat.simulate(made.model, made.x).outputs.values()
-    np.testing.assert_array_equal(simulated, found)
+    np.testing.assert_array_equal(simulated, outputs)
 
 
 def test_a_clip_is_part_of_the_convolution():

@@ -41,9 +41,9 @@ def exported():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_codes_are_the_models(kernels):
-    found = exported()
-    assert {each.identical for each in found.report.outputs} == {1.0}
-    assert_identical(found.model, found.x, kernels, found.contents)
+    result = exported()
+    assert {tensor.identical for tensor in result.report.outputs} == {1.0}
+    assert_identical(result.model, result.x, kernels, result.contents)
 
 
 def test_pads_are_left_that_no_convolution_does():

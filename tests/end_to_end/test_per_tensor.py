@@ -44,43 +44,48 @@ def exported(name: str, recipe: str = "int8") -> Exported:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_the_file_gives_the_codes_of_model_and_simulation(name, recipe):
-    found = exported(name, recipe)
-    assert {each.identical for each in found.report.outputs} == {1.0}
+    result = exported(name, recipe)
+    assert {tensor.identical for tensor in result.report.outputs} == {1.0}
     for kernels in KERNELS:
         if kernels == "xnnpack" or name not in NO_REFERENCE:
-            assert_identical(found.model, found.x, kernels, found.contents)
+            assert_identical(result.model, result.x, kernels, result.contents)
 
 
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_all_weights_have_one_scale(name, recipe):
     graph = FileGraph(exported(name, recipe).contents)
-    for each in graph.operations:
-        if each.kernel in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"):
-            weights = graph.tensors[each.inputs[1]]
-            assert weights.dtype == np.float32 or weights.scale > 0, each
+    for operation in graph.operations:
+        if operation.kernel in (
+            "CONV_2D",
+            "DEPTHWISE_CONV_2D",
+            "FULLY_CONNECTED",
+            "TRANSPOSE_CONV",
+        ):
+            weights = graph.tensors[operation.inputs[1]]
+            assert weights.dtype == np.float32 or weights.scale > 0, operation
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_tflite_micro_gives_them_too(name, recipe):
     pytest.importorskip("tflite_micro")
-    found = exported(name, recipe)
-    if any(None in shape for shape in FAMILIES[name].shapes) or problems(found.model, TFLM):
+    result = exported(name, recipe)
+    if any(None in shape for shape in FAMILIES[name].shapes) or problems(result.model, TFLM):
         pytest.skip("an operator or an open size")
-    contents = keras_qat.export_tflite(found.model, batch_size=1)
-    x = found.x[:4] if isinstance(found.x, np.ndarray) else [each[:4] for each in found.x]
-    before, found.model.kernels = found.model.kernels, "tflm"
-    report = keras_qat.verify(found.model, contents, x, kernels="tflm")
-    found.model.kernels = before
-    assert {each.identical for each in report.outputs} == {1.0}
+    contents = keras_qat.export_tflite(result.model, batch_size=1)
+    x = result.x[:4] if isinstance(result.x, np.ndarray) else [row[:4] for row in result.x]
+    before, result.model.kernels = result.model.kernels, "tflm"
+    report = keras_qat.verify(result.model, contents, x, kernels="tflm")
+    result.model.kernels = before
+    assert {tensor.identical for tensor in report.outputs} == {1.0}
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "recipe"), [("depthwise", "int8"), ("affine", "int8")])
 def test_training_computes_with_the_folded_weights_that_the_file_has(name, recipe):
-    found = exported(name, recipe)
-    trained = tf.nest.flatten(found.model(found.x, training=True))
-    for one, other in zip(trained, tf.nest.flatten(found.model(found.x)), strict=True):
+    result = exported(name, recipe)
+    trained = tf.nest.flatten(result.model(result.x, training=True))
+    for one, other in zip(trained, tf.nest.flatten(result.model(result.x)), strict=True):
         steps = np.abs(one - other) / np.ptp(other) * 255
         assert np.max(steps) < 1.5  # Halves, which kernels round otherwise.
         assert np.mean(steps > 0.01) < 0.02
@@ -106,9 +111,9 @@ def small_channel(size: float, **kwargs):
 def test_a_channel_too_small_for_the_scale_gives_its_offset(scale):
     """In training, model and file: as if its gamma were zero, and gamma still learns."""
     x = images(32, (4, 4, 2))
-    found = export(small_channel(1 / 1000, scale=scale), x, recipe=RECIPES["int8"])
-    assert found.report.identical == 1
-    qat = found.model
+    result = export(small_channel(1 / 1000, scale=scale), x, recipe=RECIPES["int8"])
+    assert result.report.identical == 1
+    qat = result.model
     for training in (True, False):
         np.testing.assert_allclose(qat(x, training=training)[..., 1], 2.0, atol=0.02)
         assert np.std(qat(x, training=training)[..., 0]) > 0.5
@@ -142,11 +147,11 @@ def test_adapted_normalization_and_single_factors():
     normalization.adapt(x)
     model = functional((6, 6, 4), build=lambda x: layers.Conv2D(3, 3)(normalization(x)))
     expected = model.predict(x, verbose=0)
-    found = export(model, x, recipe=RECIPES["int8"], strict=True)
-    assert found.operations == ["DEPTHWISE_CONV_2D", "CONV_2D"]
-    assert found.report.identical == 1
+    result = export(model, x, recipe=RECIPES["int8"], strict=True)
+    assert result.operations == ["DEPTHWISE_CONV_2D", "CONV_2D"]
+    assert result.report.identical == 1
     for training in (True, False):
-        assert np.abs(found.model(x, training=training) - expected).mean() < 0.05
+        assert np.abs(result.model(x, training=training) - expected).mean() < 0.05
 
 
 @pytest.mark.slow
@@ -174,5 +179,5 @@ def test_delayed_quantization_computes_in_float():
 def test_ranges_of_weights_are_those_of_the_folded_kernel():
     model = small_channel(0.5)
     qat = observe(keras_qat.quantize_model(model, RECIPES["int8"]), images(8, (4, 4, 2)))
-    (found,) = [each for each in keras_qat.quantizers(qat) if "kernel" in each.name]
-    assert found.maximum == pytest.approx(1 / np.sqrt(1.001), rel=1e-5)
+    (result,) = [quantizer for quantizer in keras_qat.quantizers(qat) if "kernel" in quantizer.name]
+    assert result.maximum == pytest.approx(1 / np.sqrt(1.001), rel=1e-5)

@@ -17,7 +17,7 @@ layers = keras.layers
 
 KERNELS = [
     "xnnpack",
-    *(pytest.param(each, marks=pytest.mark.slow) for each in ("reference", "tflm")),
+    *(pytest.param(item, marks=pytest.mark.slow) for item in ("reference", "tflm")),
 ]
 STEPS, FEATURES = 3, 4
 
@@ -43,8 +43,8 @@ def build(steps: int, batch: int | None, stateful: bool, of: Any = lstms) -> Any
 
 
 def sounds(examples: int = 12) -> np.ndarray:
-    found = np.random.default_rng(3).normal(size=(examples, STEPS, FEATURES))
-    return found.astype(np.float32)
+    result = np.random.default_rng(3).normal(size=(examples, STEPS, FEATURES))
+    return result.astype(np.float32)
 
 
 @functools.cache
@@ -79,15 +79,15 @@ def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer, of
     qat, x = trained(of), sounds()
     qat.kernels = kernels
     report = keras_qat.verify(qat, file(of), x, kernels=kernels, per_layer=per_layer)
-    assert [each.identical for each in report.outputs] == [1.0]
-    assert {each.run.identical for each in report.tensors} <= {1.0}
-    assert {each.fed.identical for each in report.tensors if each.fed} <= {1.0}
+    assert [tensor.identical for tensor in report.outputs] == [1.0]
+    assert {tensor.run.identical for tensor in report.tensors} <= {1.0}
+    assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} <= {1.0}
     assert not report.notes
-    found = keras_qat.simulate(qat, x, kernels=kernels)
-    assert found.float_layers == ()
+    simulated = keras_qat.simulate(qat, x, kernels=kernels)
+    assert simulated.float_layers == ()
     qat.reset_states()
     predicted = qat.predict(x, batch_size=2, verbose=0)
-    np.testing.assert_allclose(found.outputs["logits"].values, predicted, atol=1e-6)
+    np.testing.assert_allclose(simulated.outputs["logits"].values, predicted, atol=1e-6)
 
 
 @pytest.mark.sample(1)
@@ -99,20 +99,20 @@ def test_states_go_on_until_they_are_reset(kernels, of):
     qat.kernels = kernels
     model = keras_qat.TFLiteModel(file(of), kernels)
     qat.reset_states()
-    first = [each.predict(x, batch_size=2, verbose=0) for each in (qat, model)]
-    again = [each.predict(x, batch_size=2, verbose=0) for each in (qat, model)]
+    first = [variant.predict(x, batch_size=2, verbose=0) for variant in (qat, model)]
+    again = [variant.predict(x, batch_size=2, verbose=0) for variant in (qat, model)]
     assert np.any(first[0] != again[0])
     np.testing.assert_allclose(first[0], first[1], atol=1e-6)
     np.testing.assert_allclose(again[0], again[1], atol=1e-6)
-    for each, before in zip((qat, model), first, strict=True):
-        each.reset_states()
-        np.testing.assert_array_equal(each.predict(x, batch_size=2, verbose=0), before)
+    for variant, before in zip((qat, model), first, strict=True):
+        variant.reset_states()
+        np.testing.assert_array_equal(variant.predict(x, batch_size=2, verbose=0), before)
 
 
 def test_verify_and_simulate_leave_the_states_of_the_model():
     qat, x = trained(), sounds()
     qat.predict(x[:2], batch_size=2, verbose=0)
-    before = [each.numpy() for each in states_of(qat)]
+    before = [state.numpy() for state in states_of(qat)]
     assert all(map(np.any, before))
     keras_qat.simulate(qat, x)
     keras_qat.verify(qat, file(), x)
@@ -129,8 +129,8 @@ def test_a_custom_loop_keeps_the_states_of_the_kernels():
     qat.reset_states()
     expected = qat.predict(x, batch_size=2, verbose=0)
     qat.reset_states()
-    found = [call(tf.constant(x[at : at + 2])).numpy() for at in (0, 2)]
-    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
+    result = [call(tf.constant(x[at : at + 2])).numpy() for at in (0, 2)]
+    np.testing.assert_allclose(np.concatenate(result), expected, atol=1e-6)
 
 
 FORWARDS = {"lstm": lstms, "gru": lambda x, **how: layers.GRU(6, **how)(x)}
@@ -226,7 +226,7 @@ def test_both_directions_keep_their_states(kernels, layer):
     keras_qat.calibrate(qat, x, batch_size=2)
     qat.kernels = kernels
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, kernels=kernels)
-    assert [each.identical for each in report.outputs] == [1.0]
+    assert [tensor.identical for tensor in report.outputs] == [1.0]
 
 
 def _with(layer: Any, batch: int = 1) -> Any:

@@ -143,8 +143,10 @@ def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
     parts = [f"gru/{prefix}{part}" for part in ("gates", "candidate") for prefix in PREFIXES]
     assert inside == parts
     assert not plan.float_layers
-    found = {each.quantizes: each for each in keras_qat.quantizers(quantized(small))}
-    assert all(found[(name,)].calibrated for name in parts)
+    result = {
+        quantizer.quantizes: quantizer for quantizer in keras_qat.quantizers(quantized(small))
+    }
+    assert all(result[(name,)].calibrated for name in parts)
 
 
 PREFIXES = ("input_", "state_", "")
@@ -165,7 +167,7 @@ STAYS = {
 @pytest.mark.parametrize("reason", STAYS)
 def test_the_plan_says_why_one_stays_in_float(reason):
     plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
-    assert any(reason in each for each in plan.float_layers.values()), plan.float_layers
+    assert any(reason in item for item in plan.float_layers.values()), plan.float_layers
 
 
 def test_a_length_that_is_not_known_stays_in_float():

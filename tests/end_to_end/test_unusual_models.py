@@ -119,7 +119,7 @@ def test_equal_ranges_of_a_shared_layer_in_16_bits():
     """Model and file made scales of their own, where ranges of different calls were equal."""
     keras.utils.set_random_seed(3)
     inputs, shared = [keras.Input((6,)) for _ in range(2)], layers.Dense(32)
-    model = keras.Model(inputs, [shared(each) for each in inputs])
+    model = keras.Model(inputs, [shared(array) for array in inputs])
     x = [images(512, (6,))] * 2
     qat = observe(keras_qat.quantize_model(model, "int16x8"), *x)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1

@@ -161,7 +161,7 @@ def taken_through(family: str) -> tuple[Any, Any, np.ndarray, bytes, Any]:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.center:
             layer.beta.assign(np.full(layer.beta.shape, 1.5))
-    bytes_in = any(isinstance(each, keras.layers.Rescaling) for each in model._flatten_layers())
+    bytes_in = any(isinstance(layer, keras.layers.Rescaling) for layer in model._flatten_layers())
     x = rng(1).uniform(*((0, 255) if bytes_in else (-1, 1)), (16, *model.input_shape[1:]))
     x = x.astype(np.float32)
     qat = keras_qat.quantize_model(model)

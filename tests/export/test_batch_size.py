@@ -70,10 +70,10 @@ def trained(network):
 def test_all_sizes_are_known_and_the_codes_the_same(network, size):
     qat, x = trained(network)
     contents = keras_qat.export_tflite(qat, batch_size=size)
-    assert not [each.name for each in FileGraph(contents).tensors if -1 in each.shape]
+    assert not [tensor.name for tensor in FileGraph(contents).tensors if -1 in tensor.shape]
     for kernels in KERNELS:
         files = [
-            FileInterpreter(each, kernels) for each in (keras_qat.export_tflite(qat), contents)
+            FileInterpreter(item, kernels) for item in (keras_qat.export_tflite(qat), contents)
         ]
         free, fixed = (file.run({qat.input_names[0]: x}, size) for file in files)
         for name, codes in free.items():
@@ -104,7 +104,7 @@ def test_a_target_of_the_users_own_knows_the_size():
     x = rng(2).normal(size=(6, 6, 6, 2)).astype(np.float32)
     keras_qat.calibrate(qat, x)
     contents = keras_qat.export_tflite(qat)
-    assert "SHAPE" not in [each.kernel for each in FileGraph(contents).operations]
+    assert "SHAPE" not in [operation.kernel for operation in FileGraph(contents).operations]
     assert keras_qat.verify(qat, contents, x).identical == 1
     simulated = keras_qat.simulate(qat, x).outputs[qat.output_names[0]]
     np.testing.assert_allclose(qat.predict(x, verbose=0), simulated.values, rtol=0, atol=1e-6)

@@ -47,7 +47,7 @@ def exported(tmp_path_factory):
 
 def numbers(text: str, name: str) -> list[int]:
     (body,) = re.findall(rf"{name}(?:\[\d*\])+ = {{(.*?)}};", text, re.DOTALL)
-    return [int(each, 0) for each in re.findall(r"-?\w+", body)]
+    return [int(match, 0) for match in re.findall(r"-?\w+", body)]
 
 
 def test_the_array_is_the_file(exported):
@@ -58,8 +58,8 @@ def test_the_array_is_the_file(exported):
 
 def test_the_examples_are_those_of_the_simulation(exported):
     qat, x, path, _ = exported
-    found = keras_qat.simulate(qat, x[:2], "tflm").outputs["logits"].codes
-    assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
+    codes = keras_qat.simulate(qat, x[:2], "tflm").outputs["logits"].codes
+    assert numbers(path.read_text(), "kGoldenLogits") == codes.reshape(-1).tolist()
 
 
 def test_an_array_that_is_not_the_file_is_an_error(exported, tmp_path, monkeypatch):
@@ -176,9 +176,9 @@ def test_uint8_ends(exported, tmp_path):
     qat, x, *_ = exported
     path = tmp_path / "model.cc"
     keras_qat.export_c(qat, path, examples=x[:1], output_dtype="uint8")
-    found = keras_qat.simulate(qat, x[:1], "tflm").outputs["logits"].codes
+    codes = keras_qat.simulate(qat, x[:1], "tflm").outputs["logits"].codes
     assert (
-        numbers(path.read_text(), "kGoldenLogits") == (found.reshape(-1).astype(int) + 128).tolist()
+        numbers(path.read_text(), "kGoldenLogits") == (codes.reshape(-1).astype(int) + 128).tolist()
     )
 
 
@@ -190,8 +190,8 @@ def test_examples_of_a_file_of_pixels_are_pixels(exported, tmp_path):
     keras_qat.export_c(qat, path, examples=given, input_dtype="uint8", rescaling=rescaling)
     assert "// Pixels as they are." in path.with_suffix(".h").read_text()
     assert numbers(path.read_text(), "kGoldenImage") == pixels.reshape(-1).tolist()
-    found = keras_qat.simulate(qat, given, "tflm").outputs["logits"].codes
-    assert numbers(path.read_text(), "kGoldenLogits") == found.reshape(-1).tolist()
+    codes = keras_qat.simulate(qat, given, "tflm").outputs["logits"].codes
+    assert numbers(path.read_text(), "kGoldenLogits") == codes.reshape(-1).tolist()
 
 
 def test_examples_are_integers_as_the_model_takes_them(tmp_path):
@@ -201,15 +201,15 @@ def test_examples_are_integers_as_the_model_takes_them(tmp_path):
     y = layers.Dense(2, name="logits")(layers.Concatenate()([y, more]))
     qat = keras_qat.quantize_model(keras.Model([words, more], y))
     x = [np.array([[0, 4, 2]], np.int32), np.array([[1, 7, -9]], np.int8)]
-    keras_qat.calibrate(qat, [np.repeat(each, 4, 0) for each in x])
+    keras_qat.calibrate(qat, [np.repeat(row, 4, 0) for row in x])
     keras_qat.export_c(qat, tmp_path / "model.cc", examples=x)
     text, file = (tmp_path / "model.cc").read_text(), keras_qat.export_tflite(qat, batch_size=1)
     assert numbers(text, "kGoldenWords") == [0, 4, 2]
     runner = keras_qat.TFLiteModel(file)
     codes = runner.inputs["more"].quantize(x[1].astype(np.float32))
     assert numbers(text, "kGoldenMore") == codes.reshape(-1).tolist()
-    found = keras_qat.simulate(qat, x, "tflm").outputs["logits"].codes
-    assert numbers(text, "kGoldenLogits") == found.reshape(-1).tolist()
+    result = keras_qat.simulate(qat, x, "tflm").outputs["logits"].codes
+    assert numbers(text, "kGoldenLogits") == result.reshape(-1).tolist()
 
 
 def test_what_tflite_micro_lacks_is_named(tmp_path):

@@ -37,7 +37,7 @@ def run(contents, inputs, integers=True, optimized=None):
     if not integers:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = runtime.InferenceSession(contents, options)
-    names = [each.name for each in session.get_outputs()]
+    names = [get_output.name for get_output in session.get_outputs()]
     return dict(zip(names, session.run(None, inputs), strict=True))
 
 
@@ -45,10 +45,10 @@ def differences(qat, contents, *inputs, integers=True):
     """How many steps each output is from the simulation, on a grid of 256 over its values."""
     expected = qat.predict(inputs[0] if len(inputs) == 1 else list(inputs), verbose=0)
     expected = expected if isinstance(expected, list) else [expected]
-    found = run(contents, dict(zip(qat.input_names, inputs, strict=True)), integers)
-    assert list(found) == qat.output_names
+    outputs = run(contents, dict(zip(qat.input_names, inputs, strict=True)), integers)
+    assert list(outputs) == qat.output_names
     return {
-        name: np.abs(found[name] - values) / (np.ptp(values) / 255)
+        name: np.abs(outputs[name] - values) / (np.ptp(values) / 255)
         for name, values in zip(qat.output_names, expected, strict=True)
     }
 
@@ -78,8 +78,8 @@ def test_trained_model(onnx, tmp_path):
         assert steps.max() < 1.7
     # Every kernel and bias is in integers.
     model = onnx.load_from_string(contents)
-    types = {each.name: each.data_type for each in model.graph.initializer}
-    makers = {each.output[0]: each for each in model.graph.node}
+    types = {constant.name: constant.data_type for constant in model.graph.initializer}
+    makers = {node.output[0]: node for node in model.graph.node}
     kernels = [node for node in model.graph.node if node.op_type in ("Conv", "MatMul")]
     assert len(kernels) == 4
     for node in kernels:
@@ -88,7 +88,7 @@ def test_trained_model(onnx, tmp_path):
             assert types[makers[node.input[2]].input[0]] == onnx.TensorProto.INT32
     counts = collections.Counter(node.op_type for node in model.graph.node)
     assert counts["QuantizeLinear"] == 8  # The input, and each operator's output.
-    notes = {each.key: each.value for each in model.metadata_props}
+    notes = {entry.key: entry.value for entry in model.metadata_props}
     assert notes["keras_qat"] == keras_qat.__version__
     assert keras_qat.recipes.Recipe.from_config(json.loads(notes["recipe"])) == qat.recipe
 
@@ -155,8 +155,8 @@ def test_order_and_names(onnx):
     qat = keras_qat.quantize_model(scramble(out_of_order()))
     x = [images(64, (6,), 1), images(64, (4,), 2)]
     observe(qat, *x)
-    found = differences(qat, keras_qat.export_onnx(qat), *x)
-    assert max(each.max() for each in found.values()) < 1.7
+    result = differences(qat, keras_qat.export_onnx(qat), *x)
+    assert max(item.max() for item in result.values()) < 1.7
 
 
 def test_fewer_bits(onnx):

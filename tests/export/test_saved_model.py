@@ -19,7 +19,7 @@ from tests.networks.small import layers, residual_net
 def test_runs_where_only_tensorflow_is(exported, tmp_path, fresh_process):
     path = str(tmp_path / "model")
     keras_qat.export_saved_model(exported.model, path)
-    found = fresh_process(
+    printed = fresh_process(
         f"""
 import sys
 import tensorflow as tf
@@ -31,7 +31,7 @@ result = model.signatures["serving_default"](image=tf.constant(arrays["x"]))["lo
     )
     expected = exported.model.predict(exported.x, verbose=0)
     step = keras_qat.quantizers(exported.model)[-1]
-    differences = np.abs(found - expected) / ((step.maximum - step.minimum) / 255)
+    differences = np.abs(printed - expected) / ((step.maximum - step.minimum) / 255)
     assert np.mean(differences < 1e-3) >= 0.99
     assert differences.max() <= 1 + 1e-3
 
@@ -45,11 +45,11 @@ def test_every_spelling_runs_on_a_cpu(family, tmp_path):
     observe(qat, *inputs)
     keras_qat.export_saved_model(qat, tmp_path / "model")
     serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    found = serve(**dict(zip(qat.input_names, map(tf.constant, inputs), strict=True)))
+    served = serve(**dict(zip(qat.input_names, map(tf.constant, inputs), strict=True)))
     expected = dict(zip(qat.output_names, qat.predict(inputs, verbose=0), strict=True))
-    assert found.keys() == expected.keys()
+    assert served.keys() == expected.keys()
     for name, values in expected.items():
-        steps = np.abs(found[name] - values) / (np.ptp(values) / 255)
+        steps = np.abs(served[name] - values) / (np.ptp(values) / 255)
         assert np.mean(steps < 0.5) >= 0.99, name
         assert steps.max() < 1.5, name
 
@@ -82,7 +82,7 @@ def test_several_inputs_one_of_them_integers(tmp_path, fresh_process):
     observe(qat, *inputs)
     path = str(tmp_path / "model")
     keras_qat.export_saved_model(qat, path)
-    found = fresh_process(
+    printed = fresh_process(
         f"""
 import tensorflow as tf
 serve = tf.saved_model.load({path!r}).signatures["serving_default"]
@@ -96,7 +96,7 @@ result = outputs["b"].numpy()
         tokens=numbers,
     )
     expected = qat.predict(inputs, verbose=0)["b"]
-    assert np.abs(found - expected).max() <= 1.5 * np.ptp(expected) / 255
+    assert np.abs(printed - expected).max() <= 1.5 * np.ptp(expected) / 255
 
 
 def test_existing_saved_model_is_replaced(exported, tmp_path):
@@ -107,7 +107,7 @@ def test_existing_saved_model_is_replaced(exported, tmp_path):
     keras_qat.export_saved_model(exported.model, path)
     assert not (path / "old").exists()
     assert (path / "saved_model.pb").exists()
-    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_layers_in_float_whose_inputs_have_no_quantizer(tmp_path):
@@ -116,5 +116,5 @@ def test_layers_in_float_whose_inputs_have_no_quantizer(tmp_path):
     observe(qat, x := images(8, (8, 8, 1)))
     keras_qat.export_saved_model(qat, tmp_path / "model")
     serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    found, expected = serve(image=tf.constant(x))["logits"], qat.predict(x, verbose=0)
-    assert np.abs(found - expected).max() <= np.ptp(expected) / 50
+    served, expected = serve(image=tf.constant(x))["logits"], qat.predict(x, verbose=0)
+    assert np.abs(served - expected).max() <= np.ptp(expected) / 50

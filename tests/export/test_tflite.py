@@ -21,7 +21,7 @@ def test_file_is_written_and_returned(exported, tmp_path):
     path = tmp_path / "model.tflite"
     contents = keras_qat.export_tflite(exported.model, path)
     assert path.read_bytes() == contents == exported.tflite
-    assert [each.name for each in tmp_path.iterdir()] == ["model.tflite"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.tflite"]
 
 
 def test_existing_file_is_replaced(exported, tmp_path):
@@ -87,11 +87,11 @@ def test_names_and_order_of_several_inputs_and_outputs():
         assert end.keys() == set(names)
         assert all(detail["name"] == name for name, detail in end.items())
     interpreter = file.interpreter
-    assert [each["name"] for each in interpreter.get_input_details()] == ["right", "left"]
-    assert [each["name"] for each in interpreter.get_output_details()] == ["zebra", "apple"]
+    assert [tensor["name"] for tensor in interpreter.get_input_details()] == ["right", "left"]
+    assert [tensor["name"] for tensor in interpreter.get_output_details()] == ["zebra", "apple"]
     assert list(interpreter.get_signature_list()) == ["serving_default"]
     report = keras_qat.verify(qat, contents, x)
-    assert [each.name for each in report.outputs] == ["zebra", "apple"]
+    assert [tensor.name for tensor in report.outputs] == ["zebra", "apple"]
     assert report.identical >= 0.99
 
 
@@ -153,8 +153,8 @@ def test_outputs_that_are_inputs_or_the_same():
     data = images(32, (4,))
     observe(qat, data)
     contents = keras_qat.export_tflite(qat)
-    found = FileInterpreter(contents)
-    codes, details = found.run({"x": data}), found.outputs
+    interpreter = FileInterpreter(contents)
+    codes, details = interpreter.run({"x": data}), interpreter.outputs
     expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
     assert codes.keys() == expected.keys()
     for name, values in expected.items():
@@ -165,9 +165,9 @@ def test_metadata(exported, tmp_path):
     path = tmp_path / "model.tflite"
     path.write_bytes(exported.tflite)
     for file in (exported.tflite, path, str(path)):
-        found = keras_qat.read_metadata(file)
-        assert found["version"] == keras_qat.__version__
-        assert keras_qat.recipes.Recipe.from_config(found["recipe"]) == exported.model.recipe
+        metadata = keras_qat.read_metadata(file)
+        assert metadata["version"] == keras_qat.__version__
+        assert keras_qat.recipes.Recipe.from_config(metadata["recipe"]) == exported.model.recipe
     with pytest.raises(ValueError, match="not a TFLite file"):
         keras_qat.read_metadata(b"no file at all")
     converter = tf.lite.TFLiteConverter.from_keras_model(exported.float_model)
@@ -185,14 +185,14 @@ def test_constants_in_a_model_have_the_same_names_each_time():
 def test_another_process_writes_the_same_bytes(exported, tmp_path, fresh_process):
     path = str(tmp_path / "qat.keras")
     exported.model.save(path)
-    found = fresh_process(
+    printed = fresh_process(
         f"""
 import keras_qat
 model = keras_qat.keras.models.load_model({path!r})
 result = np.frombuffer(keras_qat.export_tflite(model), np.uint8)
 """
     )
-    assert found.tobytes() == exported.tflite
+    assert printed.tobytes() == exported.tflite
 
 
 def test_weights_that_int8_kernels_do_not_hold():
@@ -200,9 +200,9 @@ def test_weights_that_int8_kernels_do_not_hold():
     uneven = keras.initializers.RandomUniform(-0.2, 1.0, seed=1)
     model = functional((6,), build=layers.Dense(9, kernel_initializer=uneven))
     qat = observe(keras_qat.quantize_model(model, "contrib"), images(16, (6,)))
-    with pytest.warns(UserWarning, match="weights of 1 layer are rounded again") as found:
+    with pytest.warns(UserWarning, match="weights of 1 layer are rounded again") as result:
         keras_qat.export_tflite(qat, input_range=(-4.0, 4.0))
-    assert found[0].filename == __file__
+    assert result[0].filename == __file__
 
 
 def test_threads_that_export_at_once():

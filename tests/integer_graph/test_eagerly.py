@@ -55,7 +55,7 @@ def test_eager_inference_computes_as_graphs_do(qat, eagerly):
     y, contents = qat.predict(X, verbose=0), keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, X).identical == 1
     eagerly()
-    layer = next(each for each in qat.layers if isinstance(each, Branches))
+    layer = next(layer for layer in qat.layers if isinstance(layer, Branches))
     for compute in (lambda: qat(X), lambda: qat.predict(X, verbose=0)):
         layer.seen = None
         np.testing.assert_array_equal(compute(), y)

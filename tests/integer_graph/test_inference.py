@@ -147,11 +147,11 @@ def test_gradients_at_inference_are_those_of_the_simulation(exact):
     model = Model.from_config(qat.get_config())
     model.set_weights(qat.get_weights())
     model.compile()
-    found = model.evaluate(x, verbose=0, return_dict=True)
-    assert len(found) == sum(each is not None for each in expected)
-    for index, each in enumerate(expected):
-        if each is not None:
-            assert found[f"g{index}"] == pytest.approx(float(tf.norm(each)), rel=1e-4, abs=1e-7)
+    metrics = model.evaluate(x, verbose=0, return_dict=True)
+    assert len(metrics) == sum(item is not None for item in expected)
+    for index, value in enumerate(expected):
+        if value is not None:
+            assert metrics[f"g{index}"] == pytest.approx(float(tf.norm(value)), rel=1e-4, abs=1e-7)
 
 
 def test_each_call_of_a_shared_layer_has_its_own_ranges():
@@ -172,4 +172,4 @@ def test_each_call_of_a_shared_layer_has_its_own_ranges():
     qat = observe(keras_qat.quantize_model(scramble(model)), *x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert len(report.tensors) == 12
-    assert all(each.run.identical == 1 for each in report.tensors)
+    assert all(tensor.run.identical == 1 for tensor in report.tensors)

@@ -40,7 +40,9 @@ def qat():
     model = keras_qat.quantize_model(model)
     model([PAIRS[:, :1] / 128, PAIRS[:, 1:] / 128], training=True)
     for layer in scheduled_layers(model):
-        for observer in (each for quantizer in layer.quantizers for each in quantizer.observers):
+        for observer in (
+            observer for quantizer in layer.quantizers for observer in quantizer.observers
+        ):
             observer.minimum.assign(-1.0)
             observer.maximum.assign(127 / 128)
     return model
@@ -53,9 +55,9 @@ def test_a_fourth_family_is_one_definition(qat, fourth):
     assert np.any(expected["xnnpack"] != expected[fourth])
     for kernels, values in expected.items():
         codes = np.minimum(values, 127)
-        found = keras_qat.simulate(qat, x, kernels)
-        assert found.kernels == kernels
-        np.testing.assert_array_equal(found.outputs["product"].codes, codes)
+        simulated = keras_qat.simulate(qat, x, kernels)
+        assert simulated.kernels == kernels
+        np.testing.assert_array_equal(simulated.outputs["product"].codes, codes)
         qat.kernels = kernels
         np.testing.assert_array_equal(qat.predict(x, verbose=0), codes.astype(np.float32) / 128)
     assert keras_qat.quantize_model(qat).kernels == fourth

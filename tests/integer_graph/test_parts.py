@@ -39,10 +39,10 @@ def test_parts_are_exported_and_simulated(qat, part, kernels):
     assert keras_qat.read_metadata(contents)["recipe"]["name"] == "int8"
     simulated = keras_qat.simulate(model, x, kernels)
     file = keras_qat.tflite.interpreter.FileInterpreter(contents, kernels)
-    found = file.run({model.input_names[0]: x})
+    outputs = file.run({model.input_names[0]: x})
     for name, output in simulated.outputs.items():
         codes = getattr(output, "codes", output)
-        np.testing.assert_allclose(found[name], codes, atol=1e-6)
+        np.testing.assert_allclose(outputs[name], codes, atol=1e-6)
     assert keras_qat.verify(model, contents, x).outputs[0].max_difference <= 2
 
 

@@ -39,7 +39,7 @@ def narrow_a_range(qat):
 
 CHANGES = {
     "training": train,
-    "set_weights": lambda qat: qat.set_weights([0.9 * each for each in qat.get_weights()]),
+    "set_weights": lambda qat: qat.set_weights([0.9 * array for array in qat.get_weights()]),
     "a weight": lambda qat: qat.trainable_weights[0].assign_add(
         0.01 * tf.ones_like(qat.trainable_weights[0])
     ),
@@ -92,17 +92,17 @@ def test_training_between_batches_of_a_loop_counts(qat):
 @pytest.mark.legacy
 def test_evaluation_during_training_sees_each_epoch(qat):
     qat.compile("sgd", "sparse_categorical_crossentropy")
-    labels, found = np.arange(32) % 5, []
+    labels, result = np.arange(32) % 5, []
 
     class Simulate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             outputs = of_the_file(qat)
             loss = keras.losses.sparse_categorical_crossentropy(labels, outputs)
-            found.append((logs["val_loss"], float(np.mean(loss))))
+            result.append((logs["val_loss"], float(np.mean(loss))))
 
     qat.fit(X, labels, epochs=3, validation_data=(X, labels), callbacks=[Simulate()], verbose=0)
-    assert len({round(loss, 6) for loss, _ in found}) == 3
-    for loss, expected in found:
+    assert len({round(loss, 6) for loss, _ in result}) == 3
+    for loss, expected in result:
         assert loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_layers_in_float_and_losses_are_computed_too():
 @pytest.mark.parametrize("call", CALLS)
 def test_branches_that_numbers_choose_change_with_them(qat, call):
     """Where an input's scale is far wider than the sum's, kernels add in a scale of their own."""
-    (quantize,) = [each for each in qat.layers if each.name.startswith("add")]
+    (quantize,) = [layer for layer in qat.layers if layer.name.startswith("add")]
     observer = quantize.quantizer.observers[0]
     ends = observer.minimum.numpy(), observer.maximum.numpy()
     before = CALLS[call](qat)
@@ -144,6 +144,6 @@ def test_branches_that_numbers_choose_change_with_them(qat, call):
 def test_what_follows_from_ranges_alone_is_not_traced(qat):
     qat.predict(X, verbose=0)
     operations = qat._inference.settled._traced.graph.get_operations()
-    kinds = {each.type for each in operations}
+    kinds = {operation.type for operation in operations}
     assert not kinds & {"If", "StatelessIf", "PartitionedCall", "Bitcast"}
-    assert len([each for each in operations if each.type != "Placeholder"]) < 100
+    assert len([operation for operation in operations if operation.type != "Placeholder"]) < 100

@@ -28,7 +28,7 @@ def test_trained_model(exported, kernels):
 
 def test_the_families_differ(exported):
     """So that the tests show something: in a few codes, by one step."""
-    first, second = (keras_qat.simulate(exported.model, exported.x, each) for each in KERNELS)
+    first, second = (keras_qat.simulate(exported.model, exported.x, family) for family in KERNELS)
     differences = {
         name: first.tensors[name].codes.astype(int) - second.tensors[name].codes
         for name in first.tensors
@@ -43,16 +43,16 @@ def test_tensors_inside(exported, kernels):
     """Each tensor that the file has too has the file's codes."""
     file_graph = FileGraph(exported.tflite)
     pairs, _ = pair(keras_qat.resolve(exported.model), file_graph)
-    contents = file_graph.with_outputs(each.tensor.index for each in pairs)
+    contents = file_graph.with_outputs(item.tensor.index for item in pairs)
     file = FileInterpreter(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))
     tensors = keras_qat.simulate(exported.model, exported.x, kernels).tensors
     assert {"image", "stem_relu", "project_bn", "merge_relu", "pool", "logits"} <= set(tensors)
     assert len(pairs) >= 7
-    for each in pairs:
-        found = tensors[each.ours.label]
-        np.testing.assert_array_equal(found.codes, codes[str(each.tensor.index)], each.name)
-        assert (found.scale, found.zero_point) == (each.tensor.scale, each.tensor.zero_point)
+    for item in pairs:
+        result = tensors[item.ours.label]
+        np.testing.assert_array_equal(result.codes, codes[str(item.tensor.index)], item.name)
+        assert (result.scale, result.zero_point) == (item.tensor.scale, item.tensor.zero_point)
 
 
 def test_real_values_and_codes_as_inputs(exported):
@@ -210,7 +210,7 @@ def test_parameters_out_of_the_ordinary(name):
     qat = observe(keras_qat.quantize_model(functional((6, 6, 4), build=BEYOND[name])), x)
     contents = keras_qat.export_tflite(qat)
     assert_identical(qat, x, "xnnpack", contents)
-    if "TILE" not in [each for each, _, _ in FileInterpreter(contents).operations()]:
+    if "TILE" not in [operation for operation, _, _ in FileInterpreter(contents).operations()]:
         assert_identical(qat, x, "reference", contents)
 
 
@@ -259,9 +259,9 @@ def test_tensors_made_of_weights_alone_have_no_examples():
     qat = observe(keras_qat.quantize_model(model), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert report.outputs[0].identical == 1.0
-    found = keras_qat.simulate(qat, x, batch_size=4).tensors
-    assert found["star/factor"].codes.shape == ()
-    assert found["star/offset"].codes.shape == (4,)
+    tensors = keras_qat.simulate(qat, x, batch_size=4).tensors
+    assert tensors["star/factor"].codes.shape == ()
+    assert tensors["star/offset"].codes.shape == (4,)
 
 
 def test_a_number_that_is_computed_has_no_examples():
@@ -271,6 +271,6 @@ def test_a_number_that_is_computed_has_no_examples():
     model = keras.Model(inputs, layers.Dense(3)(inputs) + count)
     x = images(10, (6, 4))
     qat = observe(keras_qat.quantize_model(model), x)
-    found = keras_qat.simulate(qat, x, batch_size=4)
-    (output,) = found.outputs.values()
+    simulated = keras_qat.simulate(qat, x, batch_size=4)
+    (output,) = simulated.outputs.values()
     assert output.codes.shape == (10, 6, 3)

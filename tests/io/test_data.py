@@ -42,8 +42,8 @@ class OnlyNumbered:
 
 
 def representative():
-    for each in X:
-        yield [each[np.newaxis]]
+    for row in X:
+        yield [row[np.newaxis]]
 
 
 def dataset(*arrays):
@@ -78,16 +78,16 @@ IMAGES = {
     "generator of examples": lambda: iter(X),
     "representative data": lambda: representative,
     "representative data made": lambda: representative(),
-    "representative dicts": lambda: lambda: ({"image": each[np.newaxis]} for each in X),
-    "of a signature": lambda: lambda: (("serve", {"image": each[np.newaxis]}) for each in X),
+    "representative dicts": lambda: lambda: ({"image": row[np.newaxis]} for row in X),
+    "of a signature": lambda: lambda: (("serve", {"image": row[np.newaxis]}) for row in X),
 }
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("form", IMAGES)
 def test_forms_for_one_input(form):
-    (found,) = arrays_of(tiny_net(), IMAGES[form]())
-    np.testing.assert_array_equal(found.astype(np.float32), X)
+    (array,) = arrays_of(tiny_net(), IMAGES[form]())
+    np.testing.assert_array_equal(array.astype(np.float32), X)
 
 
 PAIRS = {
@@ -120,8 +120,8 @@ def test_inputs_in_a_dict_of_other_names():
     joined = layers.Concatenate()([inputs["a"], inputs["b"]])
     model = keras.Model(inputs, layers.Dense(2)(joined))
     for given in ({"a": A, "b": B}, {"left": B, "right": A}, [A, B], ({"a": A, "b": B}, Y)):
-        for found, each in zip(arrays_of(model, given), (A, B), strict=True):
-            np.testing.assert_array_equal(found, each)
+        for result, value in zip(arrays_of(model, given), (A, B), strict=True):
+            np.testing.assert_array_equal(result, value)
 
 
 def test_keys_that_are_the_names_of_other_inputs():
@@ -136,8 +136,8 @@ def test_inputs_nested_in_lists():
     one, two, three = (keras.Input((4,)) for _ in range(3))
     model = keras.Model([[one, two], three], layers.Add()([one, two, three]))
     for given in ([[B, 2 * B], 3 * B], ([[B, 2 * B], 3 * B], Y), [B, 2 * B, 3 * B]):
-        for factor, found in enumerate(arrays_of(model, given), start=1):
-            np.testing.assert_array_equal(found, factor * B)
+        for factor, result in enumerate(arrays_of(model, given), start=1):
+            np.testing.assert_array_equal(result, factor * B)
 
 
 def test_a_last_axis_of_size_1():
@@ -153,8 +153,8 @@ def test_a_last_axis_of_size_1():
         (gray, dataset(X[..., :1]), X[..., :1]),
         (flat, A[..., np.newaxis], A),
     ):
-        (found,) = arrays_of(model, given)
-        np.testing.assert_array_equal(found, wanted)
+        (array,) = arrays_of(model, given)
+        np.testing.assert_array_equal(array, wanted)
 
 
 def test_sizes_of_batches():
@@ -185,25 +185,25 @@ def test_how_many_batches_there_will_be():
         (list(X), 4, None, None),
     ):
         assert batch_count(model, data, size, steps) == count
-        found = sum(1 for _ in batches(model, data, size, steps))
-        assert count in (None, found)
+        result = sum(1 for _ in batches(model, data, size, steps))
+        assert count in (None, result)
 
 
 def test_examples_of_different_sizes():
     model = functional((None, 2), build=layers.Conv1D(3, 1))
     signals = [np.zeros((3, 2)), np.ones((3, 2)), np.zeros((5, 2))]
-    assert [each.shape for (each,) in batches(model, signals)] == [(2, 3, 2), (1, 5, 2)]
+    assert [batch.shape for (batch,) in batches(model, signals)] == [(2, 3, 2), (1, 5, 2)]
     with pytest.raises(ValueError, match=r"different sizes, among them \(3, 2\), \(5, 2\)"):
         arrays_of(model, signals)
 
 
 def test_types_stay():
     """Integers may be quantized values, or tokens."""
-    (found,) = arrays_of(tiny_net(), X.astype(np.int8))
-    assert found.dtype == np.int8
+    (array,) = arrays_of(tiny_net(), X.astype(np.int8))
+    assert array.dtype == np.int8
     half = dataset(tf.cast(X, tf.bfloat16))
-    (found,) = arrays_of(tiny_net(), half)
-    assert found.dtype == np.float32
+    (array,) = arrays_of(tiny_net(), half)
+    assert array.dtype == np.float32
 
 
 def with_nan(value=np.nan):
@@ -229,7 +229,7 @@ REFUSED = {
     "one image": (lambda: X[0], r"not \(6, 6, 2\). It is one example: pass a batch, x\[np"),
     "other images": (lambda: [X[0], X[1, 1:]], r"not \(5, 6, 2\) in item 1 of the data"),
     "other batch": (
-        lambda: (each for each in (X, X[:, 1:])),
+        lambda: (item for item in (X, X[:, 1:])),
         r"not \(10, 5, 6, 2\) in item 1 of the data",
     ),
     "rows of different lengths": (
@@ -362,6 +362,6 @@ def test_a_last_axis_of_size_1_may_be_left_out():
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, x[:, 0])
     np.testing.assert_array_equal(
-        *(next(iter(keras_qat.simulate(qat, each).outputs.values())).codes for each in (x, x[:, 0]))
+        *(next(iter(keras_qat.simulate(qat, item).outputs.values())).codes for item in (x, x[:, 0]))
     )
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x[:, 0]).identical == 1

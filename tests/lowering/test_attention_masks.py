@@ -31,12 +31,12 @@ def model_of(mask, causal, dtype):
 
 def data_of(model, count=16):
     numbers = rng(0)
-    found = [numbers.normal(size=(count, STEPS, 8)).astype(np.float32)]
-    for each in model.inputs[1:]:
-        mask = numbers.random((count, *each.shape[1:])) < 0.6
+    result = [numbers.normal(size=(count, STEPS, 8)).astype(np.float32)]
+    for tensor in model.inputs[1:]:
+        mask = numbers.random((count, *tensor.shape[1:])) < 0.6
         mask[..., 0] = True  # Each step sees something.
-        found.append(mask.astype(each.dtype.name))
-    return found
+        result.append(mask.astype(tensor.dtype.name))
+    return result
 
 
 CASES = [

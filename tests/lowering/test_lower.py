@@ -56,9 +56,9 @@ def test_split_computes_the_same(case):
     make, kinds = CASES[case]
     model = scramble(functional((8, 8, 3), build=lambda x: make(name="layer")(x)))
     x = images(4, (8, 8, 3))
-    lowered, found = lowered_outputs(model, x)
+    lowered, result = lowered_outputs(model, x)
     assert [type(call.layer).__name__ for call in lowered.calls] == kinds
-    np.testing.assert_allclose(found, model(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result, model(x), rtol=1e-5, atol=1e-6)
     assert lowered.calls[-1].output.name == "layer"
 
 
@@ -66,19 +66,19 @@ def test_split_computes_the_same(case):
 def test_merge_of_four_becomes_three_of_two(merge):
     model = functional(*[(4,)] * 4, build=lambda *values: merge(name="merge")(list(values)))
     x = [images(4, (4,), seed) for seed in range(4)]
-    lowered, found = lowered_outputs(model, x)
+    lowered, result = lowered_outputs(model, x)
     assert [len(call.inputs) for call in lowered.calls] == [2, 2, 2]
-    np.testing.assert_allclose(found, model(x), rtol=1e-5)
+    np.testing.assert_allclose(result, model(x), rtol=1e-5)
 
 
 def test_copies_for_a_batch_keep_their_shape():
     """Along the first axis; `tf.repeat` without an axis makes one axis of all."""
     one, x = layers.Input((1, 4), batch_size=1), layers.Input((3,))
     count = tf.shape(x)[0]
-    found = [tf.repeat(one, count, axis=0), tf.tile(input=one, multiples=[count, 1, 1])]
-    found += [tf.repeat(one, count), tf.tile(one, [count, 2, 1])]
-    plan = keras_qat.plan(keras.Model([one, x], found))
-    assert sorted(plan.float_layers) == sorted(each.node.layer.name for each in found[2:])
+    result = [tf.repeat(one, count, axis=0), tf.tile(input=one, multiples=[count, 1, 1])]
+    result += [tf.repeat(one, count), tf.tile(one, [count, 2, 1])]
+    plan = keras_qat.plan(keras.Model([one, x], result))
+    assert sorted(plan.float_layers) == sorted(item.node.layer.name for item in result[2:])
 
 
 def test_float_model_keeps_its_activation():

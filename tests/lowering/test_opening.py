@@ -44,12 +44,12 @@ def with_random_weights(model):
 
 
 def outputs_of(model, data):
-    return [np.asarray(each) for each in tf.nest.flatten(model(data))]
+    return [np.asarray(tensor) for tensor in tf.nest.flatten(model(data))]
 
 
 def inbound_nodes(model):
-    inside = [each for each in model.submodules if isinstance(each, layers.Layer)]
-    return [len(each.inbound_nodes) for each in inside]
+    inside = [module for module in model.submodules if isinstance(module, layers.Layer)]
+    return [len(layer.inbound_nodes) for layer in inside]
 
 
 def quantized(model):
@@ -84,7 +84,7 @@ def test_what_is_opened_is_exact(name, tmp_path):
 
     keras_qat.freeze_batch_norm(qat)
     qat.compile(keras.optimizers.SGD(1e-3), "mse")
-    targets = [np.zeros_like(each) for each in before]
+    targets = [np.zeros_like(weight) for weight in before]
     qat.fit(data, targets if len(targets) > 1 else targets[0], batch_size=16, verbose=0)
     contents = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, contents, data, per_layer=True)
@@ -122,8 +122,8 @@ def test_what_is_not_opened_says_why(name):
     make, reason = CLOSED[name]
     x = keras.Input(SHAPE)
     model = keras.Model(x, make()(layers.Conv2D(4, 1)(x)))
-    (found,) = keras_qat.plan(model).float_layers.values()
-    assert "cannot be opened" in found
+    (result,) = keras_qat.plan(model).float_layers.values()
+    assert "cannot be opened" in result
     said = f"(?s)compute in float.*{model.layers[-1].name}: .*{reason}"
     with pytest.warns(UserWarning, match=said):
         keras_qat.quantize_model(model)
@@ -151,7 +151,7 @@ def test_paths_are_dropped_in_training_only():
     qat = quantized(model_of(lambda x: DropPath()(x)))
     data = np.ones((64, *SHAPE), np.float32)
     kept = np.asarray(qat(data, training=True))[:, 0, 0, 0]
-    assert {round(float(each), 2) for each in kept} == {0.0, 1.25}
+    assert {round(float(layer), 2) for layer in kept} == {0.0, 1.25}
     assert np.ptp(qat(data)) == 0
 
 
@@ -161,7 +161,7 @@ def test_parts_are_overridden_by_their_names():
     recipe = keras_qat.recipes.int8().override(f"{name}/blocks_1", quantize=False)
     floats = keras_qat.plan(model, recipe).float_layers
     assert floats
-    assert all(each.startswith(f"{name}/blocks_1") for each in floats)
+    assert all(layer.startswith(f"{name}/blocks_1") for layer in floats)
     whole = keras_qat.plan(model, keras_qat.recipes.int8().override("Stage", quantize=False))
     assert len(whole.float_layers) > len(floats)
 

@@ -84,7 +84,7 @@ def example(name: str) -> Any:
         shape, layer = SPECIAL[name]()
         x = keras.Input(shape)
         return keras.Model(x, layer(x))
-    shape = next((each for part, each in SHAPES.items() if part in name), VECTOR)
+    shape = next((shape for part, shape in SHAPES.items() if part in name), VECTOR)
     layer = getattr(layers, name)(*ARGUMENTS.get(name, ()))
     if name in TOGETHER:
         both = [keras.Input(shape), keras.Input(shape)]

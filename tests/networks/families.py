@@ -36,7 +36,7 @@ class Family:
 
     def model(self, without: Sequence[str] = ()) -> Any:
         """A model with one output for each structure, in their order."""
-        made = [each for name, each in self.structures.items() if name not in without]
+        made = [structure for name, structure in self.structures.items() if name not in without]
         return functional(*self.shapes, build=lambda *inputs: [make(*inputs) for make in made])
 
     def inputs(self, count: int = 64) -> list[np.ndarray]:
@@ -54,7 +54,7 @@ class Family:
 
 def each_alone(shapes: Sequence[Shape], structures: Mapping[str, Structure]) -> dict[str, Family]:
     """A family for each: in one model, what two of them have in common is computed once."""
-    return {name: Family(shapes, {name: each}) for name, each in structures.items()}
+    return {name: Family(shapes, {name: structure}) for name, structure in structures.items()}
 
 
 def chain(*parts: Callable[[], Any]) -> Structure:

@@ -342,8 +342,8 @@ INEXACT: dict[str, Family] = {
     "hard_swish": Family(
         _IMAGE,
         {
-            name: lambda x, each=each: each(layers.Conv2D(4, 1)(x))
-            for name, each in HARD_SWISH.items()
+            name: lambda x, swish=swish: swish(layers.Conv2D(4, 1)(x))
+            for name, swish in HARD_SWISH.items()
         },
     ),
 }

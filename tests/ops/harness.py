@@ -100,10 +100,10 @@ def random_unrolled_weights(
         return Weights(name, q, scale, whole, **more)
 
     params = {}
-    for name, each in inner.items():
+    for name, value in inner.items():
         size = 10.0 ** numbers.uniform(0, 1)
-        low = 0.0 if each.non_negative else -size * numbers.uniform(0.3, 1)
-        low = -size * 128 / 127 if each.symmetric else low
+        low = 0.0 if value.non_negative else -size * numbers.uniform(0.3, 1)
+        low = -size * 128 / 127 if value.symmetric else low
         params[name] = QuantParams.of_range(low, size, 8)
     recurrent = drawn("cell.recurrent_kernel", layer.cell.recurrent_kernel, own)
     return drawn("cell.kernel", layer.cell.kernel, given, recurrent=recurrent, inner=params)
@@ -122,7 +122,7 @@ def node_of(
     ]
     model = keras.Model(inputs, example.build(*inputs))
     graph = graph_lib.read(model)
-    (call,) = [each for each in graph.calls if getattr(match(each).op, "name", "") == op.name]
+    (call,) = [call for call in graph.calls if getattr(match(call).op, "name", "") == op.name]
     return make_node(call, bits, numbers, maximum, per_channel), numbers
 
 
@@ -147,11 +147,11 @@ def make_node(
         return made[value]
 
     operands: list[Any] = []
-    for each in inputs_and_constants(call) if op.takes_constants else call.inputs:
-        if isinstance(each, Value):
-            operands.append(tensor(each))
+    for item in inputs_and_constants(call) if op.takes_constants else call.inputs:
+        if isinstance(item, Value):
+            operands.append(tensor(item))
         else:
-            operands.append(constant_of(each, bits, shared if is_shared else None))
+            operands.append(constant_of(item, bits, shared if is_shared else None))
     weights = None
     if op.weights:
         weights = random_weights(call, op, numbers, per_channel)
@@ -176,14 +176,14 @@ def output_params(
 ) -> QuantParams:
     """A range like that of the real results, somewhat too small or too large."""
     real = []
-    for each in operands:
-        if isinstance(each, Tensor):
-            sizes = [BATCH if size is None else size for size in each.shape]
-            if each.params is None:
-                real.append(tf.constant(numbers.integers(0, SMALL, sizes).astype(each.dtype)))
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            sizes = [BATCH if size is None else size for size in operand.shape]
+            if operand.params is None:
+                real.append(tf.constant(numbers.integers(0, SMALL, sizes).astype(operand.dtype)))
                 continue
-            q = numbers.integers(each.params.lowest, each.params.highest + 1, sizes)
-            real.append(tf.constant(each.params.dequantize(q)))
+            q = numbers.integers(operand.params.lowest, operand.params.highest + 1, sizes)
+            real.append(tf.constant(operand.params.dequantize(q)))
     given = iter(real)
     args, kwargs = graph_lib.map_values(lambda value: next(given), (call.args, call.kwargs))
     layer = call.layer
@@ -210,25 +210,25 @@ def output_params(
 
 def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
     """Quantized values for each input, all of them if there is room."""
-    found = {}
-    for each in node.inputs:
-        if isinstance(each, Tensor) and each.name not in found:
-            sizes = [BATCH if size is None else size for size in each.shape]
-            if each.params is None:
-                found[each.name] = numbers.integers(0, SMALL, sizes).astype(each.dtype)
+    result = {}
+    for item in node.inputs:
+        if isinstance(item, Tensor) and item.name not in result:
+            sizes = [BATCH if size is None else size for size in item.shape]
+            if item.params is None:
+                result[item.name] = numbers.integers(0, SMALL, sizes).astype(item.dtype)
                 continue
-            low, high = each.params.lowest, each.params.highest
-            q = numbers.integers(low, high + 1, sizes).astype(each.params.dtype)
+            low, high = item.params.lowest, item.params.highest
+            q = numbers.integers(low, high + 1, sizes).astype(item.params.dtype)
             if high - low < 256:
                 every = np.arange(low, high + 1)[: q.size]
                 q.reshape(-1)[: every.size] = numbers.permutation(every)
-            found[each.name] = q
-    return found
+            result[item.name] = q
+    return result
 
 
 def sized(node: Node, batch: int) -> Node:
     """The node for a batch of this size."""
-    inputs = {each.name: each for each in node.inputs if isinstance(each, Tensor)}
+    inputs = {item.name: item for item in node.inputs if isinstance(item, Tensor)}
     (node,) = with_batch(ResolvedGraph("", inputs, {}, (node,), {}, {}), batch).nodes
     return node
 
@@ -238,10 +238,10 @@ def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
     if batch is not None:
         node = sized(node, batch)
     builder, indices = Builder(), {}
-    tensors = {each.name: each for each in node.inputs if isinstance(each, Tensor)}
-    ends = {name: tensor_index(builder, indices, each) for name, each in tensors.items()}
+    tensors = {item.name: item for item in node.inputs if isinstance(item, Tensor)}
+    ends = {name: tensor_index(builder, indices, item) for name, item in tensors.items()}
     write_node(builder, node, indices)
-    outputs = {f"output_{place}": indices[each] for place, each in enumerate(node.outputs)}
+    outputs = {f"output_{place}": indices[output] for place, output in enumerate(node.outputs)}
     return builder.finish(ends, outputs, rewrite)
 
 
@@ -249,13 +249,13 @@ def in_the_interpreter(
     contents: bytes, inputs: dict[str, np.ndarray], kernels: Kernels
 ) -> list[np.ndarray]:
     """The outputs of a file of one node, in order."""
-    found = open_file(contents, kernels).run_once(inputs)
-    return [found[name] for name in sorted(found, key=lambda name: int(name.split("_")[1]))]
+    outputs = open_file(contents, kernels).run_once(inputs)
+    return [outputs[name] for name in sorted(outputs, key=lambda name: int(name.split("_")[1]))]
 
 
 def in_integers(node: Node, inputs: dict[str, np.ndarray], family: str) -> list[np.ndarray]:
     """What the operator's own implementation computes, as quantized values."""
-    return [np.asarray(each) for each in in_integers_as_tensors(node, inputs, family)]
+    return [np.asarray(item) for item in in_integers_as_tensors(node, inputs, family)]
 
 
 def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: str) -> list[Any]:
@@ -268,13 +268,13 @@ def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: str) -> l
         q = tf.cast(inputs[tensor.name], tf.float64) - tensor.params.zero_point
         return tf.cast(q, tf.float64 if tensor.params.bits == 16 else tf.float32)
 
-    given = [centred(each) if isinstance(each, Tensor) else None for each in node.inputs]
+    given = [centred(item) if isinstance(item, Tensor) else None for item in node.inputs]
     results = compute_node(node, given, kernel_family(family))
     return [
-        each
+        item
         if tensor.params is None
-        else tf.cast(each + tensor.params.zero_point, tensor.params.dtype)
-        for each, tensor in zip(results, node.outputs, strict=True)
+        else tf.cast(item + tensor.params.zero_point, tensor.params.dtype)
+        for item, tensor in zip(results, node.outputs, strict=True)
     ]
 
 
@@ -297,13 +297,13 @@ def assert_same(node: Node, inputs: dict[str, np.ndarray], family: str, label: s
         if problems(contents, TFLM):
             return
     expected = in_the_interpreter(contents, inputs, kernels)
-    found = in_integers(node, inputs, family)
-    for there, here in zip(expected, found, strict=True):
+    codes = in_integers(node, inputs, family)
+    for there, here in zip(expected, codes, strict=True):
         assert there.shape == here.shape, (there.shape, here.shape, node.attributes)
         differing = np.count_nonzero(there != here)
         largest = np.abs(there.astype(np.int64) - here.astype(np.int64)).max(initial=0)
         assert not differing, (
             f"{op.name}, {family}, {label}: {differing} of {here.size} values differ, by up to "
-            f"{largest}; {dict(node.attributes)}, in {[str(each.params) for each in node.inputs]}, "
+            f"{largest}; {dict(node.attributes)}, in {[str(item.params) for item in node.inputs]}, "
             f"out {node.output.params}"
         )

@@ -70,7 +70,7 @@ def with_round_scales(node, numbers):
     return dataclasses.replace(node, inputs=tuple(map(changed, node.inputs)), outputs=outputs)
 
 
-ROUNDING = [each for each in CASES if not isinstance(each.values[0].output, SharedRange)]
+ROUNDING = [case for case in CASES if not isinstance(case.values[0].output, SharedRange)]
 
 
 def assert_halves_agree(op, bits, family, seeds, monkeypatch):
@@ -121,8 +121,8 @@ def computed(op, real, output, attributes=None):
 )
 def test_what_is_not_in_the_domain_counts_as_its_end(op, expected):
     output = QuantParams(np.float32(1 / 32), 0)
-    found = np.clip(computed(op_named(op), [-2, 0, 1], output), -4, 127 / 32)
-    np.testing.assert_array_equal(found, expected)
+    result = np.clip(computed(op_named(op), [-2, 0, 1], output), -4, 127 / 32)
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.slow
@@ -137,14 +137,14 @@ def test_sums_of_16_bits_of_every_size():
         scales = 1e-3 * numbers.uniform(0.1, 1, 2)
         scales = [*scales, scales.max() / 15]
         x, y, z = (
-            dataclasses.replace(each, params=QuantParams(np.float32(scale), 0, 16))
-            for each, scale in zip([*node.inputs, node.output], scales, strict=True)
+            dataclasses.replace(value, params=QuantParams(np.float32(scale), 0, 16))
+            for value, scale in zip([*node.inputs, node.output], scales, strict=True)
         )
         node = dataclasses.replace(node, inputs=(x, y), outputs=(z,))
         for batch in (1, 501):
             shape = batch, size
             inputs = {
-                each.name: numbers.integers(-400, 400, shape).astype(np.int16) for each in (x, y)
+                item.name: numbers.integers(-400, 400, shape).astype(np.int16) for item in (x, y)
             }
             for family in KERNELS:
                 harness.assert_same(node, inputs, family, f"{batch} of {size}")
@@ -164,8 +164,8 @@ def test_a_product_of_one_tensor_and_itself_is_a_square():
     inputs = {x.name: np.full((1, 6), 58, np.int8)}
     (expected,) = harness.in_the_interpreter(harness.file_of(node), inputs, "reference")
     np.testing.assert_array_equal(harness.in_integers(node, inputs, "reference")[0], expected)
-    (found,) = harness.in_integers(node, inputs, "xnnpack")
-    assert found[0, 0] == 11
+    (codes,) = harness.in_integers(node, inputs, "xnnpack")
+    assert codes[0, 0] == 11
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_a_product_of_one_tensor_and_itself_is_a_square():
     ],
 )
 def test_options_are_attributes(build, name, attributes):
-    op, found, reason = match(call_of(build))
+    op, row, reason = match(call_of(build))
     assert op is not None, reason
-    assert (op.name, found) == (name, attributes)
+    assert (op.name, row) == (name, attributes)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_constants_are_numbers_arrays_and_tensors(constant):
     for build in (lambda x: x + constant, lambda x: tf.subtract(constant, x)):
         call = call_of(build, (3,))
         node = harness.make_node(call, 8, np.random.default_rng(0))
-        assert sorted(type(each).__name__ for each in node.inputs) == ["Constant", "Tensor"]
+        assert sorted(type(tensor).__name__ for tensor in node.inputs) == ["Constant", "Tensor"]
 
 
 def test_variables_are_refused():
@@ -245,5 +245,5 @@ def test_an_elementwise_example_has_constants_in_either_place():
         example = EXAMPLES["subtract"](np.random.default_rng(seed))
         call = call_of(example.build, *example.shapes)
         leaves = tf.nest.flatten((call.args, call.kwargs))
-        built.add(tuple(isinstance(each, graph_lib.Value) for each in leaves[:2]))
+        built.add(tuple(isinstance(leaf, graph_lib.Value) for leaf in leaves[:2]))
     assert {(True, True), (True, False), (False, True)} <= built

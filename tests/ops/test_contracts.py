@@ -66,7 +66,7 @@ def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
         assert_exact(op, bits, family, seed)
 
 
-OF_CHANNELS = [each for each in CASES if any(each.values[0].weights.values())]
+OF_CHANNELS = [case for case in CASES if any(case.values[0].weights.values())]
 """Those whose weights have a scale for each output channel."""
 
 
@@ -127,5 +127,7 @@ def test_graphs_compute_the_same(op, bits, jit):
             lambda given, family=family: in_integers_as_tensors(node, given, family),
             jit_compile=jit,
         )
-        for expected, found in zip(in_integers(node, inputs, family), compute(inputs), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for expected, result in zip(
+            in_integers(node, inputs, family), compute(inputs), strict=True
+        ):
+            np.testing.assert_array_equal(result, expected)

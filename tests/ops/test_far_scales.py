@@ -40,8 +40,8 @@ def with_far_scales(node: Node, numbers: np.random.Generator) -> Node:
     assert node.op is not None
     of_input = {"softmax": 1e-4 * factor, "sigmoid": 1 / factor, "tanh": 1 / factor}
     if node.op.name in of_input:
-        tensors = {each: finer(each, of_input[node.op.name]) for each in node.inputs}
-        return dataclasses.replace(node, inputs=tuple(tensors[each] for each in node.inputs))
+        tensors = {tensor: finer(tensor, of_input[node.op.name]) for tensor in node.inputs}
+        return dataclasses.replace(node, inputs=tuple(tensors[tensor] for tensor in node.inputs))
     node = dataclasses.replace(node, outputs=(finer(node.output, factor),))
     if node.weights is None or not node.op.is_weighted:
         return node
@@ -63,7 +63,7 @@ def test_results_are_those_of_the_interpreter(name, bits, family):
     for seed in range(4):
         node, numbers = node_of(op, bits, seed)
         node = with_far_scales(node, numbers)
-        assert all(isinstance(each, Tensor) or each.params for each in node.inputs)
+        assert all(isinstance(tensor, Tensor) or tensor.params for tensor in node.inputs)
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 
@@ -72,7 +72,7 @@ def test_results_are_those_of_the_interpreter(name, bits, family):
 def test_hard_swish_of_a_diverged_network(scale, family):
     """Its kernel shifts by more bits than there are from a step of 1e8 on: a table is written."""
     node, numbers = node_of(op_named("hard_swish"), 8, 1)
-    ends = [finer(each, scale / each.params.scale) for each in (node.inputs[0], node.output)]
+    ends = [finer(item, scale / item.params.scale) for item in (node.inputs[0], node.output)]
     node = dataclasses.replace(node, inputs=(ends[0],), outputs=(ends[1],))
     assert_same(node, random_inputs(node, numbers), family)
 
@@ -84,7 +84,7 @@ def test_wide_steps_in_tflite_micro(name, scale):
     """It gave the lower end for 0, where its kernel was taken to give the middle."""
     node, numbers = node_of(op_named(name), 8, 1)
     node = dataclasses.replace(
-        node, inputs=tuple(finer(each, scale / each.params.scale) for each in node.inputs)
+        node, inputs=tuple(finer(tensor, scale / tensor.params.scale) for tensor in node.inputs)
     )
     assert_same(node, random_inputs(node, numbers), "tflm")
 

@@ -47,7 +47,7 @@ def optimized(traced, inlines_only=False):
         graph_def=traced.graph.as_graph_def(add_shapes=True), graph=traced.graph
     )
     fetched = meta_graph_pb2.CollectionDef()
-    fetched.node_list.value.extend(each.name for each in traced.outputs)
+    fetched.node_list.value.extend(tensor.name for tensor in traced.outputs)
     meta.collection_def["train_op"].CopyFrom(fetched)
     config = config_pb2.ConfigProto()
     options = config.graph_options.rewrite_options
@@ -68,20 +68,20 @@ def arithmetic(nodes):
         left = [name]
         while left:
             node = by_name[left[-1].split(":")[0]]
-            inputs = [each for each in node.input if not each.startswith("^")]
-            missing = [each for each in inputs if each.split(":")[0] not in kinds]
+            inputs = [source for source in node.input if not source.startswith("^")]
+            missing = [array for array in inputs if array.split(":")[0] not in kinds]
             if missing and "Next" not in node.op and node.op != "Merge":
                 left += missing
                 continue
-            of_inputs = [kinds.get(each.split(":")[0], "loop") for each in inputs]
+            of_inputs = [kinds.get(array.split(":")[0], "loop") for array in inputs]
             kind = of_inputs[0] if node.op in PASSED else node.op
-            if inputs and all(each == "Const" for each in of_inputs):
+            if inputs and all(of_input == "Const" for of_input in of_inputs):
                 kind = "Const"
             kinds[left.pop().split(":")[0]] = kind
         return kinds[name.split(":")[0]]
 
     return {
-        (node.op, *sorted(kind_of(each) for each in node.input if not each.startswith("^")))
+        (node.op, *sorted(kind_of(source) for source in node.input if not source.startswith("^")))
         for node in nodes
         if node.op in ROUNDING
         and tf.as_dtype(node.attr["T"].type).is_floating
@@ -116,7 +116,7 @@ def with_tensors(node):
         if given is None:
             return None
         fields = {name: number(getattr(given, name)) for name in ("q", "scale", "bias", "reach")}
-        inner = {name: params(each) for name, each in given.inner.items()}
+        inner = {name: params(value) for name, value in given.inner.items()}
         recurrent = weights(given.recurrent)
         return dataclasses.replace(given, **fields, inner=inner, recurrent=recurrent)
 
@@ -136,14 +136,15 @@ def traced_for_inference(node, inputs, family):
     def infer(*given):
         by_name = dict(zip(inputs, given, strict=True))
         tensors = [
-            by_name[each.name] if isinstance(each, Tensor) else None for each in changed.inputs
+            by_name[tensor.name] if isinstance(tensor, Tensor) else None
+            for tensor in changed.inputs
         ]
         return compute_node(changed, tensors, kernels, store.read(decides=True))
 
-    params = {each.name: each.params for each in node.inputs if isinstance(each, Tensor)}
+    params = {tensor.name: tensor.params for tensor in node.inputs if isinstance(tensor, Tensor)}
     specs = [
-        tf.TensorSpec(each.shape, held_in(params[name]) if params[name] else each.dtype)
-        for name, each in inputs.items()
+        tf.TensorSpec(array.shape, held_in(params[name]) if params[name] else array.dtype)
+        for name, array in inputs.items()
     ]
     return tf.function(infer, autograph=False).get_concrete_function(*specs)
 
@@ -161,8 +162,8 @@ def test_of_each_operator(op, bits, family):
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_of_ranges(bits):
     def params(minimum, maximum):
-        found = QuantParams.of_range(minimum, maximum, bits)
-        return found.scale, found.zero_point
+        result = QuantParams.of_range(minimum, maximum, bits)
+        return result.scale, result.zero_point
 
     number = tf.TensorSpec([], tf.float32)
     assert_left_alone(tf.function(params).get_concrete_function(number, number))

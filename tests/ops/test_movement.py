@@ -168,28 +168,28 @@ def chain(build, *shapes):
     }
     starts = [tensors[value] for value in graph_lib.values_in(graph.inputs)]
     ends = [tensors[value] for value in graph_lib.values_in(graph.outputs)]
-    ins = {each.name: tensor_index(builder, indices, each) for each in starts}
+    ins = {start.name: tensor_index(builder, indices, start) for start in starts}
     numbers = np.random.default_rng(0)
     given = {
-        each.name: numbers.integers(-128, 128, (3, *each.shape[1:])).astype(np.int8)
-        for each in starts
+        start.name: numbers.integers(-128, 128, (3, *start.shape[1:])).astype(np.int8)
+        for start in starts
     }
-    computed = {each: tf.constant(given[each.name] - 5.0, tf.float32) for each in starts}
+    computed = {start: tf.constant(given[start.name] - 5.0, tf.float32) for start in starts}
     for call in graph.calls:
         op, attributes, reason = match(call)
         assert op is not None, reason
         sources = tuple(tensors[value] for value in call.inputs)
         outputs = tuple(tensors[value] for value in graph_lib.values_in(call.outputs))
         node = Node(call.name, op, attributes, call, sources, outputs)
-        results = compute_node(node, [computed[each] for each in sources], XNNPACK)
+        results = compute_node(node, [computed[source] for source in sources], XNNPACK)
         computed.update(zip(outputs, results, strict=True))
         write_node(builder, node, indices)
-    contents = builder.finish(ins, {f"y{i}": indices[each] for i, each in enumerate(ends)})
+    contents = builder.finish(ins, {f"y{i}": indices[end] for i, end in enumerate(ends)})
     file = FileInterpreter(contents)
-    found = file.run_once(given)
+    result = file.run_once(given)
     for place, end in enumerate(ends):
         expected = np.asarray(computed[end]) + (5 if end.params is not None else 0)
-        np.testing.assert_array_equal(found[f"y{place}"], expected)
+        np.testing.assert_array_equal(result[f"y{place}"], expected)
     return [name for name, *_ in file.operations()]
 
 
@@ -252,20 +252,20 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_kernel(name):
     build, reason = REFUSED[name]
-    op, _, found = match(calls_of(build, (6, 4, 4))[-1])
+    op, _, row = match(calls_of(build, (6, 4, 4))[-1])
     if reason is None:
         assert op is not None
     else:
         assert op is None
-        assert reason in found
+        assert reason in row
 
 
 def test_a_masked_mean_has_no_kernel():
     x = keras.Input((5, 4))
     y = layers.GlobalAveragePooling1D()(layers.Masking()(x))
-    found = match(graph_lib.read(keras.Model(x, y)).calls[-1])
-    assert found.op is None
-    assert found.reason == "with a mask"
+    row = match(graph_lib.read(keras.Model(x, y)).calls[-1])
+    assert row.op is None
+    assert row.reason == "with a mask"
 
 
 def test_a_mean_over_the_batch():

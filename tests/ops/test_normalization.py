@@ -135,8 +135,8 @@ def test_groups_in_a_residual_block():
 def test_other_axes_stay_in_float(axis):
     inputs = keras.Input((6, 8))
     model = keras.Model(inputs, layers.LayerNormalization(axis=axis, name="norm")(inputs))
-    found = keras_qat.plan(model, in_integers("norm")).float_layers["norm"]
-    assert "not along the last axis alone" in found
+    result = keras_qat.plan(model, in_integers("norm")).float_layers["norm"]
+    assert "not along the last axis alone" in result
 
 
 @pytest.mark.parametrize(

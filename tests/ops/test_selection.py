@@ -19,8 +19,8 @@ def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():
     data[:, 3:] = 2**31 - 1, -(2**31), 30_000
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, data).identical == 1
-    found = keras_qat.TFLiteModel(contents).predict(data)
-    np.testing.assert_allclose(found, np.clip(data, -40_000, 40_000), atol=400)
+    predicted = keras_qat.TFLiteModel(contents).predict(data)
+    np.testing.assert_allclose(predicted, np.clip(data, -40_000, 40_000), atol=400)
 
 
 def test_a_quotient_by_zero_is_the_largest():
@@ -33,9 +33,9 @@ def test_a_quotient_by_zero_is_the_largest():
     (limits,) = (out.params for out in keras_qat.resolve(qat).outputs.values())
     denominator[:, :2] = 0.0
     assert keras_qat.verify(qat, contents, [numerator, denominator]).identical == 1
-    found = qat.predict([numerator, denominator], verbose=0)[0]
+    predicted = qat.predict([numerator, denominator], verbose=0)[0]
     ends = [limits.scale * (end - limits.zero_point) for end in (limits.highest, limits.lowest)]
-    np.testing.assert_allclose(found[:2], ends, rtol=1e-6)
+    np.testing.assert_allclose(predicted[:2], ends, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -51,31 +51,31 @@ DENSE = {
 @pytest.mark.parametrize("name", DENSE)
 def test_dense(name):
     function, shape, bias = DENSE[name]
-    found = traced(Custom(function, (5, 7), bias), shape)
-    assert found.op.name == "dense"
-    assert found.bias == (None if bias is None else "offset")
+    result = traced(Custom(function, (5, 7), bias), shape)
+    assert result.op.name == "dense"
+    assert result.bias == (None if bias is None else "offset")
 
 
 def test_convolutions():
     def conv(x, k, b):
         return tf.nn.conv2d(x, k, (2, 1), "SAME") + b
 
-    found = traced(Custom(conv, (3, 3, 4, 6), 6), (8, 8, 4))
-    assert (found.op.name, found.bias) == ("conv", "offset")
-    assert found.attributes["strides"] == (2, 1)
-    assert found.attributes["padding"] == "same"
+    result = traced(Custom(conv, (3, 3, 4, 6), 6), (8, 8, 4))
+    assert (result.op.name, result.bias) == ("conv", "offset")
+    assert result.attributes["strides"] == (2, 1)
+    assert result.attributes["padding"] == "same"
 
     def dilated(x, k, b):
         return tf.nn.conv2d(x, k, 1, "VALID", dilations=2)
 
-    found = traced(Custom(dilated, (3, 3, 2, 6)), (None, None, 4))
-    assert (found.op.name, found.attributes["dilation"]) == ("conv", (2, 2))
+    result = traced(Custom(dilated, (3, 3, 2, 6)), (None, None, 4))
+    assert (result.op.name, result.attributes["dilation"]) == ("conv", (2, 2))
 
     def depthwise(x, k, b):
         return tf.nn.depthwise_conv2d(x, k, [1, 2, 2, 1], "SAME")
 
-    found = traced(Custom(depthwise, (3, 3, 4, 2)), (8, 8, 4))
-    assert (found.op.name, found.attributes["strides"]) == ("depthwise_conv", (2, 2))
+    result = traced(Custom(depthwise, (3, 3, 4, 2)), (8, 8, 4))
+    assert (result.op.name, result.attributes["strides"]) == ("depthwise_conv", (2, 2))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_convolutions():
     ],
 )
 def test_layers_of_keras_are_found_by_what_they_compute(layer, shape, row, weight, attributes):
-    found = traced(layer(), shape, weight)
-    assert (found.op.name, found.bias) == (row, "bias")
-    assert {name: found.attributes[name] for name in attributes} == attributes
+    result = traced(layer(), shape, weight)
+    assert (result.op.name, result.bias) == (row, "bias")
+    assert {name: result.attributes[name] for name in attributes} == attributes
 
 
 REFUSED = {

@@ -56,7 +56,7 @@ def with_weights(node, **changes):
 def operations(node):
     """Names of the operators of a node's file, and the file."""
     builder, indices = Builder(), {}
-    ends = {each.name: tensor_index(builder, indices, each) for each in node.inputs}
+    ends = {tensor.name: tensor_index(builder, indices, tensor) for tensor in node.inputs}
     write_node(builder, node, indices)
     contents = builder.finish(ends, {"output_0": indices[node.output]})
     return (
@@ -153,9 +153,9 @@ def assert_same_in_graph(node, inputs, family, **how):
     x = x if tensor.params.bits == 16 else x.astype(np.float32)
     weights = node.weights
     bias = None if weights.bias is None else tf.constant(weights.bias)
-    (found,) = compute(tf.constant(x), tf.constant(weights.q), tf.constant(weights.scale), bias)
+    (result,) = compute(tf.constant(x), tf.constant(weights.q), tf.constant(weights.scale), bias)
     (expected,) = in_integers(node, inputs, family)
-    np.testing.assert_array_equal(found + node.output.params.zero_point, expected)
+    np.testing.assert_array_equal(result + node.output.params.zero_point, expected)
 
 
 @pytest.mark.sample(5)
@@ -227,12 +227,12 @@ def test_embeddings_in_their_output_s_parameters():
     for seed in range(20):
         node, numbers = node_of(layers.Embedding(10, 4), (6,), seed=seed, dtype="int32")
         params = node.output.params
-        low, high = (each - params.zero_point for each in (params.lowest, params.highest))
+        low, high = (item - params.zero_point for item in (params.lowest, params.highest))
         q = numbers.integers(low, high + 1, (10, 4)).astype(np.float64)
         node = with_weights(node, q=q, scale=np.full((1, 1), params.scale, np.float64))
         indices = numbers.integers(0, 10, (3, 6)).astype(np.int32)
-        (found,) = in_integers(node, {node.inputs[0].name: indices}, "xnnpack")
-        np.testing.assert_array_equal(found, q[indices] + params.zero_point)
+        (codes,) = in_integers(node, {node.inputs[0].name: indices}, "xnnpack")
+        np.testing.assert_array_equal(codes, q[indices] + params.zero_point)
 
 
 def test_embeddings_of_indices_in_float():

@@ -96,7 +96,7 @@ def own_layers() -> Names:
     own = (MyDense, ChannelShuffle, MySoftmax)
     normalized = [layers.LayerNormalization(), layers.GroupNormalization(2)]
     model = keras.Sequential([keras.Input((8, 8, 4)), *normalized])
-    return data() | {"model": model} | {each.__name__: each for each in own}
+    return data() | {"model": model} | {name.__name__: name for name in own}
 
 
 def of_keras_3() -> Names:

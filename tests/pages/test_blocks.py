@@ -30,10 +30,10 @@ QUICK = {"README.md", "docs/index.md", "docs/layers.md", "docs/simulate.md"}
 def blocks(page: str) -> list[tuple[str, int, str]]:
     """Tag, line and text of each block of a page."""
     text = PAGES[page].read_text()
-    found = re.finditer(r"^( *)```(.*?)\n(.*?)^\1```$", text, flags=re.M | re.S)
+    result = re.finditer(r"^( *)```(.*?)\n(.*?)^\1```$", text, flags=re.M | re.S)
     return [
-        (each[2], text[: each.start(3)].count("\n"), re.sub(f"^{each[1]}", "", each[3], flags=re.M))
-        for each in found
+        (item[2], text[: item.start(3)].count("\n"), re.sub(f"^{item[1]}", "", item[3], flags=re.M))
+        for item in result
     ]
 
 
@@ -56,9 +56,9 @@ def undone(monkeypatch):
         register = getattr(place, verb)
 
         def noted(*args, **kwargs):
-            found = register(*args, **kwargs)
-            undo.append(getattr(found, "undo", found))
-            return found
+            result = register(*args, **kwargs)
+            undo.append(getattr(result, "undo", result))
+            return result
 
         monkeypatch.setattr(place, verb, noted)
 
@@ -66,8 +66,8 @@ def undone(monkeypatch):
     note(keras_qat, "register_rule")
     note(keras_qat.targets, "register")
     yield
-    for each in reversed(undo):
-        each()
+    for restore in reversed(undo):
+        restore()
     keras.mixed_precision.set_global_policy(policy)
 
 

@@ -17,7 +17,7 @@ def anchors(page):
     """What links to a page's headings may name, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
     words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {each.strip().replace(" ", "-") for each in words}
+    return {word.strip().replace(" ", "-") for word in words}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -27,9 +27,9 @@ def test_links(page):
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path) if path else page
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found), target
+        result = (page.parent / path) if path else page
+        assert result.exists(), target
+        assert not anchor or anchor in anchors(result), target
 
 
 def test_reference_has_all_that_is_public():

@@ -20,24 +20,24 @@ TUTORIALS = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: pro
 
 def cells(program: Path) -> list[tuple[str, str]]:
     """Kind and text of each cell of a program, as jupytext reads its percent format."""
-    found = []
+    result = []
     for part in re.split(r"^# %%", program.read_text(), flags=re.M)[1:]:
         head, text = part.split("\n", 1)
         kind = "markdown" if "[markdown]" in head else "code"
         if kind == "markdown":
             text = re.sub(r"^# ?", "", text, flags=re.M)
-        found.append((kind, text.strip()))
-    return found
+        result.append((kind, text.strip()))
+    return result
 
 
 @TUTORIALS
 def test_notebook_is_of_its_program(program):
     notebook = json.loads(program.with_suffix(".ipynb").read_text())
-    found = [(cell["cell_type"], "".join(cell["source"]).strip()) for cell in notebook["cells"]]
-    assert found == cells(program)
-    outputs = [each for cell in notebook["cells"] for each in cell.get("outputs", ())]
+    result = [(cell["cell_type"], "".join(cell["source"]).strip()) for cell in notebook["cells"]]
+    assert result == cells(program)
+    outputs = [item for cell in notebook["cells"] for item in cell.get("outputs", ())]
     assert outputs
-    assert all(each["output_type"] != "error" for each in outputs)
+    assert all(output["output_type"] != "error" for output in outputs)
 
 
 @pytest.mark.slow

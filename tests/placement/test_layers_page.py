@@ -163,4 +163,6 @@ def test_the_page_says_what_becomes_of_operations(name):
     # With all shapes and types that the float model has.
     quantized = keras_qat.quantize_model(model)
     assert quantized.output_shape == model.output_shape
-    assert [each.dtype for each in quantized.outputs] == [each.dtype for each in model.outputs]
+    assert [tensor.dtype for tensor in quantized.outputs] == [
+        tensor.dtype for tensor in model.outputs
+    ]

@@ -28,8 +28,8 @@ def two_heads() -> Any:
 
 def bits(model: Any) -> dict[str, int]:
     """Bits of each weight."""
-    found = keras_qat.quantizers(model)
-    return {each.quantizes[0]: each.spec.bits for each in found if "/kernel" in each.name}
+    quantizer = keras_qat.quantizers(model)
+    return {item.quantizes[0]: item.spec.bits for item in quantizer if "/kernel" in item.name}
 
 
 def test_later_overrides_win_by_name_pattern_and_type():
@@ -80,10 +80,10 @@ def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):
 
     keras.backend.clear_session()
     model = scramble(functional((6, 6, 3), build=build))
-    names = [each.name for each in model.layers[2:-1]]
+    names = [layer.name for layer in model.layers[2:-1]]
     recipe = keras_qat.recipes.get(recipe)
-    for each in names:
-        recipe = recipe.override(each, quantize=False)
+    for item in names:
+        recipe = recipe.override(item, quantize=False)
     assert keras_qat.plan(model, recipe).float_layers
     x = images(64, (6, 6, 3))
     qat = observe(keras_qat.quantize_model(model, recipe), x)
@@ -110,7 +110,11 @@ def test_a_skipped_recurrent_layer_keeps_float_weights():
     plan = keras_qat.plan(model, recipe.override("gru", quantize=False))
     assert plan.weights_only == {}
     four = keras_qat.quantize_model(model, recipe.override("RNN", weight_bits=4))
-    assert {each.spec.bits for each in keras_qat.quantizers(four) if "kernel" in each.name} == {4}
+    assert {
+        quantizer.spec.bits
+        for quantizer in keras_qat.quantizers(four)
+        if "kernel" in quantizer.name
+    } == {4}
 
 
 def test_recipes_are_json_and_saved_with_the_model(tmp_path):

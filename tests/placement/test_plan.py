@@ -20,8 +20,8 @@ def specs(plan) -> dict:
 
 
 def test_residual_net():
-    found = specs(keras_qat.plan(residual_net()))
-    quantized = {tensor for tensor, spec in found.items() if isinstance(spec, QuantSpec)}
+    result = specs(keras_qat.plan(residual_net()))
+    quantized = {tensor for tensor, spec in result.items() if isinstance(spec, QuantSpec)}
     assert quantized == {
         "image",
         "stem/kernel",
@@ -35,10 +35,10 @@ def test_residual_net():
         "logits",
     }
     # Pooling and flattening move values; what is inside one kernel never exists at run time.
-    assert isinstance(found["pool"], SharedSpec)
-    assert isinstance(found["flatten"], SharedSpec)
+    assert isinstance(result["pool"], SharedSpec)
+    assert isinstance(result["flatten"], SharedSpec)
     for inside in ("stem", "stem_bn", "depthwise", "depthwise_bn", "project", "merge"):
-        assert found[inside] is None
+        assert result[inside] is None
 
 
 def test_weights_are_per_channel_symmetric_and_narrow():
@@ -50,9 +50,9 @@ def test_weights_are_per_channel_symmetric_and_narrow():
 
 
 def test_relu_starts_at_zero():
-    found = specs(keras_qat.plan(residual_net()))
-    assert found["stem_relu"].lower_bound == 0.0
-    assert found["project_bn"].lower_bound is None
+    result = specs(keras_qat.plan(residual_net()))
+    assert result["stem_relu"].lower_bound == 0.0
+    assert result["project_bn"].lower_bound is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_concatenated_tensors_share_a_range():
         return layers.Concatenate(name="both")([a, b])
 
     plan = keras_qat.plan(functional((4, 4, 2), build=build))
-    (shared,) = [each for each in plan.ranges if len(each.observed) == 2]
+    (shared,) = [spec for spec in plan.ranges if len(spec.observed) == 2]
     assert [value.name for value in shared.observed] == ["a", "b"]
     assert isinstance(specs(plan)["both"], SharedSpec)
 
@@ -83,7 +83,9 @@ def test_planning_builds_nothing_and_agrees_with_the_model():
     assert len(model.weights) == weights
     tensors = {row.tensor for row in plan.rows if isinstance(row.spec, (QuantSpec, FixedSpec))}
     qat = keras_qat.quantize_model(model)
-    assert {name for each in keras_qat.quantizers(qat) for name in each.quantizes} == tensors
+    assert {
+        name for quantizer in keras_qat.quantizers(qat) for name in quantizer.quantizes
+    } == tensors
 
 
 def test_prints_readably_and_is_json_data():
@@ -115,7 +117,9 @@ def test_reasons_name_what_has_no_rule():
     assert (
         reasons["bent"] == "no int8 rule for log_sigmoid, and it cannot be opened: it reads a mask"
     )
-    assert any("GlobalAveragePooling1D: " in each and "mask" in each for each in reasons.values())
+    assert any(
+        "GlobalAveragePooling1D: " in reason and "mask" in reason for reason in reasons.values()
+    )
 
 
 @pytest.mark.parametrize("build", [tiny_net, residual_net])

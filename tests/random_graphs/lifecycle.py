@@ -56,10 +56,10 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     given = inputs if len(inputs) > 1 else inputs[0]
     options = {}
     if recipe.fold != "per_channel":
-        sizes = [float(np.abs(each).max()) for each in inputs if each.dtype.kind == "f"]
+        sizes = [float(np.abs(array).max()) for array in inputs if array.dtype.kind == "f"]
         options["input_range"] = (-max(sizes, default=1.0), max(sizes, default=1.0))
     try:
-        before, after = (keras_qat.simulate(each, given).outputs for each in (qat, loaded))
+        before, after = (keras_qat.simulate(variant, given).outputs for variant in (qat, loaded))
         keras_qat.calibrate(loaded, given)
         contents = keras_qat.export_tflite(loaded, **options)
     except ValueError as error:
@@ -68,12 +68,12 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
         raise
     for name in before:
         np.testing.assert_array_equal(values_of(before[name]), values_of(after[name]))
-    compare(loaded, [each[:SOME] for each in inputs], contents, options)
+    compare(loaded, [array[:SOME] for array in inputs], contents, options)
     assert_examples_are_independent(loaded, inputs, options)
     fixed = keras_qat.export_tflite(loaded, batch_size=1, **options)
-    one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
+    one = {name: array[:1] for name, array in zip(qat.input_names, inputs, strict=True)}
     for kernels in with_kernels(contents, KERNELS):
-        free, same = (open_file(each, kernels).run(one, 1) for each in (contents, fixed))
+        free, same = (open_file(variant, kernels).run(one, 1) for variant in (contents, fixed))
         for name in exact_outputs(keras_qat.resolve(loaded, **options)):
             np.testing.assert_array_equal(free[name], same[name])
 
@@ -132,17 +132,17 @@ def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe
     if target.kernels == "tflm" and not runs_in_tflite_micro(contents, qat, inputs):
         families = ("reference",)
     if problems(contents, "xnnpack"):  # LSTM of 16 bits, which LiteRT has not.
-        families = tuple(each for each in families if each == "tflm")
+        families = tuple(family for family in families if family == "tflm")
     if not families:
         return
     qat.kernels = families[0]
-    compare(qat, [each[:SOME] for each in inputs], contents, {}, families)
+    compare(qat, [array[:SOME] for array in inputs], contents, {}, families)
 
 
 def runs_in_tflite_micro(contents: bytes, qat: Any, inputs: list[np.ndarray]) -> bool:
     """Whether TFLite Micro takes a file, which has to be what `problems` says."""
     lacking = problems(contents, TFLM)
-    one = {name: each[:1] for name, each in zip(qat.input_names, inputs, strict=True)}
+    one = {name: array[:1] for name, array in zip(qat.input_names, inputs, strict=True)}
     refusal = ""
     try:
         open_file(contents, "tflm").run(one)
@@ -157,9 +157,9 @@ def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
     x = inputs if len(inputs) > 1 else inputs[0]
     with tf.GradientTape() as tape:
         outputs = [
-            each for each in tf.nest.flatten(qat(x, training=True)) if each.dtype.is_floating
+            tensor for tensor in tf.nest.flatten(qat(x, training=True)) if tensor.dtype.is_floating
         ]
-        loss = tf.add_n([tf.reduce_mean(tf.square(each)) for each in outputs] or [tf.zeros([])])
+        loss = tf.add_n([tf.reduce_mean(tf.square(output)) for output in outputs] or [tf.zeros([])])
     try:
         gradients = tape.gradient(loss, qat.trainable_variables)
     except LookupError as error:  # TensorFlow has no gradient of AdjustContrast.
@@ -173,7 +173,7 @@ def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
 def with_kernels(contents: bytes, families: tuple[Kernels, ...]) -> tuple[Kernels, ...]:
     """Those of the families that LiteRT has all kernels of: ELU is not among the reference ones."""
     operators = {operation.kernel for operation in FileGraph(contents).operations}
-    return tuple(each for each in families if each != "reference" or "ELU" not in operators)
+    return tuple(family for family in families if family != "reference" or "ELU" not in operators)
 
 
 def values_of(output: Any) -> np.ndarray:
@@ -198,41 +198,44 @@ def compare(
         return
     resolved = keras_qat.resolve(qat, **options)
     if options:
-        inputs = [on_grid(*each) for each in zip(inputs, resolved.inputs.values(), strict=True)]
+        inputs = [on_grid(*item) for item in zip(inputs, resolved.inputs.values(), strict=True)]
     given = inputs if len(inputs) > 1 else inputs[0]
     report = keras_qat.verify(qat, contents, given, kernels=families[0], per_layer=True)
     in_integers = exact_outputs(resolved)
     if options:
         trained = as_trained(resolved)
         pairs, _ = pair(resolved, FileGraph(contents))
-        for each, there in zip(report.tensors, pairs, strict=True):
-            if each.fed is not None and there.ours in trained:
-                assert each.fed.max_difference <= 1, f"a layer that is exact in training: {each}"
+        for tensor, there in zip(report.tensors, pairs, strict=True):
+            if tensor.fed is not None and there.ours in trained:
+                assert tensor.fed.max_difference <= 1, (
+                    f"a layer that is exact in training: {tensor}"
+                )
     else:
         differing = [
-            (each.name, each.fed.identical, each.fed.max_difference, each.kernels)
-            for each in report.tensors
-            if each.fed is not None
-            and each.fed.identical < 1
-            and "DEQUANTIZE" not in each.kernels
-            and not set(each.kernels) & set(", ".join(report.float_operations.values()).split(", "))
+            (tensor.name, tensor.fed.identical, tensor.fed.max_difference, tensor.kernels)
+            for tensor in report.tensors
+            if tensor.fed is not None
+            and tensor.fed.identical < 1
+            and "DEQUANTIZE" not in tensor.kernels
+            and not set(tensor.kernels)
+            & set(", ".join(report.float_operations.values()).split(", "))
         ]
         assert not differing, f"layers of the file differ from the model: {differing}"
-        for each in report.outputs:
-            assert each.identical == 1 or each.name not in in_integers, each
+        for tensor in report.outputs:
+            assert tensor.identical == 1 or tensor.name not in in_integers, tensor
     for kernels in families:
         file = open_file(contents, kernels)
-        found = file.run(dict(zip(qat.input_names, inputs, strict=True)))
+        result = file.run(dict(zip(qat.input_names, inputs, strict=True)))
         simulated = keras_qat.simulate(qat, given, kernels, **options)
         for name in in_integers:
             codes = values_of(simulated.outputs[name])
-            differing = np.count_nonzero(codes != found[name])
+            differing = np.count_nonzero(codes != result[name])
             assert not differing, f"{kernels}: {differing} of {codes.size} values of {name} differ"
 
 
 def exact_outputs(graph: ResolvedGraph) -> set[str]:
     """Names of the outputs that integer computations alone give."""
-    return {name for name, each in graph.outputs.items() if is_exact(graph, each)}
+    return {name for name, output in graph.outputs.items() if is_exact(graph, output)}
 
 
 def is_exact(graph: ResolvedGraph, tensor: Tensor) -> bool:
@@ -251,7 +254,7 @@ def is_exact(graph: ResolvedGraph, tensor: Tensor) -> bool:
             continue
         if node.op is None:
             return False
-        wanted += [each for each in node.inputs if not isinstance(each, Constant)]
+        wanted += [tensor for tensor in node.inputs if not isinstance(tensor, Constant)]
     return True
 
 
@@ -267,21 +270,22 @@ def as_trained(graph: ResolvedGraph) -> set[Tensor]:
     Those are inputs, the outputs of quantizers, and what only moves their values, not beside those
     of a constant, which training has in float; the weights are those of training.
     """
-    exact, found = set(graph.inputs.values()), set()
+    exact, result = set(graph.inputs.values()), set()
     for node in graph.nodes:
-        tensors = [each for each in node.inputs if isinstance(each, Tensor)]
-        if node.op is None or any(each.params is None for each in tensors):
+        tensors = [tensor for tensor in node.inputs if isinstance(tensor, Tensor)]
+        if node.op is None or any(tensor.params is None for tensor in tensors):
             continue
         is_exact = exact.issuperset(tensors) and not (node.weights and node.weights.rounding)
         for output in node.outputs:
             moves = node.op.output == SharedRange() and all(
-                isinstance(each, Tensor) and each.params == output.params for each in node.inputs
+                isinstance(tensor, Tensor) and tensor.params == output.params
+                for tensor in node.inputs
             )
             if is_exact:
-                found.add(output)
+                result.add(output)
             if has_quantizer(graph.values.get(output)) or (moves and is_exact):
                 exact.add(output)
-    return found
+    return result
 
 
 def has_quantizer(value: Value | None) -> bool:

@@ -75,10 +75,10 @@ def _with_states(tensors: list[Any], numbers: np.random.Generator) -> Any:
     options = _said(numbers, "return_sequences", "return_state")
     x, given = fitted(tensors[0], (4, 3)), {}
     if numbers.random() < 0.7:
-        states = [fitted(each, (UNITS,)) for each in tensors[1:]][: 1 + (kind is layers.LSTM)]
+        states = [fitted(tensor, (UNITS,)) for tensor in tensors[1:]][: 1 + (kind is layers.LSTM)]
         given = {"initial_state": states if len(states) > 1 else states[0]}
-    found = _drawn(kind, numbers, **options)(x, **given)
-    return _some_of(found, numbers) if options["return_state"] else found
+    result = _drawn(kind, numbers, **options)(x, **given)
+    return _some_of(result, numbers) if options["return_state"] else result
 
 
 def _translated(tensors: list[Any], numbers: np.random.Generator) -> Any:
@@ -103,11 +103,11 @@ def _twice(tensors: list[Any], numbers: np.random.Generator) -> Any:
     else:
         kind = chosen(numbers, layers.LSTM, layers.GRU, layers.SimpleRNN)
         layer, shape = _drawn(kind, numbers), (3, 4)
-    return layers.Concatenate()([layer(fitted(each, shape)) for each in tensors[:2]])
+    return layers.Concatenate()([layer(fitted(tensor, shape)) for tensor in tensors[:2]])
 
 
 def _some_of(found: list[Any], numbers: np.random.Generator) -> Any:
     """One of several outputs, or all of them together."""
     if numbers.random() < 0.5:
         return found[numbers.integers(len(found))]
-    return layers.Concatenate()([layers.Flatten()(each) for each in found])
+    return layers.Concatenate()([layers.Flatten()(item) for item in found])

@@ -194,8 +194,8 @@ def _any_layer(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 LAYERS = sorted(
     name
-    for name, each in vars(layers).items()
-    if isinstance(each, type) and issubclass(each, layers.Layer) and name != "InputLayer"
+    for name, value in vars(layers).items()
+    if isinstance(value, type) and issubclass(value, layers.Layer) and name != "InputLayer"
 )
 
 
@@ -271,8 +271,8 @@ def built(sketch: Sketch) -> Any:
             if is_of_a_batch(made):
                 tensors.append(made)
     outputs = tensors[-min(sketch.outputs, len(tensors)) :]
-    inputs = list(dict.fromkeys(each.ref() for out in outputs for each in _inputs_of(out)))
-    model = keras.Model([each.deref() for each in inputs], outputs)
+    inputs = list(dict.fromkeys(item.ref() for out in outputs for item in _inputs_of(out)))
+    model = keras.Model([array.deref() for array in inputs], outputs)
     perturb(model)
     return model
 
@@ -288,13 +288,13 @@ def is_of_a_batch(x: Any) -> bool:
     all_at_once = model(given, training=False).numpy()
     if len(all_at_once) != 4 or not np.all(np.abs(all_at_once) < LARGEST):
         return False
-    first = model([each[:1] for each in given], training=False).numpy()
+    first = model([item[:1] for item in given], training=False).numpy()
     return np.allclose(all_at_once[:1], first, atol=1e-4)
 
 
 def _inputs_of(x: Any) -> list[Any]:
     """The inputs of the model that a tensor depends on."""
-    found, wanted, seen = [], [x], set()
+    result, wanted, seen = [], [x], set()
     while wanted:
         tensor = wanted.pop()
         if id(tensor) in seen:
@@ -302,25 +302,25 @@ def _inputs_of(x: Any) -> list[Any]:
         seen.add(id(tensor))
         layer, node, _ = tensor._keras_history
         if isinstance(layer, layers.InputLayer):
-            found.append(tensor)
+            result.append(tensor)
         else:
             wanted += tf.nest.flatten(layer.inbound_nodes[node].keras_inputs)
-    return found
+    return result
 
 
 def random_inputs(model: Any, count: int = 24, scale: float = 1.0) -> list[np.ndarray]:
     """Numbers for each input, in different sizes."""
     numbers = np.random.default_rng(count)
-    found = []
+    result = []
     for place, tensor in enumerate(model.inputs):
         shape = (count, *(6 if size is None else size for size in tensor.shape[1:]))
         if tensor.dtype.is_floating:
             size = scale * 10.0 ** ((place + 1) % 3 - 1)
-            found.append(np.float32(size * numbers.normal(size=shape)))
+            result.append(np.float32(size * numbers.normal(size=shape)))
         else:
             dtype = tensor.dtype.as_numpy_dtype
-            found.append(numbers.integers(0, INTEGERS, shape).astype(dtype))
-    return found
+            result.append(numbers.integers(0, INTEGERS, shape).astype(dtype))
+    return result
 
 
 def perturb(model: Any) -> None:

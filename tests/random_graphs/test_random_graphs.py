@@ -67,7 +67,7 @@ def sketches(
 
 
 SKETCHES = sketches(SHAPES)
-KNOWN_SHAPES = tuple(each for each in SHAPES if None not in each)
+KNOWN_SHAPES = tuple(shape for shape in SHAPES if None not in shape)
 KNOWN_SIZES = sketches(KNOWN_SHAPES)
 RECURRENT = sketches(
     KNOWN_SHAPES,
@@ -126,9 +126,9 @@ def folder(tmp_path_factory):
 def test_layers_of_examples_are_registered():
     """Keras loads no other: "'str' object is not callable" is what it says of float models too."""
     for module in (elementwise, movement, products, weighted):
-        for each in vars(module).values():
-            if isinstance(each, type) and issubclass(each, keras.layers.Layer):
-                assert keras.saving.get_registered_name(each) != each.__name__
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, keras.layers.Layer):
+                assert keras.saving.get_registered_name(value) != value.__name__
 
 
 @pytest.mark.parametrize("what", ["elu", "gelu", "hard_swish", "identity", "roll"])
@@ -136,7 +136,7 @@ def test_examples_make_layers_anew(what):
     """A model had two layers of one name, and Keras refused it."""
     for seed in range(4):
         builds = [EXAMPLES[what](np.random.default_rng(seed)).build for _ in range(2)]
-        names = [each.name for each in builds if isinstance(each, keras.layers.Layer)]
+        names = [build.name for build in builds if isinstance(build, keras.layers.Layer)]
         assert len(set(names)) == len(names)
 
 

@@ -45,7 +45,7 @@ def qat(theirs):
 
 
 def test_ranges_and_weights_are_theirs(theirs, qat):
-    ours = {each.quantizes[0]: each for each in keras_qat.quantizers(qat)}
+    ours = {quantizer.quantizes[0]: quantizer for quantizer in keras_qat.quantizers(qat)}
     for name, layer, prefix in (
         ("image", "quantize_layer", "quantize_layer"),
         ("start", "quant_start", "post_activation"),
@@ -92,7 +92,9 @@ def test_layers_that_tfmot_left_in_float():
     annotated = keras.models.clone_model(network(), clone_function=annotate)
     theirs = trained(tfmot.quantize_apply(annotated))
     qat = keras_qat.from_tfmot(theirs, X)
-    kernels = [each.name for each in keras_qat.quantizers(qat) if "kernel" in each.name]
+    kernels = [
+        quantizer.name for quantizer in keras_qat.quantizers(qat) if "kernel" in quantizer.name
+    ]
     assert kernels == ["quant_start/kernel", "quant_depthwise/depthwise_kernel"]
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X[:16]).identical == 1
     with pytest.warns(UserWarning, match=r"tfmot has no ranges for .*Pass data"):
@@ -106,7 +108,10 @@ def test_bits():
     )
     annotated = tfmot.quantize_annotate_model(network())
     theirs = trained(tfmot.quantize_apply(annotated, scheme))
-    specs = {each.name: each.spec for each in keras_qat.quantizers(keras_qat.from_tfmot(theirs, X))}
+    specs = {
+        quantizer.name: quantizer.spec
+        for quantizer in keras_qat.quantizers(keras_qat.from_tfmot(theirs, X))
+    }
     assert specs["quant_project/kernel"].bits == 4
     assert specs["quant_depthwise/output"].bits == 6
 

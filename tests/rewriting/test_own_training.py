@@ -158,7 +158,7 @@ def test_it_is_saved_and_loaded_with_its_training(make, format_, tmp_path):
     loaded = keras.models.load_model(path)
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     steps = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    losses = [compiled(each).fit(X, Y, **steps).history["pixels"] for each in (qat, loaded)]
+    losses = [compiled(variant).fit(X, Y, **steps).history["pixels"] for variant in (qat, loaded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

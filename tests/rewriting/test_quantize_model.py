@@ -27,12 +27,12 @@ def qat(model):
 
 def float_weights(qat) -> dict[str, np.ndarray]:
     """Weights of the float layers inside a quantized model, by layer and attribute."""
-    found = {}
+    result = {}
     for layer in qat.layers:
         for inner in getattr(layer, "sublayers", []):
             for weight in inner.weights:
-                found[f"{inner.name}/{weight.name.split('/')[-1]}"] = weight.numpy()
-    return found
+                result[f"{inner.name}/{weight.name.split('/')[-1]}"] = weight.numpy()
+    return result
 
 
 def test_weights_are_copied(model, qat):
@@ -41,10 +41,10 @@ def test_weights_are_copied(model, qat):
         for layer in model.layers
         for weight in layer.weights
     }
-    found = float_weights(qat)
-    assert found.keys() == expected.keys()
+    result = float_weights(qat)
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        np.testing.assert_array_equal(result[name], value, err_msg=name)
 
 
 def test_float_model_is_untouched(model):
@@ -185,10 +185,10 @@ def test_dict_inputs_and_outputs():
     qat = keras_qat.quantize_model(model)
     x = {"b": images(4, (4,), 1), "a": images(4, (4,), 2)}
     keras_qat.set_quantization(qat, False)
-    found, expected = qat.predict(x, verbose=0), model.predict(x, verbose=0)
-    assert found.keys() == expected.keys()
+    predicted, expected = qat.predict(x, verbose=0), model.predict(x, verbose=0)
+    assert predicted.keys() == expected.keys()
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(predicted[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_nested_models_and_shared_layers():
@@ -212,7 +212,9 @@ def test_nested_models_and_shared_layers():
 
 def test_scope_quantizes_only_what_it_names(model):
     qat = keras_qat.quantize_model(model, scope=["stem*", "depthwise*"])
-    kernels = [each.name for each in keras_qat.quantizers(qat) if "kernel" in each.name]
+    kernels = [
+        quantizer.name for quantizer in keras_qat.quantizers(qat) if "kernel" in quantizer.name
+    ]
     assert kernels == ["quant_stem/kernel", "quant_depthwise/depthwise_kernel"]
     by_predicate = keras_qat.quantize_model(
         model, scope=lambda layer: layer.name.startswith(("stem", "depthwise"))

@@ -26,7 +26,7 @@ LABELS = rng(5).integers(0, 3, 32)
 RANGES = """
 def ranges(model):
     return np.concatenate([
-        np.ravel([each.minimum, each.maximum]) for each in keras_qat.quantizers(model)
+        np.ravel([limits.minimum, limits.maximum]) for limits in keras_qat.quantizers(model)
     ])
 """
 
@@ -54,7 +54,10 @@ result = np.concatenate([outputs.ravel(), before, frozen, ranges(model)])
 
 def ranges(model) -> np.ndarray:
     return np.concatenate(
-        [np.ravel([each.minimum, each.maximum]) for each in keras_qat.quantizers(model)]
+        [
+            np.ravel([quantizer.minimum, quantizer.maximum])
+            for quantizer in keras_qat.quantizers(model)
+        ]
     )
 
 
@@ -79,15 +82,15 @@ def test_fresh_process_goes_on_where_training_was(kind, tmp_path, fresh_process)
     qat.save(path)
     imports = IMPORTS["keras" if kind == "qat.keras" else "keras_qat"]
     program = IN_FRESH_PROCESS.format(ranges=RANGES, path=path, imports=imports)
-    found = fresh_process(program, x=X, labels=LABELS)
+    printed = fresh_process(program, x=X, labels=LABELS)
     outputs, before = qat.predict(X, verbose=0).ravel(), ranges(qat)
     flags = [layer.trainable for layer in qat.layers]
     qat.fit(X[:32], LABELS, batch_size=8, shuffle=False, verbose=0)
     for expected in (outputs, before, flags):
-        part, found = np.split(found, [len(expected)])
+        part, printed = np.split(printed, [len(expected)])
         np.testing.assert_array_equal(part, np.asarray(expected, part.dtype))
     # The ranges depend on the weights that training gave: bit-identical steps.
-    np.testing.assert_allclose(found, ranges(qat), rtol=1e-6)
+    np.testing.assert_allclose(printed, ranges(qat), rtol=1e-6)
     assert (ranges(qat) != before).any()
 
 
@@ -201,8 +204,8 @@ def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
     qat = keras_qat.quantize_model(functional((6, 6, 2), build=build), recipe)
     qat.save(tmp_path / "qat.keras")
     for model in (qat, keras.models.load_model(tmp_path / "qat.keras")):
-        norms = [each for each in model._flatten_layers() if "gamma" in vars(each)]
-        assert [each.synchronized for each in norms] == [True, True]
+        norms = [layer for layer in model._flatten_layers() if "gamma" in vars(layer)]
+        assert [norm.synchronized for norm in norms] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_sequences_come_back(tmp_path):
     qat = train(keras_qat.quantize_model(model), x)
     plain = keras_qat.strip_quantization(qat)
     assert [layer.name for layer in plain.layers] == [layer.name for layer in model.layers]
-    assert [weight.shape for weight in plain.weights] == [each.shape for each in model.weights]
+    assert [weight.shape for weight in plain.weights] == [weight.shape for weight in model.weights]
     expected = without_quantization(qat)(x)
     np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
     plain.save(tmp_path / "plain.keras")
@@ -130,7 +130,7 @@ def test_keras_alone_loads_it(kind, folded, tmp_path, fresh_process):
     plain = keras_qat.strip_quantization(qat, folded=folded)
     path = str(tmp_path / kind)
     plain.save(path)
-    found = fresh_process(
+    printed = fresh_process(
         f"""
 import sys
 from {keras.__name__.replace("keras.api._v2.", "tensorflow.")} import models
@@ -140,7 +140,7 @@ result = model.predict(arrays["x"], verbose=0)
 """,
         x=X,
     )
-    np.testing.assert_allclose(found, plain.predict(X, verbose=0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(printed, plain.predict(X, verbose=0), rtol=1e-6, atol=1e-6)
 
 
 def test_after_saving_and_loading(tmp_path):
@@ -148,9 +148,9 @@ def test_after_saving_and_loading(tmp_path):
     path = str(tmp_path / "qat.keras")
     qat.save(path)
     expected = keras_qat.strip_quantization(qat)
-    found = keras_qat.strip_quantization(keras.models.load_model(path))
-    assert found.get_config() == expected.get_config()
-    np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+    result = keras_qat.strip_quantization(keras.models.load_model(path))
+    assert result.get_config() == expected.get_config()
+    np.testing.assert_array_equal(result.predict(X), expected.predict(X))
 
 
 def test_several_inputs_and_outputs_in_dicts():
@@ -159,10 +159,10 @@ def test_several_inputs_and_outputs_in_dicts():
     model = keras.Model(inputs, {"y": layers.Dense(3, name="y")(total), "z": total})
     plain = keras_qat.strip_quantization(keras_qat.quantize_model(model))
     x = {"a": images(5, (4,), 1), "b": images(5, (4,), 2)}
-    found, expected = plain.predict(x, verbose=0), model.predict(x, verbose=0)
-    assert found.keys() == expected.keys()
+    predicted, expected = plain.predict(x, verbose=0), model.predict(x, verbose=0)
+    assert predicted.keys() == expected.keys()
     for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name])
+        np.testing.assert_array_equal(predicted[name], expected[name])
 
 
 class Doubled(layers.Layer):

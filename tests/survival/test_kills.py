@@ -54,9 +54,9 @@ def survives(folder: Path, way: str, recipe: str, kills: int, expected: dict) ->
     moments = sorted(rng(hash_of(way, recipe)).uniform(1, training.TOTAL - 1, kills))
     assert [run(folder, way, recipe, moment) for moment in moments] == [True] * kills
     assert not run(folder, way, recipe)
-    found = dict(np.load(folder / training.END))
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    result = dict(np.load(folder / training.END))
+    assert result.keys() == expected.keys()
+    for name, value in result.items():
         np.testing.assert_array_equal(value, expected[name], name)
 
 

@@ -102,7 +102,9 @@ def test_a_fault_is_avoided_or_named(name):
     pytest.importorskip("tflite_micro")
     qat, plain = calibrated(name)
     met = faults_of(plain)
-    assert [each.reason for each in problems(plain, CMSIS_NN)] == [each.reason for each in met]
+    assert [problem.reason for problem in problems(plain, CMSIS_NN)] == [
+        problem.reason for problem in met
+    ]
     assert met
     if any(fault.form is None for fault in met):
         assert problems(qat, "cmsis_nn")
@@ -132,11 +134,11 @@ CASES = [
 def check_forms(op, bits, seed, **options):
     """Other forms of an operator compute in TFLite Micro what the operator does."""
     node, numbers = node_of(op, bits, seed, **options)
-    plain, contents = (file_of(node, BATCH, avoiding(each)) for each in (TFLM, CMSIS_NN))
+    plain, contents = (file_of(node, BATCH, avoiding(item)) for item in (TFLM, CMSIS_NN))
     if contents == plain or problems(contents, CMSIS_NN):
         return False
     inputs = random_inputs(node, numbers)
-    results = [in_the_interpreter(each, inputs, "tflm") for each in (plain, contents)]
+    results = [in_the_interpreter(variant, inputs, "tflm") for variant in (plain, contents)]
     assert all(map(np.array_equal, *results)), seed
     return True
 

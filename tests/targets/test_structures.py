@@ -25,7 +25,7 @@ def known(family):
     if any(None in shape for shape in family.shapes):
         pytest.skip("open sizes")
     alone = [
-        keras_qat.quantize_model(family.model([n for n in names if n != each])) for each in names
+        keras_qat.quantize_model(family.model([n for n in names if n != name])) for name in names
     ]
     without = [name for name, qat in zip(names, alone, strict=True) if problems(qat, TFLM)]
     if without == names:
@@ -45,7 +45,7 @@ def test_structures_compute_in_tflite_micro_what_the_model_does(name):
     qat = observe(keras_qat.quantize_model(model, kernels="tflm"), *x)
     contents = keras_qat.export_tflite(qat, batch_size=1)
     report = keras_qat.verify(qat, contents, x if len(x) > 1 else x[0], kernels="tflm")
-    assert {each.name: each.identical for each in report.outputs} == dict.fromkeys(
+    assert {tensor.name: tensor.identical for tensor in report.outputs} == dict.fromkeys(
         qat.output_names, 1.0
     )
     assert np.isfinite(report.arena_size)

@@ -114,13 +114,13 @@ def test_a_plan_names_what_the_target_lacks_and_what_to_change():
     assert "target ethos_u55: operators left to the CPU" in text
     assert "up: RESIZE_BILINEAR: 2x only, not 3x3" in text
     assert "wide: CONV_2D: strides up to 3 only, not 4" in text
-    found = keras_qat.plan(wide("gelu"), target="tflm")
-    assert "lacking or not exact: files with them" in str(found)
-    (problem,) = found.problems
+    plan = keras_qat.plan(wide("gelu"), target="tflm")
+    assert "lacking or not exact: files with them" in str(plan)
+    (problem,) = plan.problems
     assert str(problem).endswith(
         "GELU: no kernel; use an activation that the target has, such as ReLU"
     )
-    assert found.to_dict()["problems"][0]["operator"] == "GELU"
+    assert plan.to_dict()["problems"][0]["operator"] == "GELU"
     assert "LiteRT runs all of it" in str(keras_qat.plan(wide("gelu"), target="xnnpack"))
     assert "target" not in keras_qat.plan(wide()).to_dict()
 
@@ -134,14 +134,18 @@ def test_a_plan_says_that_devices_compute_floats_in_their_own_way():
 
 def test_weights_with_a_scale_for_each_channel_are_named_where_they_are_slow():
     slow = keras_qat.plan(residual_net(), recipes.int8(), target="stm32_npu").problems
-    assert {each.operator for each in slow} == {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
-    assert all("per_channel=False" in each.change for each in slow)
+    assert {problem.operator for problem in slow} == {
+        "CONV_2D",
+        "DEPTHWISE_CONV_2D",
+        "FULLY_CONNECTED",
+    }
+    assert all("per_channel=False" in problem.change for problem in slow)
     assert keras_qat.plan(residual_net(), target="stm32_npu").problems == ()
 
 
 def test_tables_differ_by_their_data():
     qat = keras_qat.quantize_model(wide())
     own = dataclasses.replace(targets.ETHOS_U55, name="other", operators=None)
-    assert [each.tensor for each in problems(qat, "ethos_u55")] == ["up", "last"]
+    assert [problem.tensor for problem in problems(qat, "ethos_u55")] == ["up", "last"]
     assert problems(qat, own) == ()
-    assert np.all([each.elsewhere == "the CPU" for each in problems(qat, "ethos_u55")])
+    assert np.all([problem.elsewhere == "the CPU" for problem in problems(qat, "ethos_u55")])

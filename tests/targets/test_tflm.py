@@ -63,20 +63,20 @@ def test_a_model_is_asked_before_it_is_trained():
     x = layers.Conv2D(4, 3, activation="gelu", name="conv")(inputs)
     x = tf.nn.depth_to_space(x, 2)
     qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x))))
-    (found,) = problems(qat, TFLM)
-    assert str(found).startswith("conv_activation: GELU: no kernel;")
+    (problem,) = problems(qat, TFLM)
+    assert str(problem).startswith("conv_activation: GELU: no kernel;")
 
 
 def test_types_and_axes_are_told():
     inputs = keras.Input((4, 4, 2))
     doubled = layers.UpSampling2D(interpolation="bilinear", name="doubled")(inputs)
     qat = keras_qat.quantize_model(keras.Model(inputs, doubled), "int16x8")
-    (found,) = problems(qat, TFLM)
-    assert found.reason == "no kernel for int16"
+    (problem,) = problems(qat, TFLM)
+    assert problem.reason == "no kernel for int16"
     inputs = keras.Input((2, 3, 4, 2, 2))
     qat = keras_qat.quantize_model(keras.Model(inputs, layers.Permute((2, 1, 3, 5, 4))(inputs)))
-    (found,) = problems(qat, TFLM)
-    assert found.reason == "at most 5 axes, not 6"
+    (problem,) = problems(qat, TFLM)
+    assert problem.reason == "at most 5 axes, not 6"
 
 
 def test_concatenations_of_many():
@@ -84,8 +84,8 @@ def test_concatenations_of_many():
     qat = keras_qat.quantize_model(
         keras.Model(inputs, layers.Concatenate()([layers.Dense(1)(inputs) for _ in range(11)]))
     )
-    (found,) = problems(qat, TFLM)
-    assert found.reason == "at most 10 inputs, not 11"
+    (problem,) = problems(qat, TFLM)
+    assert problem.reason == "at most 10 inputs, not 11"
 
 
 def exported(layer, recipe="int16x8", shape=(5, 4)):
@@ -101,7 +101,7 @@ def refusal(contents):
     pytest.importorskip("tflite_micro")
     try:
         file = MicroInterpreter(contents)
-        file.run({name: np.zeros(each["shape_signature"]) for name, each in file.inputs.items()})
+        file.run({name: np.zeros(array["shape_signature"]) for name, array in file.inputs.items()})
     except ValueError as error:
         return str(error)
     return None
@@ -113,10 +113,10 @@ def test_loops_are_looked_into():
     _, contents = exported(layers.GRU(3))
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
     _, contents = exported(layers.GRU(3, reset_after=False, name="gru"))
-    (found,) = problems(contents, TFLM)
-    assert found.operator == "SPLIT_V"
-    assert found.reason == "no empty tensors"
-    assert FileGraph(contents).operations[found.index].kernel == "WHILE"
+    (problem,) = problems(contents, TFLM)
+    assert problem.operator == "SPLIT_V"
+    assert problem.reason == "no empty tensors"
+    assert FileGraph(contents).operations[problem.index].kernel == "WHILE"
     assert "SPLIT_V" in refusal(contents)
 
 
@@ -136,9 +136,9 @@ def test_layer_normalization_in_float_runs():
 
 def test_open_sizes_are_told():
     qat, contents = exported(layers.Conv1D(3, 2, name="conv"), "int8", (None, 4))
-    for each in (qat, contents):
-        (found,) = problems(each, TFLM)
-        assert str(found).endswith(
+    for variant in (qat, contents):
+        (problem,) = problems(variant, TFLM)
+        assert str(problem).endswith(
             "known sizes only; export with batch_size=1 and give all other sizes in keras.Input"
         )
     assert "takes no open sizes" in refusal(contents)
@@ -190,5 +190,5 @@ def test_tables_of_16_bits_are_looked_up_in_bytes(name):
     inputs = random_inputs(node, numbers)
     (expected,) = in_integers(node, inputs, "tflm")
     assert expected.max() > 32640
-    (found,) = in_the_interpreter(contents, inputs, "tflm")
-    np.testing.assert_array_equal(found, expected)
+    (result,) = in_the_interpreter(contents, inputs, "tflm")
+    np.testing.assert_array_equal(result, expected)

@@ -61,19 +61,21 @@ def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     graph = FileGraph((folder / "file_vela.tflite").read_bytes())
-    left = [each for each in graph.operations if not each.kernel.startswith("ethos")]
-    return {graph.tensors[index].name for each in left for index in each.outputs}
+    left = [operation for operation in graph.operations if not operation.kernel.startswith("ethos")]
+    return {graph.tensors[index].name for problem in left for index in problem.outputs}
 
 
 def compared(contents: bytes, target: str, folder: Path) -> tuple[int, list[str]]:
     """How many operators a file has, and those of which the table says something else."""
     left, graph = on_the_cpu(contents, target, folder), FileGraph(contents)
-    refused = Counter(each.index for each in problems(contents, target))
+    refused = Counter(problem.index for problem in problems(contents, target))
     differing = []
-    for index, each in enumerate(graph.operations):
-        is_left = any(graph.tensors[output].name in left for output in each.outputs)
+    for index, operation in enumerate(graph.operations):
+        is_left = any(graph.tensors[output].name in left for output in operation.outputs)
         if is_left != (index in refused):
-            differing.append(f"{each.kernel}: Vela has it on the {'CPU' if is_left else 'NPU'}")
+            differing.append(
+                f"{operation.kernel}: Vela has it on the {'CPU' if is_left else 'NPU'}"
+            )
     return len(graph.operations), differing
 
 
@@ -83,7 +85,7 @@ def check(files: dict[str, bytes], target: str, folder: Path) -> None:
     for name, contents in files.items():
         count, differing = compared(contents, target, folder)
         total += count
-        wrong += [f"{name}: {each}" for each in differing]
+        wrong += [f"{name}: {problem}" for problem in differing]
     share = 1 - len(wrong) / total
     print(f"{target}: {total} operators, {share:.2%} as Vela says", *wrong, sep="\n  ")
     assert share >= 0.99, wrong
@@ -155,7 +157,7 @@ def test_one_network(tmp_path):
     model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Flatten()(y)))
     qat = observe(keras_qat.quantize_model(model, target="ethos_u55"), images(6, (12, 12, 3)))
     contents = keras_qat.export_tflite(qat)
-    assert [each.tensor for each in problems(contents, get("ethos_u55"))] == ["wide"]
+    assert [problem.tensor for problem in problems(contents, get("ethos_u55"))] == ["wide"]
     assert compared(contents, "ethos_u55", tmp_path)[1] == []
 
 
@@ -163,6 +165,6 @@ def test_one_network(tmp_path):
 def test_results_without_axes_are_left_to_the_cpu(target, tmp_path):
     pytest.importorskip("ethosu.vela")
     contents = file_of(node_of(op_named("reduce_min"), 8, 2)[0], 1)
-    (found,) = problems(contents, target)
-    assert found.reason == "results with at least one axis only"
+    (problem,) = problems(contents, target)
+    assert problem.reason == "results with at least one axis only"
     assert compared(contents, target, tmp_path)[1] == []

@@ -54,7 +54,7 @@ def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
         op = ADD if isinstance(call.layer, layers.Add) else None
         read = tuple(tensors[value] for value in call.inputs)
         if op is not None:
-            read = tuple(quantized(each, call) for each in read)
+            read = tuple(quantized(tensor, call) for tensor in read)
         for value in values_in(call.outputs):
             shared = None if op is None else PARAMS
             tensors[value] = Tensor(scope_of(call, value), value.shape, value.dtype, shared)
@@ -74,8 +74,8 @@ def file_of(graph: ResolvedGraph) -> bytes:
 
 def results(graph: ResolvedGraph, inputs: list[np.ndarray], contents: bytes) -> list[np.ndarray]:
     """The outputs of a graph's file."""
-    found = FileInterpreter(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
-    return [found[name] for name in graph.outputs]
+    outputs = FileInterpreter(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
+    return [outputs[name] for name in graph.outputs]
 
 
 def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list[np.ndarray]:
@@ -86,9 +86,9 @@ def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list
     def traced(*given: Any) -> list[Any]:
         compute = lambda node, numbers: compute_in_float(node, numbers, **how)  # noqa: E731
         tensors = run(graph, list(given), XNNPACK, compute, numbers)
-        return [tensors[each] for each in graph.outputs.values()]
+        return [tensors[output] for output in graph.outputs.values()]
 
-    return [np.asarray(each) for each in traced(*map(tf.constant, inputs))]
+    return [np.asarray(item) for item in traced(*map(tf.constant, inputs))]
 
 
 def made(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Any:
@@ -99,13 +99,13 @@ def made(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Any
 
 def random_inputs(model: Any, batch: int = 3) -> list[np.ndarray]:
     numbers = np.random.default_rng(0)
-    found = []
-    for each in model.inputs:
-        sizes = [batch, *(7 if size is None else size for size in each.shape[1:])]
-        is_real = each.dtype.is_floating
+    result = []
+    for tensor in model.inputs:
+        sizes = [batch, *(7 if size is None else size for size in tensor.shape[1:])]
+        is_real = tensor.dtype.is_floating
         x = numbers.normal(size=sizes) if is_real else numbers.integers(0, 4, sizes)
-        found.append(x.astype(each.dtype.as_numpy_dtype))
-    return found
+        result.append(x.astype(tensor.dtype.as_numpy_dtype))
+    return result
 
 
 def close(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> None:
@@ -117,7 +117,7 @@ def close(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> Non
 def check(model: Any, *inputs: np.ndarray) -> bytes:
     """Asserts that all ways to compute a model give what Keras gives; returns the file."""
     given = list(inputs) or random_inputs(model)
-    expected = [np.asarray(each) for each in tf.nest.flatten(model(given, training=False))]
+    expected = [np.asarray(tensor) for tensor in tf.nest.flatten(model(given, training=False))]
     graph = in_float(model)
     contents = file_of(graph)
     close(results(graph, given, contents), expected)

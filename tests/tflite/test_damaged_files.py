@@ -50,9 +50,9 @@ def _load_damaged(ending, numbers, saved, tmp_path):
         loaded = keras.models.load_model(path)
     except Exception:  # Keras has as many kinds as there are libraries below it.
         return
-    found = loaded.predict(x, verbose=0)
+    predicted = loaded.predict(x, verbose=0)
     if ending == ".keras":  # It has check sums, .h5 has none.
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(predicted, expected)
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5"])

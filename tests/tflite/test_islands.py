@@ -153,12 +153,12 @@ def test_masks_pass_integer_computations():
     model = made(masked_sum, (5,), dtype="int32")
     graph, (x,) = in_float(model), random_inputs(model)
     assert (x == 0).any()
-    found, expected = results(graph, [x], file_of(graph)), computed(graph, [x])
-    close(found, expected)
+    result, expected = results(graph, [x], file_of(graph)), computed(graph, [x])
+    close(result, expected)
     y = PARAMS.dequantize(PARAMS.quantize(np.asarray(model.layers[1](x)))) * 2
     y = tf.constant(PARAMS.dequantize(PARAMS.quantize(y)), tf.float32)
     set_mask(y, tf.constant(x != 0))
-    close(found, [np.asarray(model.layers[-1](y))])
+    close(result, [np.asarray(model.layers[-1](y))])
 
 
 @pytest.mark.slow
@@ -188,11 +188,11 @@ def test_quantized_tensors_are_dequantized_once():
     contents, given = file_of(graph), random_inputs(model)
     names = [name for name, _, _ in FileInterpreter(contents).operations()]
     assert names.count("DEQUANTIZE") == 3  # Two tensors and an output.
-    (x,) = (np.asarray(PARAMS.dequantize(PARAMS.quantize(each))) for each in given)
+    (x,) = (np.asarray(PARAMS.dequantize(PARAMS.quantize(item))) for item in given)
     y = np.asarray(PARAMS.dequantize(PARAMS.quantize(2 * x))).astype(np.float32)
-    found = results(graph, given, contents)
+    result = results(graph, given, contents)
     expected = [np.sin(x), np.asarray(model.get_layer("norm")(y)), np.exp(y)]
-    close([*found[:2], found[3]], expected)
+    close([*result[:2], result[3]], expected)
 
 
 def test_what_enters_and_nobody_reads_is_left_out():
@@ -207,10 +207,12 @@ def test_tensors_are_named_after_their_nodes():
         return tf.sin(layers.LayerNormalization(name="block/norm")(tf.cos(x)))
 
     file = FileInterpreter(file_of(in_float(made(build, SEQUENCE))))
-    details = {each["index"]: each["name"] for each in file.interpreter.get_tensor_details()}
+    details = {tensor["index"]: tensor["name"] for tensor in file.interpreter.get_tensor_details()}
     operations = file.interpreter._get_ops_details()
     made_names = [
-        details[each["outputs"][0]] for each in operations if each["op_name"] != "DELEGATE"
+        details[operation["outputs"][0]]
+        for operation in operations
+        if operation["op_name"] != "DELEGATE"
     ]
     assert made_names[0].startswith("keras_qat/tf.math.cos")
     assert all(name.startswith("keras_qat/block/norm/") for name in made_names[1:-1])

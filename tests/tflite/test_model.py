@@ -98,8 +98,8 @@ def test_says_what_it_takes_and_gives(qat, file, tmp_path, contents):
 
 def test_steps_and_progress(file, expected, capsys):
     data = (X[:5] for _ in iter(int, 1))
-    found = file.predict(data, verbose=1, steps=2)
-    np.testing.assert_array_equal(found, np.concatenate([expected[:5]] * 2))
+    predicted = file.predict(data, verbose=1, steps=2)
+    np.testing.assert_array_equal(predicted, np.concatenate([expected[:5]] * 2))
     assert "2/2" in capsys.readouterr().out
 
 
@@ -109,9 +109,9 @@ def test_order_is_the_models(of_two):
     assert list(file.inputs) == ["right", "left"] and list(file.outputs) == ["zebra", "apple"]
     expected = qat.predict([RIGHT, LEFT], verbose=0)
     for data in ([RIGHT, LEFT], {"right": RIGHT, "left": LEFT}, ((RIGHT, LEFT), np.arange(10))):
-        found = file.predict(data)
-        assert isinstance(found, list)
-        for here, there in zip(found, expected, strict=True):
+        predicted = file.predict(data)
+        assert isinstance(predicted, list)
+        for here, there in zip(predicted, expected, strict=True):
             np.testing.assert_array_equal(here, there)
 
 
@@ -121,9 +121,9 @@ def test_batches_of_the_file_are_filled_up(qat, kernels):
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat, batch_size=3), kernels)
-    found = file.predict(X, batch_size=4)
+    predicted = file.predict(X, batch_size=4)
     expected = keras_qat.simulate(qat, X, kernels=kernels).outputs["logits"].values
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(predicted, expected)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -131,7 +131,7 @@ def test_other_types_of_ends(qat, expected, dtype):
     file = keras_qat.TFLiteModel(
         keras_qat.export_tflite(qat, input_dtype=dtype, output_dtype=dtype)
     )
-    assert {each.is_quantized for each in file.inputs.values()} == {dtype == "uint8"}
+    assert {array.is_quantized for array in file.inputs.values()} == {dtype == "uint8"}
     np.testing.assert_array_equal(file.predict(X), expected)
 
 
@@ -147,7 +147,7 @@ def test_files_of_several_functions_are_refused(tmp_path):
     spec = tf.TensorSpec((None, 2), name="x")
     functions = {name: tf.function(lambda x: x + 1.0, [spec]) for name in ("infer", "train")}
     module.functions = list(functions.values())
-    concrete = [each.get_concrete_function() for each in functions.values()]
+    concrete = [function.get_concrete_function() for function in functions.values()]
     folder = str(tmp_path)
     tf.saved_model.save(module, folder, dict(zip(functions, concrete, strict=True)))
     made = tf.lite.TFLiteConverter.from_saved_model(folder, list(functions)).convert()

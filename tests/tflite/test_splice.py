@@ -53,7 +53,7 @@ def test_equal_constants_are_held_once():
     tensors = [builder.tensor(name, (None, 4), "float32") for name in "xyz"]
     for source, target in itertools.pairwise(tensors):
         splice_model(builder, unpack(contents), [source], [target])
-    sizes = [each.data.size for each in builder.model.buffers if each.data is not None]
+    sizes = [buffer.data.size for buffer in builder.model.buffers if buffer.data is not None]
     assert sizes.count(64) == 1
     assert len(builder.model.operatorCodes) == 1
 
@@ -72,8 +72,8 @@ def test_an_input_that_is_an_output_and_a_constant_one():
     contents = converted(lambda x: x, SPEC)
     np.testing.assert_array_equal(spliced(contents).run_once({"x": X})["y"], X)
     contents = converted(lambda x: tf.constant(X[:1]), tf.TensorSpec((1, 4), tf.float32))
-    found = spliced(contents, shape=(1, 4)).run_once({"x": X[1:2]})["y"]
-    np.testing.assert_array_equal(found, X[:1])
+    outputs = spliced(contents, shape=(1, 4)).run_once({"x": X[1:2]})["y"]
+    np.testing.assert_array_equal(outputs, X[:1])
 
 
 def test_custom_operators_keep_their_options():
@@ -95,14 +95,16 @@ def test_quantized_values_keep_their_parameters():
 
     contents = converted(lambda x: tf.transpose(x)[::-1], tf.TensorSpec((2, 4), tf.int8))
     builder, params = Builder(), QuantParams(np.float32(0.5), 3)
-    ends = [builder.tensor(*each, "int8", params) for each in (("x", (2, 4)), ("y", (4, 2)))]
+    ends = [builder.tensor(*item, "int8", params) for item in (("x", (2, 4)), ("y", (4, 2)))]
     splice_model(builder, unpack(contents), ends[:1], ends[1:], params)
     held = [t for t in builder.graph.tensors if t.type == builder.graph.tensors[0].type]
     assert len(held) == 3
-    assert all(each.quantization.zeroPoint[0] == 3 for each in held)
+    assert all(reference.quantization.zeroPoint[0] == 3 for reference in held)
     x = np.arange(8, dtype=np.int8).reshape(2, 4)
-    found = FileInterpreter(builder.finish({"x": ends[0]}, {"y": ends[1]})).run_once({"x": x})["y"]
-    np.testing.assert_array_equal(found, x.T[::-1])
+    outputs = FileInterpreter(builder.finish({"x": ends[0]}, {"y": ends[1]})).run_once({"x": x})[
+        "y"
+    ]
+    np.testing.assert_array_equal(outputs, x.T[::-1])
 
 
 def test_other_types_are_refused():

@@ -94,7 +94,9 @@ def test_wrappers(name):
     )
     contents = check(scrambled(model))
     if name == "embedding":
-        assert "DEQUANTIZE" in [each for each, _, _ in FileInterpreter(contents).operations()]
+        assert "DEQUANTIZE" in [
+            operation for operation, _, _ in FileInterpreter(contents).operations()
+        ]
 
 
 @pytest.mark.sample(6)

@@ -65,8 +65,8 @@ def test_all_values_are_those_of_the_simulation(kind, tmp_path):
     done = subprocess.run(
         [PYTHON, WORKER, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
     )
-    results = {name.removesuffix(".0"): each for name, each in json.loads(done.stdout).items()}
-    equal = {name for name, each in results.items() if isinstance(each, list) and not each[0]}
+    results = {name.removesuffix(".0"): load for name, load in json.loads(done.stdout).items()}
+    equal = {name for name, item in results.items() if isinstance(item, list) and not item[0]}
     assert len(equal) > 30
     assert {name: results[name] for name in results.keys() - equal - OTHERWISE.keys()} == {}
     assert equal & OTHERWISE.keys() == set(), "These are equal by now: name them no longer."

@@ -16,7 +16,10 @@ X = images(40, (8, 8, 1))
 
 
 def ranges(qat):
-    return {each.name: (each.minimum, each.maximum) for each in keras_qat.quantizers(qat)}
+    return {
+        quantizer.name: (quantizer.minimum, quantizer.maximum)
+        for quantizer in keras_qat.quantizers(qat)
+    }
 
 
 @pytest.mark.sample(1)
@@ -25,12 +28,12 @@ def test_ranges_are_those_of_the_float_model(recipe):
     model = scramble(residual_net())
     qat = keras_qat.quantize_model(model, recipe)
     keras_qat.calibrate(qat, X, batch_size=8)
-    tensors = {each.quantizes[0]: each for each in keras_qat.quantizers(qat)}
+    tensors = {quantizer.quantizes[0]: quantizer for quantizer in keras_qat.quantizers(qat)}
     probe = keras.Model(model.input, [model.get_layer(n).output for n in ("stem_relu", "logits")])
     for name, values in zip(("stem_relu", "logits"), probe(X), strict=True):
-        found = tensors[name]
-        assert found.minimum == pytest.approx(min(0.0, float(tf.reduce_min(values))), rel=1e-4)
-        assert found.maximum == pytest.approx(float(tf.reduce_max(values)), rel=1e-4)
+        result = tensors[name]
+        assert result.minimum == pytest.approx(min(0.0, float(tf.reduce_min(values))), rel=1e-4)
+        assert result.maximum == pytest.approx(float(tf.reduce_max(values)), rel=1e-4)
 
 
 @pytest.mark.sample(1)
@@ -57,7 +60,9 @@ def test_dropout_and_noise_are_off():
     x = images(32, (5,))
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, x)
-    (output,) = (each for each in keras_qat.quantizers(qat) if each.quantizes == ("y",))
+    (output,) = (
+        quantizer for quantizer in keras_qat.quantizers(qat) if quantizer.quantizes == ("y",)
+    )
     assert output.maximum == pytest.approx(float(model.predict(x, verbose=0).max()), rel=1e-4)
 
 
@@ -81,12 +86,12 @@ def test_every_kind_of_data():
         "generator": ((X[start : start + 8] for start in range(0, 40, 8)), {}),
         "sequence": (Batches(), {}),
     }
-    found = {}
+    result = {}
     for kind, (data, arguments) in kinds.items():
         qat = keras_qat.quantize_model(model)
         keras_qat.calibrate(qat, data, **arguments)
-        found[kind] = np.hstack([np.ravel(each) for each in ranges(qat).values()])
-        np.testing.assert_allclose(found[kind], found["array"], rtol=1e-6, err_msg=kind)
+        result[kind] = np.hstack([np.ravel(spec) for spec in ranges(qat).values()])
+        np.testing.assert_allclose(result[kind], result["array"], rtol=1e-6, err_msg=kind)
 
 
 def test_dict_inputs_of_other_types():
@@ -95,10 +100,13 @@ def test_dict_inputs_of_other_types():
     qat = keras_qat.quantize_model(scramble(model))
     x = {"a": np.full((32, 4), 2, np.uint8), "b": np.full((32, 4), -5, np.int64)}
     keras_qat.calibrate(qat, x)
-    found = {each.quantizes: (each.minimum, each.maximum) for each in keras_qat.quantizers(qat)}
+    result = {
+        quantizer.quantizes: (quantizer.minimum, quantizer.maximum)
+        for quantizer in keras_qat.quantizers(qat)
+    }
     # The debiased average is TensorFlow 1's, in float32. Inputs have wider ranges: off ties.
-    assert found[("a",)] == pytest.approx((0, 2 + 2 / 1019), rel=1e-4)
-    assert found[("b",)] == pytest.approx((-5, 5 / 1019), rel=1e-4)
+    assert result[("a",)] == pytest.approx((0, 2 + 2 / 1019), rel=1e-4)
+    assert result[("b",)] == pytest.approx((-5, 5 / 1019), rel=1e-4)
 
 
 def test_calibrated_model_exports_and_agrees():
@@ -138,7 +146,9 @@ def test_weights_that_are_no_numbers():
     ):
         keras_qat.calibrate(qat, images(8, (6, 6, 2)))
     assert not any(
-        each.calibrated for each in keras_qat.quantizers(qat) if each.quantizes[0] == "image"
+        quantizer.calibrated
+        for quantizer in keras_qat.quantizers(qat)
+        if quantizer.quantizes[0] == "image"
     )
 
 
@@ -158,24 +168,24 @@ def calibrated(data=X, recipe="int8", **options):
 
 
 def ends(qat):
-    return np.hstack([np.ravel(each) for pair in ranges(qat).values() for each in pair])
+    return np.hstack([np.ravel(item) for pair in ranges(qat).values() for item in pair])
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["minmax", "mse"])
 def test_ranges_do_not_depend_on_batches_or_their_order(method):
-    found = ends(calibrated(method=method))
+    result = ends(calibrated(method=method))
     for data, size in ((X, 7), (X[::-1], 16)):
         again = ends(calibrated(data, method=method, batch_size=size))
-        np.testing.assert_allclose(again, found, rtol=1e-5)
+        np.testing.assert_allclose(again, result, rtol=1e-5)
 
 
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
 def test_second_call_forgets_the_first(recipe):
-    found = ends(calibrated(recipe=recipe))
+    result = ends(calibrated(recipe=recipe))
     qat = calibrated(5 * X, recipe)
     keras_qat.calibrate(qat, X)
-    np.testing.assert_array_equal(ends(qat), found)
+    np.testing.assert_array_equal(ends(qat), result)
 
 
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
@@ -190,8 +200,8 @@ def test_second_call_goes_on_from_the_first(recipe):
 
 
 def activations(qat):
-    found = keras_qat.quantizers(qat)
-    return np.array([(q.minimum, q.maximum) for q in found if q.name.endswith("/output")])
+    quantizer = keras_qat.quantizers(qat)
+    return np.array([(q.minimum, q.maximum) for q in quantizer if q.name.endswith("/output")])
 
 
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
@@ -203,19 +213,19 @@ def test_training_goes_on_from_there(recipe):
     keras_qat.freeze_batch_norm(qat)
     qat(2 * X[:8], training=True)
     batch = activations(calibrated(2 * X[:8], recipe))
-    found, expected = activations(qat), before + (batch - before) / 6
+    result, expected = activations(qat), before + (batch - before) / 6
     # The original folds no BatchNormalization behind a bias: what follows on it differs.
-    some = 3 if recipe == "contrib" else len(found)
-    np.testing.assert_allclose(found[:some], expected[:some], rtol=2e-3)
+    some = 3 if recipe == "contrib" else len(result)
+    np.testing.assert_allclose(result[:some], expected[:some], rtol=2e-3)
 
 
 def test_percentile():
     x = np.random.default_rng(0).normal(size=(400, 6, 6, 2)).astype(np.float32)
     qat = keras_qat.quantize_model(scramble(tiny_net()))
     keras_qat.calibrate(qat, x, method="percentile", percentile=99.0)
-    found = keras_qat.quantizers(qat)[0]
-    assert found.minimum == pytest.approx(np.quantile(x, 0.01), rel=0.01)
-    assert found.maximum == pytest.approx(np.quantile(x, 0.99), rel=0.01)
+    quantizer = keras_qat.quantizers(qat)[0]
+    assert quantizer.minimum == pytest.approx(np.quantile(x, 0.01), rel=0.01)
+    assert quantizer.maximum == pytest.approx(np.quantile(x, 0.99), rel=0.01)
 
 
 @pytest.mark.sample(2)
@@ -226,17 +236,17 @@ def test_mse_finds_the_best_range(bits):
     model = functional((4,), build=layers.ReLU(name="y"))
     qat = keras_qat.quantize_model(model, keras_qat.recipes.int8(activation_bits=bits))
     keras_qat.calibrate(qat, x, method="mse")
-    found = keras_qat.quantizers(qat)[-1]
+    quantizer = keras_qat.quantizers(qat)[-1]
     y = np.maximum(x, 0)
 
     def error(maximum):
         step = maximum / (2**bits - 1)
         return np.mean((np.round(np.minimum(y, maximum) / step) * step - y) ** 2)
 
-    assert found.minimum == 0
+    assert quantizer.minimum == 0
     best = min(map(error, np.linspace(0.02, 1, 300) * y.max()))
-    assert error(found.maximum) < 1.02 * best
-    assert bits == 8 or error(found.maximum) < 0.9 * error(y.max())
+    assert error(quantizer.maximum) < 1.02 * best
+    assert bits == 8 or error(quantizer.maximum) < 0.9 * error(y.max())
 
 
 @pytest.mark.parametrize("method", ["percentile", "entropy"])
@@ -263,10 +273,10 @@ def test_outlier_is_cut_off_before_it_reaches_other_layers():
     x = images(64, (8, 8, 1))
     broken = x.copy()
     broken[5, 3, 3] = 1000
-    clean, found = (calibrated(each, method="percentile", percentile=99.9) for each in (x, broken))
-    np.testing.assert_allclose(activations(found), activations(clean), rtol=0.2)
-    keras_qat.calibrate(found, iter([broken]), method="percentile", percentile=99.9)
-    assert activations(found).max() > 5 * activations(clean).max()
+    clean, result = (calibrated(item, method="percentile", percentile=99.9) for item in (x, broken))
+    np.testing.assert_allclose(activations(result), activations(clean), rtol=0.2)
+    keras_qat.calibrate(result, iter([broken]), method="percentile", percentile=99.9)
+    assert activations(result).max() > 5 * activations(clean).max()
 
 
 def test_pixels_keep_their_range():
@@ -275,9 +285,9 @@ def test_pixels_keep_their_range():
     qat = keras_qat.quantize_model(functional((8, 8, 1), build=layers.ReLU(name="y")))
     for method in METHODS:
         keras_qat.calibrate(qat, x, method=method)
-        found = keras_qat.quantizers(qat)[0]
+        quantizer = keras_qat.quantizers(qat)[0]
         expected = pytest.approx((0, 1 + 1 / 1019), abs=1e-6)  # An input's is wider: off ties.
-        assert (found.minimum, found.maximum) == expected, method
+        assert (quantizer.minimum, quantizer.maximum) == expected, method
 
 
 @pytest.mark.sample(1)
@@ -310,8 +320,8 @@ def test_shared_and_fixed_ranges():
     qat = keras_qat.quantize_model(functional((5,), build=build))
     for method in ("minmax", "mse"):
         keras_qat.calibrate(qat, x, method=method)
-        found = {each.name: each for each in keras_qat.quantizers(qat)}
-        assert found["one_quant/output"].maximum == 255 / 256
+        result = {quantizer.name: quantizer for quantizer in keras_qat.quantizers(qat)}
+        assert result["one_quant/output"].maximum == 255 / 256
         assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical >= 0.99
 
 

@@ -24,7 +24,7 @@ X = images(80, (6, 6, 2))
 
 
 OTHER_FILES = [
-    pytest.param(each, marks=pytest.mark.slow) for each in ("model.h5", "model", "weights.h5")
+    pytest.param(item, marks=pytest.mark.slow) for item in ("model.h5", "model", "weights.h5")
 ]
 
 
@@ -102,9 +102,9 @@ def test_delays_are_exact_to_the_step(quantize_from, freeze_from):
 
 def test_a_step_earlier_or_later_differs():
     """The comparison above can tell one step from the next."""
-    found = reference(8, 4, 99)
+    result = reference(8, 4, 99)
     for other in (reference(8, 5, 99), reference(8, 4, 6)):
-        assert max(np.abs(a - b).max() for a, b in zip(found, other, strict=True)) > 1e-4
+        assert max(np.abs(a - b).max() for a, b in zip(result, other, strict=True)) > 1e-4
 
 
 @pytest.mark.sample(1)
@@ -218,7 +218,7 @@ def test_frozen_batch_norm_normalizes_with_its_statistics_in_training():
 def test_ranges_are_observed_during_the_delay():
     qat = quantized()
     train(qat, X, 2, callbacks=[QuantDelay(100)])
-    assert all(each.calibrated for each in keras_qat.quantizers(qat))
+    assert all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat))
 
 
 @pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm, FreezeRanges])
@@ -237,9 +237,12 @@ def test_callback_on_a_float_model():
 def activation_ranges(qat):
     """Ends, and how many batches they are made of."""
     observers = [
-        each for layer in scheduled_layers(qat) for q in layer.quantizers for each in q.observers
+        observer
+        for layer in scheduled_layers(qat)
+        for q in layer.quantizers
+        for observer in q.observers
     ]
-    return np.array([[v.numpy() for v in each.variables] for each in observers])
+    return np.array([[v.numpy() for v in observer.variables] for observer in observers])
 
 
 @pytest.mark.sample(1)
@@ -253,7 +256,7 @@ def test_ranges_freeze_exactly_at_their_step(recipe, steps_per_execution):
     qat = keras_qat.quantize_model(scramble(tiny_net()), recipe)
     train(qat, X, 8, steps_per_execution=steps_per_execution, callbacks=[FreezeRanges(6)])
     np.testing.assert_array_equal(activation_ranges(qat), activation_ranges(shorter))
-    kernels = [each.get_layer("quant_conv").layer.kernel.numpy() for each in (qat, shorter)]
+    kernels = [variant.get_layer("quant_conv").layer.kernel.numpy() for variant in (qat, shorter)]
     assert (kernels[0] != kernels[1]).any()
     train(qat, X, 1, callbacks=[FreezeRanges(99)])
     assert (activation_ranges(qat) != activation_ranges(shorter)).any()
@@ -327,8 +330,8 @@ def test_frozen_ranges_that_others_change_count_from_the_next_step():
 
     def change(step):
         for layer in scheduled_layers(qat):
-            for each in (observer for q in layer.quantizers for observer in q.observers):
-                each.maximum.assign(2.0**-step)
+            for item in (observer for q in layer.quantizers for observer in q.observers):
+                item.maximum.assign(2.0**-step)
 
     qat, losses = quantized(), {True: [], False: []}
     keras_qat.calibrate(qat, X)
@@ -351,8 +354,8 @@ def test_thresholds_are_kept_apart():
         schedule(qat, freeze_ranges_from=ranges)
         schedule(qat, freeze_from=norm)
         for layer in scheduled_layers(qat):
-            found = {name: int(each) for name, each in layer.thresholds().items()}
-            assert found == {"quantize_from": 0, "freeze_from": norm, "freeze_ranges_from": ranges}
+            result = {name: int(threshold) for name, threshold in layer.thresholds().items()}
+            assert result == {"quantize_from": 0, "freeze_from": norm, "freeze_ranges_from": ranges}
     schedule(qat, freeze_from=7, freeze_ranges_from=2**62)
     assert {int(layer.freeze_from) for layer in scheduled_layers(qat)} == {7}  # As in 0.1.0.
 

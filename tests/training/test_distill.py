@@ -57,10 +57,10 @@ def test_labels_and_metrics(pair):
 
 
 def test_distances_by_hand():
-    exact, found = rng().normal(size=(2, 6, 4)).astype(np.float32)
-    one, other = (np.exp(each) / np.exp(each).sum(-1, keepdims=True) for each in (exact, found))
+    exact, array = rng().normal(size=(2, 6, 4)).astype(np.float32)
+    one, other = (np.exp(item) / np.exp(item).sum(-1, keepdims=True) for item in (exact, array))
     expected = np.mean(np.sum(one * np.log(one / other), -1))
-    assert float(DISTANCES["logits"](exact, found)) == pytest.approx(expected, rel=1e-4)
+    assert float(DISTANCES["logits"](exact, array)) == pytest.approx(expected, rel=1e-4)
     assert float(DISTANCES["probabilities"](one, other)) == pytest.approx(expected, rel=1e-4)
     assert float(DISTANCES["logits"](exact, exact)) == pytest.approx(0, abs=1e-6)
 

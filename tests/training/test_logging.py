@@ -18,34 +18,34 @@ X = images(24, (6, 6, 2))
 
 def logged(folder):
     """Epoch -> (run, chart) -> value."""
-    found: dict[int, dict[tuple[str, str], float]] = {}
+    result: dict[int, dict[tuple[str, str], float]] = {}
     for path in (folder / "quantization").rglob("events*"):
         run = str(path.parent.relative_to(folder / "quantization"))
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
-            for each in event.summary.value:
-                assert each.metadata.plugin_data.plugin_name == "scalars"
-                number = float(tf.make_ndarray(each.tensor))
-                found.setdefault(event.step, {})[run, each.tag] = number
-    return dict(sorted(found.items()))
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                number = float(tf.make_ndarray(value.tensor))
+                result.setdefault(event.step, {})[run, value.tag] = number
+    return dict(sorted(result.items()))
 
 
 def test_ranges_saturation_and_noise(tmp_path):
     qat = keras_qat.quantize_model(tiny_net())
     train(qat, X, epochs=4, callbacks=[LogQuantization(tmp_path, X[:8], every=2)])
-    found = logged(tmp_path)
-    assert list(found) == [1, 3]
-    last = found[3]
-    for each in statistics(qat, X[:8]):
-        name = "+".join(each.quantizer.quantizes)
-        assert last[name, "1 signal to noise, dB"] == pytest.approx(each.sqnr)
-        assert last[name, "2 share beyond the range"] == pytest.approx(each.saturation)
-        assert last[name, "3 range, minimum"] == pytest.approx(np.min(each.quantizer.minimum))
-        assert last[name, "4 range, maximum"] == pytest.approx(np.max(each.quantizer.maximum))
+    result = logged(tmp_path)
+    assert list(result) == [1, 3]
+    last = result[3]
+    for statistic in statistics(qat, X[:8]):
+        name = "+".join(statistic.quantizer.quantizes)
+        assert last[name, "1 signal to noise, dB"] == pytest.approx(statistic.sqnr)
+        assert last[name, "2 share beyond the range"] == pytest.approx(statistic.saturation)
+        assert last[name, "3 range, minimum"] == pytest.approx(np.min(statistic.quantizer.minimum))
+        assert last[name, "4 range, maximum"] == pytest.approx(np.max(statistic.quantizer.maximum))
     assert {"image", "conv/kernel", "relu", "logits"} <= {run for run, _ in last}
     assert len({chart for _, chart in last}) == 4  # However many layers there are.
     maximum = "logits", "4 range, maximum"
-    assert found[1][maximum] != last[maximum]
+    assert result[1][maximum] != last[maximum]
 
 
 def test_training_is_not_changed(tmp_path):
@@ -60,8 +60,8 @@ def test_training_is_not_changed(tmp_path):
 def test_ranges_alone(tmp_path):
     qat = keras_qat.quantize_model(tiny_net())
     train(qat, X, callbacks=[LogQuantization(tmp_path)])
-    (found,) = logged(tmp_path).values()
-    assert {chart for _, chart in found} == {"3 range, minimum", "4 range, maximum"}
+    (result,) = logged(tmp_path).values()
+    assert {chart for _, chart in result} == {"3 range, minimum", "4 range, maximum"}
 
 
 def test_mistakes(tmp_path):

@@ -91,9 +91,9 @@ def test_activities_are_regularized(name):
     model, x = functional((8, 4), build=REGULARIZED[name]), images(32, (8, 4))
     # In one batch, so that ranges hold all values.
     qat = observe(keras_qat.quantize_model(model), x, batches=1)
-    (expected, _), (found, _) = measured(model, x), measured(qat, x)
+    (expected, _), (result, _) = measured(model, x), measured(qat, x)
     assert expected > 0
-    assert found == pytest.approx(expected, rel=0.02)
+    assert result == pytest.approx(expected, rel=0.02)
     assert measured(keras_qat.strip_quantization(qat), x)[0] == pytest.approx(expected, rel=1e-4)
     qat.compile("sgd", "mse")
     for size in (64, 32):
@@ -119,12 +119,12 @@ def test_an_added_metric_is_measured():
     model.add_metric(tf.reduce_mean(hidden), "activity", aggregation="mean")
     data = rng().normal(size=(32, 4)).astype(np.float32)
     qat = observe(keras_qat.quantize_model(model), data)
-    found = []
-    for each in (model, qat):
-        each.compile("sgd", "mse")
-        measures = each.evaluate(data, np.zeros((32, 2)), verbose=0, return_dict=True)
-        found.append(measures["activity"])
-    assert found[1] == pytest.approx(found[0], abs=0.02)
+    result = []
+    for variant in (model, qat):
+        variant.compile("sgd", "mse")
+        measures = variant.evaluate(data, np.zeros((32, 2)), verbose=0, return_dict=True)
+        result.append(measures["activity"])
+    assert result[1] == pytest.approx(result[0], abs=0.02)
 
 
 def test_losses_and_metrics_that_are_added():

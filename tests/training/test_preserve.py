@@ -16,7 +16,7 @@ X = images(32, (8, 8, 1))
 
 
 def kernels(model):
-    return [each for each in model.trainable_weights if "kernel" in each.name]
+    return [weight for weight in model.trainable_weights if "kernel" in weight.name]
 
 
 def pruned(share=0.75):
@@ -46,7 +46,7 @@ def trained(model, what, optimizer):
 
 def test_zeros_stay_zeros():
     model = pruned()
-    before = [each.numpy() for each in kernels(model)]
+    before = [kernel.numpy() for kernel in kernels(model)]
     qat = trained(model, "zeros", keras.optimizers.Adam(1e-3))
     for one, other in zip(kernels(qat), before, strict=True):
         np.testing.assert_array_equal(one.numpy() == 0, other == 0)
@@ -60,14 +60,14 @@ def test_zeros_stay_zeros():
 @pytest.mark.slow
 def test_without_asking_they_do_not():
     qat = trained(pruned(), None, keras.optimizers.Adam(1e-3))
-    assert all(np.mean(each.numpy() == 0) < 0.5 for each in kernels(qat))
+    assert all(np.mean(kernel.numpy() == 0) < 0.5 for kernel in kernels(qat))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_clusters_stay_clusters(name):
     model = clustered()
-    before = [each.numpy() for each in kernels(model)]
+    before = [kernel.numpy() for kernel in kernels(model)]
     qat = trained(model, "clusters", name)
     for one, other in zip(kernels(qat), before, strict=True):
         value = one.numpy()

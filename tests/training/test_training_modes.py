@@ -51,7 +51,7 @@ def test_options_of_compile(qat, options):
     qat.fit(X, LABELS, batch_size=8, verbose=0)
     for old, new in zip(weights, qat.trainable_weights, strict=True):
         assert np.any(old != new)
-    assert {int(each.step) for each in qat.layers if hasattr(each, "step")} == {4}
+    assert {int(layer.step) for layer in qat.layers if hasattr(layer, "step")} == {4}
     losses = qat.evaluate(X, LABELS, verbose=0), float(LOSS(LABELS, qat.predict(X, verbose=0)))
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert_file_is_exact(qat)
@@ -67,8 +67,8 @@ def gradients(qat, optimizer, x, labels):
         loss = LOSS(labels, qat(x, training=True))
         scale = getattr(optimizer, "get_scaled_loss", lambda loss: loss)
         loss = scale(loss)
-    found = tape.gradient(loss, qat.trainable_variables)
-    return getattr(optimizer, "get_unscaled_gradients", lambda found: found)(found)
+    result = tape.gradient(loss, qat.trainable_variables)
+    return getattr(optimizer, "get_unscaled_gradients", lambda gradients: gradients)(result)
 
 
 @pytest.mark.sample(1)
@@ -78,8 +78,8 @@ def test_loops_with_a_tape(qat, policy, function):
 
     @function
     def step(x, labels):
-        found = gradients(qat, optimizer, x, labels)
-        optimizer.apply_gradients(zip(found, qat.trainable_variables, strict=True))
+        result = gradients(qat, optimizer, x, labels)
+        optimizer.apply_gradients(zip(result, qat.trainable_variables, strict=True))
 
     reference = keras_qat.quantize_model(tiny_net())
     reference.compile(loss_scale(policy), LOSS)
@@ -95,9 +95,9 @@ def test_loops_with_a_tape(qat, policy, function):
 def test_gradients_of_several_batches_are_accumulated(qat, policy):
     optimizer, total = loss_scale(policy), None
     for part in np.split(np.arange(len(X)), 4):
-        found = gradients(qat, optimizer, X[part], LABELS[part])
-        assert all(each.dtype == tf.float32 for each in found)
-        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+        result = gradients(qat, optimizer, X[part], LABELS[part])
+        assert all(item.dtype == tf.float32 for item in result)
+        total = result if total is None else [a + b for a, b in zip(total, result, strict=True)]
     optimizer.apply_gradients(zip(total, qat.trainable_variables, strict=True))
     quantizer = qat.get_layer("quant_conv").output_quantizer
     assert int(quantizer.observers[0].batches) == 4, "every batch is observed"
@@ -109,7 +109,7 @@ def test_nothing_or_a_part_trains_between_two_fits(qat):
     qat.trainable = False
     weights = values(qat.weights)
     train(qat, X, 1)
-    names = [each.name for each in qat.weights]
+    names = [weight.name for weight in qat.weights]
     changed = {
         name.split("/")[-1].split(":")[0]
         for name, old, new in zip(names, weights, qat.weights, strict=True)

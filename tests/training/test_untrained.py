@@ -125,7 +125,7 @@ def _wider():
 
 @pytest.mark.parametrize(
     "ending",
-    [".keras", *(pytest.param(each, marks=pytest.mark.slow) for each in (".h5", ".weights.h5"))],
+    [".keras", *(pytest.param(item, marks=pytest.mark.slow) for item in (".h5", ".weights.h5"))],
 )
 def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
     qat = train(quantized(), X)

@@ -35,13 +35,13 @@ def two_branches(x):
 
 @pytest.fixture(scope="module")
 def qat():
-    found = keras_qat.quantize_model(functional((6, 6, 2), build=two_branches, name="two"))
-    keras_qat.calibrate(found, X)
-    return found
+    quantized = keras_qat.quantize_model(functional((6, 6, 2), build=two_branches, name="two"))
+    keras_qat.calibrate(quantized, X)
+    return quantized
 
 
 def texts(picture):
-    return ["".join(each.itertext()) for each in elements(picture, "text")]
+    return ["".join(element.itertext()) for element in elements(picture, "text")]
 
 
 def elements(picture, tag):
@@ -51,22 +51,22 @@ def elements(picture, tag):
 def rows(picture):
     """Words of the texts that stand on one line, by the first of them: a row for each operator."""
     lines: dict[str, list[tuple[float, str]]] = {}
-    for each in elements(picture, "text"):
-        x, y = float(each.get("x")), float(each.get("y"))
-        lines.setdefault(f"{y:.3f}", []).append((x, "".join(each.itertext())))
+    for element in elements(picture, "text"):
+        x, y = float(element.get("x")), float(element.get("y"))
+        lines.setdefault(f"{y:.3f}", []).append((x, "".join(element.itertext())))
     words = [[text for _, text in sorted(line)] for line in lines.values()]
     return {line[0]: line for line in reversed(words)}
 
 
 def colors(picture):
     """Name of a row -> the colour of its range."""
-    found = {}
+    result = {}
     for group in elements(picture, "g"):
         if (group.get("id") or "").startswith("range of "):
             (band,) = group.findall("{http://www.w3.org/2000/svg}path")
             (color,) = re.findall(r"fill: (#\w+)", band.get("style"))
-            found[group.get("id").removeprefix("range of ")] = color
-    return found
+            result[group.get("id").removeprefix("range of ")] = color
+    return result
 
 
 def test_model(qat, tmp_path):
@@ -79,7 +79,7 @@ def test_model(qat, tmp_path):
     assert color["left"] == color["right"] == color["join"] == SHARED[0]
     assert color["mean"] == OWN
     assert "7 operators in integers, 1 in float" in texts(picture)
-    (layer,) = [each for each in keras_qat.summary(qat).layers if each.name == "left"]
+    (layer,) = [layer for layer in keras_qat.summary(qat).layers if layer.name == "left"]
     ends = f"int8 [{layer.minimum:.4g}, {layer.maximum:.4g}]"
     step = f"{layer.scale:.4g}, zero {layer.zero_point}"
     assert drawn["left"] == ["left", "conv + ReLU · 8-bit per channel", ends, step, "6x6x4"]
@@ -88,9 +88,9 @@ def test_model(qat, tmp_path):
 def test_edges_lead_to_what_reads(qat):
     """The ends of the lines are the dots of two rows, one of which reads the other."""
     picture = keras_qat.plot_model(qat)
-    ways = [re.findall(r"[\d.]+", each.get("d") or "") for each in elements(picture, "path")]
+    ways = [re.findall(r"[\d.]+", element.get("d") or "") for element in elements(picture, "path")]
     ends = [(way[:2], way[-2:]) for way in ways if len(way) == 10]
-    dots = [(each.get("x"), each.get("y")) for each in elements(picture, "use")]
+    dots = [(element.get("x"), element.get("y")) for element in elements(picture, "use")]
     dots = dots[-len(set(dots)) :]
     places = {f"{float(y):.3f}": index for index, (_, y) in enumerate(dots)}
     edges = {tuple(places[f"{float(y):.3f}"] for _, y in pair) for pair in ends}
@@ -102,11 +102,12 @@ def test_edges_lead_to_what_reads(qat):
 def test_float_islands(qat):
     picture = keras_qat.plot_model(qat)
     fills = [
-        re.findall(r"fill: (#\w+)", each.get("style") or "") for each in elements(picture, "path")
+        re.findall(r"fill: (#\w+)", element.get("style") or "")
+        for element in elements(picture, "path")
     ]
     assert fills.count([ISLAND]) == 3  # The row, its type and what the colour means.
     assert colors(picture)["angle"] != SHARED[0]
-    assert any(each.startswith("float: ") for each in texts(picture))
+    assert any(text.startswith("float: ") for text in texts(picture))
 
 
 def test_model_without_ranges():
@@ -150,7 +151,7 @@ def test_pages_and_other_endings(qat, tmp_path):
         keras_qat.plot_model(qat, tmp_path / "model.png")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         keras_qat.plot_model(qat, tmp_path / "none" / "model.svg")
-    assert {each.name for each in tmp_path.iterdir()} == {"model.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.html"}
 
 
 def test_float_model():
@@ -167,7 +168,7 @@ def test_lines_pass_no_other_row():
     lanes, order = _lanes(graph), list(reads)
     for start, end in [(key, reader) for reader, read in reads.items() for key in read]:
         between = order[order.index(start) + 1 : order.index(end)]
-        assert lanes[start] not in [lanes[each] for each in between]
+        assert lanes[start] not in [lanes[layer] for layer in between]
     assert max(lanes.values()) <= 3
     chain = [_Row(key, [key - 1] if key else [], ("",) * 5, OWN) for key in range(4)]
     assert set(_lanes(chain).values()) == {0}
@@ -182,9 +183,9 @@ def test_words_that_fit():
 
 def test_statistics_are_those_of_numpy(qat):
     x = images(16, (6, 6, 2), seed=9) * 1.5
-    found = {each.quantizer.name: each for each in statistics(qat, x)}
-    assert list(found) == [each.name for each in keras_qat.quantizers(qat)]
-    image = found[f"{qat.input_names[0]}_quant/output"]
+    result = {statistic.quantizer.name: statistic for statistic in statistics(qat, x)}
+    assert list(result) == [quantizer.name for quantizer in keras_qat.quantizers(qat)]
+    image = result[f"{qat.input_names[0]}_quant/output"]
     low, high = image.quantizer.minimum, image.quantizer.maximum
     assert image.below == pytest.approx(np.mean(x < low), abs=2e-3)
     assert image.above == pytest.approx(np.mean(x > high), abs=2e-3)
@@ -196,9 +197,9 @@ def test_statistics_are_those_of_numpy(qat):
     steps = np.abs(kernel).max((0, 1, 2)) / 127
     error = np.round(kernel / steps) * steps - kernel
     expected = 10 * np.log10(np.sum(kernel**2) / np.sum(error**2))
-    assert found["quant_left/kernel"].sqnr == pytest.approx(expected, abs=0.01)
-    assert found["quant_left/kernel"].saturation == 0
-    assert {each.is_weight for each in found.values()} == {True, False}
+    assert result["quant_left/kernel"].sqnr == pytest.approx(expected, abs=0.01)
+    assert result["quant_left/kernel"].saturation == 0
+    assert {item.is_weight for item in result.values()} == {True, False}
 
 
 def test_energy_of_a_histogram():
@@ -212,11 +213,11 @@ def test_quantizers(qat, tmp_path):
     assert "<svg" in (tmp_path / "ranges.html").read_text()
     words = texts(picture)
     for quantizer in keras_qat.quantizers(qat):
-        assert any(each.startswith(quantizer.quantizes[0]) for each in words)
-    assert any("cut off" in each for each in words)
-    assert any(each.endswith("dB") for each in words)
+        assert any(word.startswith(quantizer.quantizes[0]) for word in words)
+    assert any("cut off" in word for word in words)
+    assert any(word.endswith("dB") for word in words)
     # Fixed ranges, as that of a softmax, are quantizers too.
-    assert any(each.startswith("8 bits, 0 to 0.996") for each in words)
+    assert any(word.startswith("8 bits, 0 to 0.996") for word in words)
 
 
 def test_quantizers_without_ranges():

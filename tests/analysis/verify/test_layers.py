@@ -30,8 +30,8 @@ def report(exported):
 
 
 def row(report, name):
-    (found,) = [each for each in report.tensors if each.name == name]
-    return found
+    (result,) = [tensor for tensor in report.tensors if tensor.name == name]
+    return result
 
 
 def broken(exported, name):
@@ -39,10 +39,10 @@ def broken(exported, name):
     graph = FileGraph(exported.tflite)
     interpreter = FileInterpreter(exported.tflite).interpreter
     (operation,) = [
-        each
-        for each in graph.operations
-        if len(each.inputs) > 1
-        and graph.tensors[each.inputs[1]].name == f"keras_qat/quant_{name}/weights"
+        operation
+        for operation in graph.operations
+        if len(operation.inputs) > 1
+        and graph.tensors[operation.inputs[1]].name == f"keras_qat/quant_{name}/weights"
     ]
     codes = interpreter.get_tensor(operation.inputs[1])
     changed = codes.copy()
@@ -54,13 +54,13 @@ def broken(exported, name):
 
 @pytest.mark.legacy
 def test_every_layer_is_there_and_agrees(report):
-    assert [each.name for each in report.tensors] == NAMES
+    assert [tensor.name for tensor in report.tensors] == NAMES
     assert report.differing == report.other_ranges == report.merged == ()
     assert report.float_operations == {}
-    for each in report.tensors[1:]:
-        assert each.fed.identical >= 0.999
-        assert each.fed.max_difference <= 1
-        assert each.run.identical >= 0.99
+    for tensor in report.tensors[1:]:
+        assert tensor.fed.identical >= 0.999
+        assert tensor.fed.max_difference <= 1
+        assert tensor.run.identical >= 0.99
     assert row(report, "stem").layers == ("stem", "stem_bn", "stem_relu")
     assert row(report, "merge_relu").layers == ("merge", "merge_relu")
     assert row(report, "merge_relu").kernels == ("ADD",)
@@ -68,16 +68,16 @@ def test_every_layer_is_there_and_agrees(report):
 
 
 def test_scales_and_zero_points_are_those_of_both_sides(exported, report):
-    ranges = {each.name: each for each in keras_qat.quantizers(exported.model)}
+    ranges = {quantizer.name: quantizer for quantizer in keras_qat.quantizers(exported.model)}
     for name in ("stem", "depthwise", "project", "logits"):
         minimum = ranges[f"quant_{name}/output"].minimum
         scale = (ranges[f"quant_{name}/output"].maximum - minimum) / 255
-        found = row(report, name)
-        assert found.scale == pytest.approx(scale, rel=1e-6)
-        assert found.file_scale == pytest.approx(scale, rel=1e-6)
-        assert found.zero_point == found.file_zero_point == round(-minimum / scale) - 128
-        assert found.scale_ulps <= 2
-        assert found.same_range
+        result = row(report, name)
+        assert result.scale == pytest.approx(scale, rel=1e-6)
+        assert result.file_scale == pytest.approx(scale, rel=1e-6)
+        assert result.zero_point == result.file_zero_point == round(-minimum / scale) - 128
+        assert result.scale_ulps <= 2
+        assert result.same_range
 
 
 def test_free_run_ends_in_the_figures_of_the_outputs(report):
@@ -94,11 +94,11 @@ def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
     simulated = keras_qat.simulate(model, x)
     inputs, expected = simulated.tensors["flatten"], simulated.outputs["logits"]
     file = FileInterpreter(exported.tflite)
-    details = {each["index"]: each for each in file.interpreter.get_tensor_details()}
+    details = {tensor["index"]: tensor for tensor in file.interpreter.get_tensor_details()}
     ((_, weights, bias),) = [
-        each["inputs"]
-        for each in file.interpreter._get_ops_details()
-        if each["op_name"] == "FULLY_CONNECTED"
+        operation["inputs"]
+        for operation in file.interpreter._get_ops_details()
+        if operation["op_name"] == "FULLY_CONNECTED"
     ]
     codes = inputs.codes.astype(np.int64) - inputs.zero_point
     sums = codes @ file.interpreter.get_tensor(weights).T.astype(np.int64)
@@ -124,7 +124,7 @@ def test_saturation_and_noise_are_what_numpy_counts(exported, report):
     assert logits.at_highest == np.mean(codes == 127)
     assert logits.at_lowest == np.mean(codes == -128)
     # In float: the float layers with the trained weights.
-    inner = {each.name: each for each in exported.model._flatten_layers()}
+    inner = {layer.name: layer for layer in exported.model._flatten_layers()}
     plain = keras.models.clone_model(exported.float_model)
     for layer in plain.layers:
         if layer.weights:
@@ -152,8 +152,8 @@ def test_batches_make_no_difference(exported, report):
 def test_looking_inside_changes_nothing(exported, kernels):
     """With every tensor an output the file computes the codes that it computes without."""
     graph = FileGraph(exported.tflite)
-    (end,) = (each.index for each in graph.outputs.values())
-    (start,) = (each.index for each in graph.inputs.values())
+    (end,) = (output.index for output in graph.outputs.values())
+    (start,) = (array.index for array in graph.inputs.values())
     shown = FileInterpreter(graph.with_outputs(graph.producers), kernels)
     codes = shown.run({str(start): exported.x})[str(end)]
     plain = FileInterpreter(exported.tflite, kernels).run({"image": exported.x})["logits"]
@@ -167,19 +167,19 @@ def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
         exported.model, exported.tflite, exported.x, per_layer=True, kernels=kernels
     )
     assert report.kernels == kernels
-    for each in report.tensors[1:]:
-        assert each.fed.identical >= 0.99
-        assert each.fed.max_difference <= 1
+    for tensor in report.tensors[1:]:
+        assert tensor.fed.identical >= 0.99
+        assert tensor.fed.max_difference <= 1
     if kernels == "reference":
         # That it is rounding and no error is seen from the integer simulation.
         assert report.differing and report.unexplained == ()
-        assert any("in their own way" in each for each in report.findings())
+        assert any("in their own way" in finding for finding in report.findings())
 
 
 @pytest.mark.parametrize("name", ["stem", "project", "logits"])
 def test_names_the_layer_with_a_wrong_weight(exported, name):
     report = keras_qat.verify(exported.model, broken(exported, name), exported.x, per_layer=True)
-    assert [each.name for each in report.unexplained] == [name]
+    assert [item.name for item in report.unexplained] == [name]
     # In the free run everything behind it differs, too.
     assert row(report, "logits").run.identical < 0.9
     assert any(name in sentence for sentence in report.findings())
@@ -195,10 +195,10 @@ def test_notices_other_ranges(exported):
     maximum.assign(1.5 * maximum)
     with pytest.warns(UserWarning, match="other weights or ranges"):
         report = keras_qat.verify(other, exported.tflite, exported.x, per_layer=True)
-    assert [each.name for each in report.other_ranges] == ["project"]
-    assert any("ranges" in each and "project" in each for each in report.findings())
-    found = row(report, "project")
-    assert found.scale > 1.2 * found.file_scale
+    assert [other_range.name for other_range in report.other_ranges] == ["project"]
+    assert any("ranges" in finding and "project" in finding for finding in report.findings())
+    result = row(report, "project")
+    assert result.scale > 1.2 * result.file_scale
     assert "project" in str(report)
 
 
@@ -236,8 +236,8 @@ def test_notices_what_is_computed_in_float():
     qat = observe(keras_qat.quantize_model(model), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert list(report.float_operations) == ["norm"]
-    assert any("in float: norm" in each for each in report.findings())
-    assert [each.name for each in report.tensors][1:] == ["first", "norm", "last"]
+    assert any("in float: norm" in finding for finding in report.findings())
+    assert [tensor.name for tensor in report.tensors][1:] == ["first", "norm", "last"]
     assert row(report, "last").fed.identical >= 0.999
 
 
@@ -254,23 +254,23 @@ def test_names_calls_and_nested_layers_of_several_inputs():
     keras_qat.freeze_batch_norm(qat)
     qat(x, training=True)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
-    assert {each.name for each in report.tensors} == {
+    assert {tensor.name for tensor in report.tensors} == {
         *("left", "right", "block/conv", "block/conv#2", "join", "a", "sum")
     }
     assert row(report, "join").layers == ("join",)
     assert row(report, "block/conv#2").layers == ("block/conv",)
     # The two calls have inputs of different scales: the shared bias is not rounded for either.
-    for each in report.tensors[2:]:
-        assert each.fed.identical >= 0.995
-        assert each.fed.max_difference <= 1
+    for tensor in report.tensors[2:]:
+        assert tensor.fed.identical >= 0.995
+        assert tensor.fed.max_difference <= 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 def test_other_types_at_the_ends(exported, report, dtype):
     file = keras_qat.export_tflite(exported.model, input_dtype=dtype, output_dtype=dtype)
-    found = keras_qat.verify(exported.model, file, exported.x, per_layer=True)
-    assert [each.name for each in found.tensors] == NAMES
-    for mine, theirs in zip(found.tensors[1:], report.tensors[1:], strict=True):
+    result = keras_qat.verify(exported.model, file, exported.x, per_layer=True)
+    assert [tensor.name for tensor in result.tensors] == NAMES
+    for mine, theirs in zip(result.tensors[1:], report.tensors[1:], strict=True):
         assert mine.fed == theirs.fed
         assert mine.file_zero_point == theirs.file_zero_point
 
@@ -331,10 +331,10 @@ def test_is_drawn(report, tmp_path):
     assert [text.get_text() for text in same.get_yticklabels()] == NAMES
     # A bar for each layer although nothing differs: as long as the axis, which ends at 100 %.
     assert [bar.get_width() for bar in same.patches[: len(NAMES)]] == [6.0] * len(NAMES)
-    assert all(each.run.identical == 1 for each in report.tensors)
+    assert all(tensor.run.identical == 1 for tensor in report.tensors)
     assert len(ends.patches) == len(NAMES)
     widths = [bar.get_width() for bar in noise.patches]
-    assert widths == [each.sqnr for each in report.tensors]
+    assert widths == [tensor.sqnr for tensor in report.tensors]
 
 
 def test_drawing_says_what_it_needs(exported, report, monkeypatch):
@@ -358,7 +358,7 @@ def test_the_runtime_that_ran_is_named(exported):
     report = keras_qat.verify(model, file, x, runtime="tensorflow")
     assert report.runtime == f"tensorflow {importlib.metadata.version('tensorflow')}"
     assert report.max_difference <= 1
-    off = [dataclasses.replace(each, identical=0.5) for each in report.outputs]
+    off = [dataclasses.replace(tensor, identical=0.5) for tensor in report.outputs]
     other = dataclasses.replace(report, outputs=tuple(off))
     assert f"Run by {report.runtime}." in str(other)
     assert report.runtime in other.to_html()
@@ -381,4 +381,6 @@ def test_files_that_take_one_example_at_a_time(kernels):
     contents = keras_qat.export_tflite(qat, batch_size=1)
     report = keras_qat.verify(qat, contents, x, per_layer=True, kernels=kernels)
     assert report.examples == 6
-    assert {each.simulated for each in report.tensors} == {1.0 if kernels != "optimized" else None}
+    assert {tensor.simulated for tensor in report.tensors} == {
+        1.0 if kernels != "optimized" else None
+    }

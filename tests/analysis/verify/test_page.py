@@ -62,19 +62,19 @@ def test_holds_the_report(report, tmp_path):
     page = Reader(text)
     assert page.open == []
     rows = {row[0]: row for row in page.rows}
-    for each in report.tensors:
-        assert rows[each.name][-2] == f"{each.file_scale:.6g}"
+    for tensor in report.tensors:
+        assert rows[tensor.name][-2] == f"{tensor.file_scale:.6g}"
     assert rows["stem"][3] == "100.000%"
     assert 'class="verdict good"' in text and "Same and good: the file" in text
-    bars = [each for _, each in page.tags if "bar" in each.get("class", "").split()]
+    bars = [tag for _, tag in page.tags if "bar" in tag.get("class", "").split()]
     # A layer that is fed has four bars, an input three; those of what is all the same are full.
-    assert len(bars) == 1 + sum(4 - (each.fed is None) for each in report.tensors)
-    full = [each for each in bars if {"good", "run"} & set(each["class"].split())]
-    assert {each["style"] for each in full} == {"--length: 100.0%"}
+    assert len(bars) == 1 + sum(4 - (tensor.fed is None) for tensor in report.tensors)
+    full = [bar for bar in bars if {"good", "run"} & set(bar["class"].split())]
+    assert {bar["style"] for bar in full} == {"--length: 100.0%"}
     # The axis ends at 60 dB, whatever the layers have.
-    sqnr = [report.outputs[0].float_sqnr, *(each.sqnr for each in report.tensors)]
-    noise = [each["style"] for each in bars if "noise" in each["class"]]
-    assert noise == [f"--length: {each / 60:.1%}" for each in sqnr]
+    sqnr = [report.outputs[0].float_sqnr, *(tensor.sqnr for tensor in report.tensors)]
+    noise = [bar["style"] for bar in bars if "noise" in bar["class"]]
+    assert noise == [f"--length: {ratio / 60:.1%}" for ratio in sqnr]
 
 
 def test_needs_nothing_else(report):
@@ -92,7 +92,7 @@ def test_shows_what_differs(doubtful):
     assert page.open == []
     (row,) = [row for row in page.rows if row[0] == "<b>&odd"]
     assert row[3] == "50.000%" and row[10] == "-"
-    (bar,) = [each for _, each in page.tags if each.get("class") == "number wrong bar bad"]
+    (bar,) = [tag for _, tag in page.tags if tag.get("class") == "number wrong bar bad"]
     assert bar["style"] == f"--length: {nines(0.5):.1%}"
 
 
@@ -102,7 +102,7 @@ def test_without_layers(exported):
 
 
 def test_nines():
-    assert [nines(each) for each in (0.0, 0.9, 1.0)] == pytest.approx([0, 1 / 6, 1])
+    assert [nines(item) for item in (0.0, 0.9, 1.0)] == pytest.approx([0, 1 / 6, 1])
 
 
 def test_where_it_cannot_be_written(report, tmp_path):

@@ -25,7 +25,7 @@ def test_a_model_whose_layers_are_all_outputs():
     x = images(32, (6, 6, 4))
     qat = observe(keras_qat.quantize_model(scramble(model)), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
-    assert {each.name for each in report.tensors[1:]} == {"a", "b"}
+    assert {tensor.name for tensor in report.tensors[1:]} == {"a", "b"}
     assert report.differing == ()
 
 

@@ -38,7 +38,7 @@ def network(head: Any = None, dead: bool = False, fresh: bool = False, scale: fl
     x = layers.Concatenate(name="both")([x, scale * layers.Dense(1, name="number")(x)])
     model = keras.Model(image, (head or layers.Dense(5, name="logits"))(x))
     if not fresh:
-        (norm,) = [each for each in model.layers if hasattr(each, "moving_mean")]
+        (norm,) = [layer for layer in model.layers if hasattr(layer, "moving_mean")]
         norm.set_weights(np.float32([[1.0], [0.0], [0.5], [0.1]]))
     return model
 
@@ -97,19 +97,19 @@ POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_good(name):
-    found = verdict(HEALTHY[name]())
-    assert str(found).startswith("Same and good: ") and found.is_same and found.is_good
-    assert (found.words, found.weakest_layer, found.likely_cause) == ("same and good", "", "")
+    result = verdict(HEALTHY[name]())
+    assert str(result).startswith("Same and good: ") and result.is_same and result.is_good
+    assert (result.words, result.weakest_layer, result.likely_cause) == ("same and good", "", "")
 
 
 @pytest.mark.parametrize("name", POOR)
 def test_poor(name):
     make, weakest, cause = POOR[name]
-    found = verdict(make())
-    assert found.words == "same but poor" and found.is_same and not found.is_good
-    assert found.weakest_layer == weakest
-    assert cause in found.likely_cause and found.likely_cause.endswith(".")
-    assert str(found).startswith("Same but poor: ") and found.likely_cause in str(found)
+    result = verdict(make())
+    assert result.words == "same but poor" and result.is_same and not result.is_good
+    assert result.weakest_layer == weakest
+    assert cause in result.likely_cause and result.likely_cause.endswith(".")
+    assert str(result).startswith("Same but poor: ") and result.likely_cause in str(result)
 
 
 def test_some_examples_tell_that_a_model_is_good():
@@ -171,7 +171,7 @@ def test_is_where_people_look():
     assert 'class="verdict poor"' in report.to_html()
     data = json.loads(report.to_json())["verdict"]
     assert (data["words"], data["weakest_layer"]) == ("same but poor", "image")
-    (image,) = [each for each in report.tensors if each.name == "image"]
+    (image,) = [tensor for tensor in report.tensors if tensor.name == "image"]
     assert image.range_used == pytest.approx(np.ptp(X) / np.ptp(255 * X), rel=0.05)
     assert image.clipped == 0
 
@@ -199,8 +199,8 @@ def test_labels():
 
 
 def test_labels_that_the_model_never_learned():
-    found = verdict(calibrated(network(), X), rng(5).integers(0, 5, len(X)))
-    assert found.words == "same but poor" and "accuracy is that of guessing" in found.likely_cause
+    result = verdict(calibrated(network(), X), rng(5).integers(0, 5, len(X)))
+    assert result.words == "same but poor" and "accuracy is that of guessing" in result.likely_cause
 
 
 def test_labels_of_one_output():

@@ -35,10 +35,10 @@ def operators():
 def test_rebuilt_model_computes_the_same(make):
     model = make()
     again = graph.rebuild(graph.read(model))
-    x = [images(4, tuple(each.shape[1:]), seed) for seed, each in enumerate(model.inputs)]
-    expected, found = model.predict(x, verbose=0), again.predict(x, verbose=0)
+    x = [images(4, tuple(array.shape[1:]), seed) for seed, array in enumerate(model.inputs)]
+    expected, predicted = model.predict(x, verbose=0), again.predict(x, verbose=0)
     tf.nest.map_structure(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), found, expected
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), predicted, expected
     )
 
 

@@ -79,42 +79,46 @@ def gradient_operations(qat, x):
             loss = tf.reduce_sum(qat(x, training=True))
         return tape.gradient(loss, qat.trainable_variables)
 
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     graph = step.get_concrete_function(x).graph.as_graph_def()
     inside = [node for function in graph.library.function for node in function.node_def]
-    for each in [*graph.node, *inside]:
-        if each.attr["T"].type:
-            found.setdefault(each.op, set()).add(tf.as_dtype(each.attr["T"].type).name)
-    return found
+    for item in [*graph.node, *inside]:
+        if item.attr["T"].type:
+            result.setdefault(item.op, set()).add(tf.as_dtype(item.attr["T"].type).name)
+    return result
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_products_are_in_half_precision_and_state_is_in_float32(policy, recipe):
     qat = keras_qat.quantize_model(residual_net(), recipe)
-    found = gradient_operations(qat, helpers.images(shape=(8, 8, 1)))
-    for each in PRODUCTS:
-        assert found[each] == {POLICIES[policy]}, each
-    assert {each.dtype for each in qat.weights} == {tf.float32, tf.int64}
+    operations = gradient_operations(qat, helpers.images(shape=(8, 8, 1)))
+    for product in PRODUCTS:
+        assert operations[product] == {POLICIES[policy]}, product
+    assert {weight.dtype for weight in qat.weights} == {tf.float32, tf.int64}
     assert qat.output.dtype == tf.float32
     for layer in qat.layers:
         assert not hasattr(layer, "layer") or layer.layer.dtype_policy.name == policy
 
 
 def test_float32_models_have_no_casts():
-    found = gradient_operations(
+    operations = gradient_operations(
         keras_qat.quantize_model(residual_net()), helpers.images(shape=(8, 8, 1))
     )
-    dtypes = {dtype for each in found.values() for dtype in each}
+    dtypes = {dtype for item in operations.values() for dtype in item}
     assert not dtypes & {"float16", "bfloat16"}
     # Single numbers: the weight of a batch in the moving averages.
-    assert {op for op, each in found.items() if "float64" in each} <= {"Sub", "Pow", "RealDiv"}
-    assert "IsFinite" not in found
+    assert {op for op, value in operations.items() if "float64" in value} <= {
+        "Sub",
+        "Pow",
+        "RealDiv",
+    }
+    assert "IsFinite" not in operations
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "recipe", ["int8", *(slow(each) for each in ("int4_weights", "contrib", CONTRIB))]
+    "recipe", ["int8", *(slow(item) for item in ("int4_weights", "contrib", CONTRIB))]
 )
 def test_file_computes_what_the_model_predicts(policy, recipe, tmp_path):
     x = helpers.images(shape=(8, 8, 1))
@@ -133,7 +137,7 @@ def test_file_computes_what_the_model_predicts(policy, recipe, tmp_path):
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), qat.predict(x, verbose=0))
     assert keras_qat.export_tflite(loaded) == contents
     assert loaded.dtype_policy.name == qat.dtype_policy.name
-    policies = [[each.dtype_policy.name for each in m._flatten_layers()] for m in (qat, loaded)]
+    policies = [[layer.dtype_policy.name for layer in m._flatten_layers()] for m in (qat, loaded)]
     assert policies[0] == policies[1]
     plain = keras_qat.strip_quantization(qat)
     assert plain.get_layer("stem").dtype_policy.name == policy
@@ -162,7 +166,9 @@ def test_layers_keep_their_own_policies():
     x = layers.GlobalAveragePooling2D(dtype="mixed_bfloat16")(x)
     model = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32", name="head")(x))
     qat = keras_qat.quantize_model(model)
-    computes = {each.name: each.layer.compute_dtype for each in qat.layers if "layer" in vars(each)}
+    computes = {
+        layer.name: layer.layer.compute_dtype for layer in qat.layers if "layer" in vars(layer)
+    }
     assert computes == {
         "quant_full": "float32",
         "quant_half": "bfloat16",
@@ -202,12 +208,12 @@ def test_calibration_is_that_of_the_model_in_float32():
     half = keras_qat.quantize_model(residual_net())
     keras.mixed_precision.set_global_policy("float32")
     full = keras_qat.quantize_model(residual_net())
-    for each in (half, full):
-        keras_qat.calibrate(each, x, batch_size=16)
+    for variant in (half, full):
+        keras_qat.calibrate(variant, x, batch_size=16)
     assert [(q.minimum, q.maximum) for q in activation_quantizers(half)] == [
         (q.minimum, q.maximum) for q in activation_quantizers(full)
     ]
-    bias = next(each for each in half.trainable_weights if "bias" in each.name)
+    bias = next(weight for weight in half.trainable_weights if "bias" in weight.name)
     bias.assign(bias + np.inf)
     with pytest.raises(
         ValueError,
@@ -218,7 +224,7 @@ def test_calibration_is_that_of_the_model_in_float32():
 
 def ranges(qat):
     """The ranges of activations behind the input."""
-    return [(each.minimum, each.maximum) for each in activation_quantizers(qat)][1:]
+    return [(quantizer.minimum, quantizer.maximum) for quantizer in activation_quantizers(qat)][1:]
 
 
 @pytest.mark.usefixtures("float16")
@@ -251,10 +257,10 @@ def test_infinity_is_clipped_and_not_observed():
     qat.compile("sgd", "mse")
     keras_qat.freeze_batch_norm(qat)
     qat.train_on_batch(x, y)
-    before = {each.name: each.maximum for each in activation_quantizers(qat)}
+    before = {quantizer.name: quantizer.maximum for quantizer in activation_quantizers(qat)}
     qat.get_layer("quant_conv").layer.kernel.assign_add(tf.fill([3, 3, 2, 4], 6e4))
     assert np.isfinite(qat.train_on_batch(x, y))
-    after = {each.name: each.maximum for each in activation_quantizers(qat)}
+    after = {quantizer.name: quantizer.maximum for quantizer in activation_quantizers(qat)}
     assert after["quant_conv/output"] == before["quant_conv/output"]
     assert np.all(np.isfinite(list(after.values())))
 

@@ -30,7 +30,7 @@ def inputs_of(model: Any, count: int = 2, seed: int = 4) -> Any:
     numbers = rng(seed)
 
     def draw(tensor: Any) -> np.ndarray:
-        shape = (count, *(each or 5 for each in tensor.shape[1:]))
+        shape = (count, *(size or 5 for size in tensor.shape[1:]))
         if "int" in tensor.dtype:
             return numbers.integers(0, 4, shape).astype(tensor.dtype)
         return numbers.normal(size=shape).astype(tensor.dtype)
@@ -40,10 +40,10 @@ def inputs_of(model: Any, count: int = 2, seed: int = 4) -> Any:
 
 def assert_equal_outputs(model: Any, converted: Any, x: Any, rtol: float = 1e-5) -> None:
     """Asserts that a model of Keras 3 and one of Keras 2 compute the same, in one structure."""
-    expected, found = (each(x, training=False) for each in (model, converted))
-    tf.nest.assert_same_structure(expected, found)
+    expected, result = (variant(x, training=False) for variant in (model, converted))
+    tf.nest.assert_same_structure(expected, result)
     names = sorted(expected) if isinstance(expected, dict) else [""]
-    for i, (theirs, ours) in enumerate(zip(*map(tf.nest.flatten, (expected, found)), strict=True)):
+    for i, (theirs, ours) in enumerate(zip(*map(tf.nest.flatten, (expected, result)), strict=True)):
         assert theirs.dtype == ours.dtype
         theirs, ours, name = np.asarray(theirs), np.asarray(ours), names[min(i, len(names) - 1)]
         atol = 0.0 if theirs.dtype.kind in "iub" else rtol * np.max(np.abs(theirs), initial=1e-30)
@@ -57,8 +57,8 @@ def assert_converts(model: Any, x: Any = None) -> Any:
     converted = keras_qat.from_keras_3(model)
     assert_equal_outputs(model, converted, x)
     ours, theirs = (
-        {layer.name: layer.trainable for layer in each.layers if layer.weights}
-        for each in (converted, model)
+        {layer.name: layer.trainable for layer in variant.layers if layer.weights}
+        for variant in (converted, model)
     )
     assert ours == theirs
     if model.weights:

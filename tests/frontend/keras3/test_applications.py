@@ -21,7 +21,7 @@ from tests.helpers import observe, rng
 
 keras = pytest.importorskip("keras", minversion="3.0")
 
-NAMES = [name for name, each in vars(keras.applications).items() if inspect.isfunction(each)]
+NAMES = [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
 SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
 """The smallest height and width, where it is not 32."""
 
@@ -99,7 +99,7 @@ def test_model_has_the_codes_of_its_twin(name, seeds):
 
 def test_all_models_of_keras_3_are_listed():
     """Keras 3 has none of the RegNet and ResNet-RS models of Keras 2."""
-    ours = {name for name, each in vars(keras_2.applications).items() if inspect.isfunction(each)}
+    ours = {name for name, value in vars(keras_2.applications).items() if inspect.isfunction(value)}
     missing = ours - set(NAMES)
     assert not set(NAMES) - ours
     assert len(NAMES) >= 40 and all(name.startswith(("RegNet", "ResNetRS")) for name in missing)

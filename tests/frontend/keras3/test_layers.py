@@ -146,9 +146,9 @@ def test_layers_of_two_inputs():
     inputs = [keras.Input(STEPS), keras.Input(STEPS)]
     outputs = {name: make(*inputs) for name, make in MERGES.items()}
     flat = {
-        f"{name}_{i}": each
+        f"{name}_{i}": value
         for name, made in outputs.items()
-        for i, each in enumerate(made if isinstance(made, (list, tuple)) else [made])
+        for i, value in enumerate(made if isinstance(made, (list, tuple)) else [made])
     }
     assert_converts(keras.Model(inputs, flat))
 

@@ -28,7 +28,7 @@ def _of_two(layer, function, axes=4):
 
     def example(numbers):
         shape = sizes(numbers, 1, 7, numbers.integers(1, axes + 1))
-        other = tuple(1 if numbers.random() < 0.5 else each for each in shape)
+        other = tuple(1 if numbers.random() < 0.5 else size for size in shape)
         kind = numbers.choice(["layer", "broadcast", "itself", "number", "array", "in front"])
         if layer is None and kind == "layer":
             kind = "broadcast"

@@ -31,7 +31,7 @@ class Example:
 
 def sizes(numbers: np.random.Generator, low: int, high: int, count: Any) -> tuple[int, ...]:
     """`count` whole numbers from `low` to below `high`."""
-    return tuple(int(each) for each in numbers.integers(low, high, count))
+    return tuple(int(number) for number in numbers.integers(low, high, count))
 
 
 def chosen(numbers: np.random.Generator, *given: Any) -> Any:
@@ -43,7 +43,7 @@ def anew(build: Callable[..., Any]) -> Callable[..., Any]:
     """The same; of a layer another one, with a name of its own: a model may have two of them."""
     if not isinstance(build, keras.layers.Layer):
         return build
-    config = {name: each for name, each in build.get_config().items() if name != "name"}
+    config = {name: option for name, option in build.get_config().items() if name != "name"}
     return type(build).from_config(config)
 
 
@@ -54,7 +54,7 @@ def one_of(*builds: Callable[..., Any], shape: tuple[int, ...] = (4, 5, 6)) -> A
 
 def of_any_shape(*builds: Callable[..., Any]) -> Any:
     """Examples with one of several calls, of a random shape."""
-    return with_options(*(lambda numbers, build=each: anew(build) for each in builds))
+    return with_options(*(lambda numbers, build=item: anew(build) for item in builds))
 
 
 def with_options(*makes: Callable[[np.random.Generator], Callable[..., Any]]) -> Any:

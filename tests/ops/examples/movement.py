@@ -38,7 +38,7 @@ def _reduction(function, kind=""):
         rank = int(numbers.integers(1, 5))
         shape = sizes(numbers, 2, 7, rank)
         count = int(numbers.integers(1, rank + 2))
-        axes = [int(each) for each in numbers.permutation(rank + 1)[:count]]
+        axes = [int(item) for item in numbers.permutation(rank + 1)[:count]]
         keep = bool(numbers.integers(2))
         size = int(numbers.integers(1, 4))
         lengths = (3, 4, 5)[:size]
@@ -121,7 +121,7 @@ def _reshape(numbers):
 
 def _transpose(numbers):
     shape = sizes(numbers, 1, 6, numbers.integers(1, 6))
-    order = [int(each) + 1 for each in numbers.permutation(len(shape))]
+    order = [int(item) + 1 for item in numbers.permutation(len(shape))]
     builds = [_layers.Permute(order), lambda x: tf.transpose(x, [0, *order])]
     if len(shape) > 1:
         builds += [tf.linalg.matrix_transpose, lambda x: tf.transpose(x)]

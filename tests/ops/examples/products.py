@@ -21,7 +21,7 @@ EQUATIONS = (
 def _matmul(numbers):
     lead = sizes(numbers, 1, 4, numbers.integers(0, 3))
     rows, depth, columns = sizes(numbers, 1, 8, 3)
-    turned, adjoint = (bool(each) for each in numbers.integers(0, 2, 2))
+    turned, adjoint = (bool(number) for number in numbers.integers(0, 2, 2))
     other = tuple(chosen(numbers, 1, size) for size in lead)
     first = (*lead, *((depth, rows) if turned else (rows, depth)))
     second = (*other, *((columns, depth) if adjoint else (depth, columns)))
@@ -35,7 +35,7 @@ def _dot(axes, *shapes):
 
 
 def _contract(numbers):
-    size = {each: int(numbers.integers(1, 5)) for each in "bcdefgh"}
+    size = {item: int(numbers.integers(1, 5)) for item in "bcdefgh"}
     if numbers.random() < 0.3:
         axes = (int(numbers.integers(1, 4)), int(numbers.integers(1, 3)))
         first, second = (3, 4, 5), [6, 7]
@@ -50,7 +50,7 @@ def _contract(numbers):
         )
     equation = chosen(numbers, *EQUATIONS)
     terms = [term.replace("...", "ah")[1:] for term in re.split(",|->", equation)[:2]]
-    shapes = tuple(tuple(size[each] for each in term) for term in terms)
+    shapes = tuple(tuple(size[axis] for axis in term) for term in terms)
     return Example(lambda x, y: Contract(equation)([x, y]), shapes)
 
 

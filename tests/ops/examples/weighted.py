@@ -55,7 +55,7 @@ def _transpose_conv(numbers):
     strides, size = sizes(numbers, 1, 4, axes), sizes(numbers, 1, 5, axes)
     padding, added = str(numbers.choice(["same", "valid"])), None
     if numbers.random() < 0.4:
-        lowest = [0 if padding == "valid" or each % 2 else 1 for each in size]
+        lowest = [0 if padding == "valid" or length % 2 else 1 for length in size]
         known = [(low, stride) for low, stride in zip(lowest, strides, strict=True)]
         if all(low < stride for low, stride in known):
             added = [int(numbers.integers(low, stride)) for low, stride in known]

@@ -40,8 +40,8 @@ def test_merged_activation_equals_the_separate_one(activation, quantizing):
         model = keras.Model(inputs, ACTIVATIONS[activation]()(x))
         qat = keras_qat.quantize_model(model)
         keras_qat.set_quantization(qat, quantizing)
-        (found,) = (each for each in qat.layers if isinstance(each, QuantizeWrapper))
-        return found
+        (result,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
+        return result
 
     merged, separate = wrapper(), wrapper()
     assert merged.ceiling == {"relu6": 6.0, "relu_n": 1.5}.get(activation, math.inf)
@@ -95,9 +95,9 @@ def test_gradient_is_that_of_tensorflows_operations(ceiling, maximum, dtype):
         tape.watch(x)
         y = fake_quant.fake_quantize_if(True, x, minimum, maximum, ceiling=ceiling)
         wanted = fake_quant.fake_quantize(tf.cast(relu(x), tf.float32), minimum, maximum)
-    found = tape.gradient(y, x, upstream)
+    gradients = tape.gradient(y, x, upstream)
     expected = tape.gradient(wanted, x, tf.cast(upstream, tf.float32))
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(gradients, expected)
 
 
 def test_gradient_passes_where_a_range_is_of_zeros():
@@ -298,7 +298,7 @@ GATED = {
 }
 
 
-OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in GATED if each != "swish"]
+OTHERS = [pytest.param(item, marks=pytest.mark.slow) for item in GATED if item != "swish"]
 
 
 @pytest.mark.slow
@@ -312,9 +312,9 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
         x = keras.layers.Conv2D(4, 3, use_bias=False)(inputs)
         x = GATED[gate](keras.layers.BatchNormalization()(x))
         qat = keras_qat.quantize_model(keras.Model(inputs, keras.layers.Conv2D(2, 1)(x)))
-        found = []
+        result = []
         with monkeypatch.context() as context:
-            context.setattr(quantize, "source_of", lambda x: found.append(x) or again(x))
+            context.setattr(quantize, "source_of", lambda x: result.append(x) or again(x))
             qat.compile(keras.optimizers.SGD(0.1), "mse")
             numbers = rng(2)
             for step in range(4):
@@ -324,7 +324,7 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
                     numbers.normal(size=size) for size in ((4, 6, 6, 3), (4, 4, 4, 2))
                 )
                 qat.train_on_batch(images, labels)
-        assert found
+        assert result
         return qat.get_weights()
 
     for one, other in zip(trained(recompute.source_of), trained(lambda x: None), strict=True):

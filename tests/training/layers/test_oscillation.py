@@ -44,8 +44,8 @@ def test_a_weight_that_turns_rests_where_it_was_most():
     np.testing.assert_allclose(kernel.numpy().ravel(), [3, np.round(mean), *others], 1e-6)
     kernel.assign_add([[-0.3], [0.7], [-0.3], [0], [0]])  # The scale is 0.9 then.
     watched.update(0.25)
-    found = kernel.numpy().ravel()
-    np.testing.assert_allclose(found, [2.7, 0.9 * np.round(mean), 0.9, -2.3, 0], 1e-6, 1e-7)
+    result = kernel.numpy().ravel()
+    np.testing.assert_allclose(result, [2.7, 0.9 * np.round(mean), 0.9, -2.3, 0], 1e-6, 1e-7)
 
 
 @pytest.mark.slow

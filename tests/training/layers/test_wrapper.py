@@ -42,10 +42,10 @@ def test_wrapper_computes_with_quantized_weights_and_output():
     y = tf.nn.relu(norm(y, training=False))
     low, high = wrapper.output_quantizer.current_range()
     expected = fake_quant.fake_quantize(y, np.float32(low), np.float32(high))
-    found = wrapper(x, training=False)
+    result = wrapper(x, training=False)
     step = (high - low) / 255
-    assert np.mean(np.abs(found - expected) < step / 2) > 0.999
-    assert np.abs(found - expected).max() < 1.5 * step
+    assert np.mean(np.abs(result - expected) < step / 2) > 0.999
+    assert np.abs(result - expected).max() < 1.5 * step
 
 
 def test_gradients_are_those_of_the_rounded_layer():
@@ -59,11 +59,11 @@ def test_gradients_are_those_of_the_rounded_layer():
             loss = tf.reduce_sum(tf.square(wrapper(X, training=False)))
         return tape.gradient(loss, kernel).numpy()
 
-    found = gradient()  # No data yet: the output is not quantized, the kernel is.
+    gradients = gradient()  # No data yet: the output is not quantized, the kernel is.
     limits = np.abs(kernel.numpy()).max((0, 1, 2)) / 127
     kernel.assign(np.round(kernel.numpy() / limits) * limits)
     keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(found, gradient(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(gradients, gradient(), rtol=1e-3, atol=1e-3)
 
 
 def test_training_updates_moving_statistics_like_plain_batch_norm():
@@ -97,8 +97,8 @@ def test_options_of_the_layer_are_honoured():
     model = functional((4,), build=layer)
     qat = keras_qat.quantize_model(model)
     x = images(16, (4,))
-    for each in (model, qat):
-        each(x, training=True)
+    for variant in (model, qat):
+        variant(x, training=True)
     assert len(qat.losses) == len(model.losses) == 2
     np.testing.assert_allclose(sorted(qat.losses), sorted(model.losses), rtol=0.02)
     qat.compile("sgd", "mse")
@@ -122,7 +122,7 @@ def test_compiled_with_xla_computes_the_same():
     _, qat, _ = conv_bn_relu()
     observe(qat, X)
     expected = qat.predict(X, verbose=0)
-    found = tf.function(lambda x: qat(x, training=False), jit_compile=True)(X)
+    result = tf.function(lambda x: qat(x, training=False), jit_compile=True)(X)
     step = keras_qat.quantizers(qat)[-1]
     step = (step.maximum - step.minimum) / 255
-    assert np.mean(np.abs(found - expected) < step / 2) > 0.99
+    assert np.mean(np.abs(result - expected) < step / 2) > 0.99

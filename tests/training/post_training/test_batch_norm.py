@@ -33,8 +33,8 @@ def test_statistics_are_those_of_the_batches():
     conv.build((None, 8, 8, 1))
     conv.kernel.assign(np.round(kernel / step) * step)
     parts = [conv(np.round(X[i : i + 8] / scale) * scale).numpy() for i in (0, 8, 16)]
-    means = np.mean([each.mean((0, 1, 2)) for each in parts], 0)
-    variances = np.mean([each.var((0, 1, 2)) for each in parts], 0)
+    means = np.mean([part.mean((0, 1, 2)) for part in parts], 0)
+    variances = np.mean([part.var((0, 1, 2)) for part in parts], 0)
     np.testing.assert_allclose(stem.batch_norm.moving_mean, means, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(stem.batch_norm.moving_variance, variances, rtol=5e-3)
 
@@ -47,7 +47,7 @@ def test_nothing_but_statistics_changes(recipe):
         return layers.BatchNormalization(trainable=False, name="fixed")(layers.Conv2D(3, 3)(x))
 
     qat = calibrated(functional((8, 8, 1), build=build), recipe)
-    names = [each.name for each in qat.weights]
+    names = [weight.name for weight in qat.weights]
     before = qat.get_weights()
     keras_qat.reestimate_batch_norm(qat, X, steps=2, batch_size=8)
     changed = {

@@ -38,9 +38,9 @@ def uneven(model):
 def test_outputs_stay_to_the_last_bit(norm):
     model = uneven(functional((8, 8, 2), build=lambda x: separable(x, **norm)))
     before = model.get_weights()
-    found = keras_qat.equalize(model)
-    np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
-    assert [each.name for each in found.layers] == [each.name for each in model.layers]
+    equalized = keras_qat.equalize(model)
+    np.testing.assert_array_equal(equalized.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert [layer.name for layer in equalized.layers] == [layer.name for layer in model.layers]
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -73,9 +73,9 @@ def test_separable_layers_and_nested_models():
     model = functional((8, 8, 2), build=lambda x: layers.Conv2D(2, 1, name="y")(inner(x)))
     kernel = inner.get_layer("one").pointwise_kernel
     kernel.assign(kernel * 10.0 ** rng().uniform(-2, 2, 6))
-    found = keras_qat.equalize(model)
-    np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
-    other = found.get_layer("inner").get_layer("one").pointwise_kernel
+    equalized = keras_qat.equalize(model)
+    np.testing.assert_array_equal(equalized.predict(X, verbose=0), model.predict(X, verbose=0))
+    other = equalized.get_layer("inner").get_layer("one").pointwise_kernel
     assert np.ptp(np.log(np.abs(other).max((0, 1, 2)))) < np.ptp(
         np.log(np.abs(kernel).max((0, 1, 2)))
     )
@@ -96,12 +96,12 @@ def test_fewer_bits_lose_less():
 
 def test_what_is_not_equalized(capsys):
     model = functional((8, 8, 2), build=lambda x: separable(x, 6.0))
-    found = keras_qat.equalize(model, verbose=1)
+    equalized = keras_qat.equalize(model, verbose=1)
     lines = capsys.readouterr().out.splitlines()
     assert "stem: its ReLU ends at 6, whatever the factor" in lines
     assert "project: equalized" in lines
     assert "hidden: Activation follows" in lines
-    np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
+    np.testing.assert_array_equal(equalized.predict(X, verbose=0), model.predict(X, verbose=0))
     scramble(residual := residual_net())
     with pytest.warns(UserWarning, match="No layers of 'residual' can be equalized: ") as warned:
         keras_qat.equalize(residual)

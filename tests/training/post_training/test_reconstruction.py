@@ -19,15 +19,15 @@ SLOW = pytest.mark.slow
 
 def parts_of(qat, x, blocks=True):
     """Names of the calls of each part, and how many values it reads and gives."""
-    found = []
+    result = []
 
     def visit(part, in_float, quantized):
-        assert all(set(part.reads) <= set(each) for each in (*in_float, *quantized))
-        assert all(set(part.gives) <= set(each) for each in in_float)
-        found.append(([each.name for each in part.calls], len(part.reads), len(part.gives)))
+        assert all(set(part.reads) <= set(item) for item in (*in_float, *quantized))
+        assert all(set(part.gives) <= set(layer) for layer in in_float)
+        result.append(([call.name for call in part.calls], len(part.reads), len(part.gives)))
 
     sweep(qat, x, visit, "", blocks=blocks)
-    return found
+    return result
 
 
 def calibrated(model, x, recipe="int4_weights"):
@@ -42,13 +42,13 @@ def error(qat, wanted, x=X):
 
 def test_blocks_lie_between_tensors_that_everything_passes_through():
     qat = calibrated(residual_net(), X)
-    found = parts_of(qat, X)
-    with_weights = [names for names, *_ in found if any("project" in name for name in names)]
+    result = parts_of(qat, X)
+    with_weights = [names for names, *_ in result if any("project" in name for name in names)]
     names = ["quant_depthwise", "quant_project", "quant_merge", "quant_merge_relu"]
     assert with_weights == [names]
-    assert all(reads == gives == 1 for _, reads, gives in found)
+    assert all(reads == gives == 1 for _, reads, gives in result)
     calls = [call.name for call in graph_lib.read(qat).calls]
-    assert [name for names, *_ in found for name in names] == calls
+    assert [name for names, *_ in result for name in names] == calls
     assert [names for names, *_ in parts_of(qat, X, blocks=False)] == [[name] for name in calls]
 
 
@@ -101,4 +101,4 @@ def test_any_layer_may_be_in_a_block(name):
     x = family.inputs(8)
     qat = calibrated(family.model(), x)
     keras_qat.learn_rounding(qat, x, iterations=2, reconstruct="block")
-    assert all(np.isfinite(each).all() for each in qat.get_weights())
+    assert all(np.isfinite(array).all() for array in qat.get_weights())

@@ -45,14 +45,14 @@ def test_limits_have_the_least_error(bits):
     assert limits.shape == (1, 1, 1, 4)
     assert limits[0, 0, 0, 2] == 1
     for channel in (0, 1, 3):
-        each = weights[..., channel]
+        kernel = weights[..., channel]
 
-        def off(limit, each=each):
-            return np.sum((rounded(each, np.float32(limit), bits) - each) ** 2)
+        def off(limit, kernel=kernel):
+            return np.sum((rounded(kernel, np.float32(limit), bits) - kernel) ** 2)
 
-        best = min(map(off, np.linspace(0.05, 1, 400) * np.abs(each).max()))
+        best = min(map(off, np.linspace(0.05, 1, 400) * np.abs(kernel).max()))
         assert off(limits[0, 0, 0, channel]) <= 1.03 * best
-        assert bits == 4 or off(limits[0, 0, 0, channel]) < 0.9 * off(np.abs(each).max())
+        assert bits == 4 or off(limits[0, 0, 0, channel]) < 0.9 * off(np.abs(kernel).max())
 
 
 def test_weights_are_clipped_where_asked():
@@ -60,7 +60,7 @@ def test_weights_are_clipped_where_asked():
     for one, other in zip(plain.trainable_weights, clipped.trainable_weights, strict=True):
         if "kernel" not in one.name:
             np.testing.assert_array_equal(one, other)
-    kernels = [each.get_layer("quant_stem").layer.kernel.numpy() for each in (plain, clipped)]
+    kernels = [item.get_layer("quant_stem").layer.kernel.numpy() for item in (plain, clipped)]
     limits = least_squares_limits(kernels[0], (-1,), 4)
     np.testing.assert_array_equal(kernels[1], np.clip(kernels[0], -limits, limits))
     with pytest.raises(ValueError, match="weights='best': use 'minmax' or 'mse'"):
@@ -117,7 +117,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "norm",
-    [{"center": False}, *(pytest.param(each, marks=SLOW) for each in ({}, {"scale": False}, None))],
+    [{"center": False}, *(pytest.param(item, marks=SLOW) for item in ({}, {"scale": False}, None))],
 )
 def test_bias_correction_of_normalized_layers(norm):
     def build(x):
@@ -156,8 +156,8 @@ def test_learned_rounding_ends_on_the_levels(learned):
         ((weight, quantizer),) = layer.weight_quantizers.items()
         value, axes = getattr(layer.layer, weight).numpy(), quantizer.channel_axes
         limits = fake_quant.channel_limits(value, axes)
-        found = fake_quant.fake_quantize_channels(value, limits, 4).numpy()
-        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-7)
+        computed = fake_quant.fake_quantize_channels(value, limits, 4).numpy()
+        np.testing.assert_allclose(computed, value, rtol=1e-5, atol=1e-7)
         before = getattr(plain.get_layer(f"quant_{name}").layer, weight).numpy()
         limits = least_squares_limits(before, axes, 4)
         steps = np.clip(before, -limits, limits) * 7 / limits
@@ -188,9 +188,9 @@ def test_learned_rounding_keeps_zeros():
     layer.kernel.assign(kernel)
     qat = calibrated(recipes.int4_weights().preserve("zeros"), model)
     keras_qat.learn_rounding(qat, X, iterations=20)
-    found = qat.get_layer("quant_stem").layer.kernel.numpy()
-    assert not np.any(found[kernel == 0])
-    assert np.any(found)
+    computed = qat.get_layer("quant_stem").layer.kernel.numpy()
+    assert not np.any(computed[kernel == 0])
+    assert np.any(computed)
 
 
 @SLOW
@@ -201,7 +201,7 @@ def test_layers_called_twice_stay():
 
     qat = calibrated(model=functional((6,), build=build), x=images(32, (6,)))
     kernels = [qat.get_layer(f"quant_{name}").layer.kernel for name in ("shared", "y")]
-    before = [each.numpy() for each in kernels]
+    before = [kernel.numpy() for kernel in kernels]
     keras_qat.learn_rounding(qat, images(32, (6,)), iterations=5, weights="minmax")
     keras_qat.bias_correction(qat, images(32, (6,)))
     np.testing.assert_array_equal(kernels[0], before[0])

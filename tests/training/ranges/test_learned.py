@@ -42,20 +42,20 @@ def test_gradients_of_activations(low, bits, rounding):
             y = fake_quantize_learned(
                 applies, x, minimum, maximum, bits, rounding=rounding, fixed=False
             )
-        found = tape.gradient(y, [x, minimum, maximum], upstream)
+        gradients = tape.gradient(y, [x, minimum, maximum], upstream)
         inside = (x.numpy() >= low) & (x.numpy() <= high)
-        np.testing.assert_array_equal(found[0], upstream * inside)
+        np.testing.assert_array_equal(gradients[0], upstream * inside)
         expected = ends_by_hand(x.numpy(), upstream.numpy(), low, high, bits, rounding)
-        np.testing.assert_allclose(found[1:], expected, rtol=1e-4)
+        np.testing.assert_allclose(gradients[1:], expected, rtol=1e-4)
     with tf.GradientTape() as tape:
         tape.watch([x, minimum, maximum])
         y = fake_quantize_learned(
             tf.constant(False), x, minimum, maximum, bits, rounding=rounding, fixed=False
         )
-    found = tape.gradient(y, [x, minimum, maximum], upstream)
+    gradients = tape.gradient(y, [x, minimum, maximum], upstream)
     np.testing.assert_array_equal(y, x)
-    np.testing.assert_array_equal(found[0], upstream)
-    assert [float(each) for each in found[1:]] == [0, 0]
+    np.testing.assert_array_equal(gradients[0], upstream)
+    assert [float(item) for item in gradients[1:]] == [0, 0]
 
 
 def test_gradients_of_weights():
@@ -67,13 +67,13 @@ def test_gradients_of_weights():
     with tf.GradientTape() as tape:
         tape.watch(given)
         y = fake_quantize_weights_learned(True, *given, 3)
-    found = tape.gradient(y, given, tf.constant(upstream))
+    gradients = tape.gradient(y, given, tf.constant(upstream))
     inside = np.abs(weights) <= limits
     steps = weights / (limits / 3)
     pull = np.where(inside, (np.round(steps) - steps) / 3, np.sign(weights))
     expected = np.sum(upstream * pull, (0, 1), keepdims=True) * 9 / np.sqrt(12 * 3)
-    np.testing.assert_array_equal(found[0], upstream * inside)
-    np.testing.assert_allclose(found[1], expected, rtol=1e-4)
+    np.testing.assert_array_equal(gradients[0], upstream * inside)
+    np.testing.assert_allclose(gradients[1], expected, rtol=1e-4)
     np.testing.assert_allclose(y, np.clip(np.round(steps), -3, 3) * limits / 3, rtol=1e-5)
 
 
@@ -84,7 +84,7 @@ def learned(recipe=None, model=None, x=X):
 
 
 def ends(qat):
-    return [np.ravel(each) for q in keras_qat.quantizers(qat) for each in (q.minimum, q.maximum)]
+    return [np.ravel(item) for q in keras_qat.quantizers(qat) for item in (q.minimum, q.maximum)]
 
 
 @pytest.mark.parametrize(
@@ -115,19 +115,21 @@ def test_weights_start_with_the_least_error():
     """And those that are learned are clipped, in training and in the file."""
     model = functional((6,), build=layers.Dense(3, name="y"))
     qat = learned(recipes.int8(4, ranges="learned"), model, images(16, (6,)))
-    (found,) = (each for each in keras_qat.quantizers(qat) if each.name.endswith("kernel"))
+    (result,) = (
+        quantizer for quantizer in keras_qat.quantizers(qat) if quantizer.name.endswith("kernel")
+    )
     kernel = model.get_layer("y").kernel.numpy()
-    assert found.maximum.shape == (3,)
-    assert np.all(found.maximum <= np.abs(kernel).max(0) + 1e-6)
+    assert result.maximum.shape == (3,)
+    assert np.all(result.maximum <= np.abs(kernel).max(0) + 1e-6)
     wrapper = qat.get_layer("quant_y")
-    wrapper.weight_quantizers["kernel"].set_limits(0.5 * found.maximum[None])
+    wrapper.weight_quantizers["kernel"].set_limits(0.5 * result.maximum[None])
     resolved = keras_qat.resolve(qat)
     weights = resolved.nodes[-1].weights
     assert (
         np.abs(
-            np.clip(kernel, -0.5 * found.maximum, 0.5 * found.maximum) - weights.q * weights.scale
+            np.clip(kernel, -0.5 * result.maximum, 0.5 * result.maximum) - weights.q * weights.scale
         ).max()
-        < 0.5 * found.maximum.max() / 13
+        < 0.5 * result.maximum.max() / 13
     )
     x = images(16, (6,))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
@@ -138,7 +140,7 @@ def test_ranges_that_are_frozen_stay():
     qat = learned()
     keras_qat.freeze_ranges(qat)
     before = ends(qat)
-    names = [each.name for each in keras_qat.quantizers(qat)]
+    names = [quantizer.name for quantizer in keras_qat.quantizers(qat)]
     train(qat, X, rate=0.001)
     for name, one, other in zip(np.repeat(names, 2), ends(qat), before, strict=True):
         if name.endswith("output"):
@@ -181,12 +183,12 @@ def test_first_and_last_layers():
 
     model = functional((8, 8, 1), (3,), build=build)
     recipe = recipes.low_bits(3, 4).override("end", weight_bits=6)
-    found = {
+    result = {
         row.tensor.split("/")[0]: row.spec.bits
         for row in keras_qat.plan(model, recipe).rows
         if row.role == "weight" and row.tensor.endswith("kernel")
     }
-    assert found == {
+    assert result == {
         "first": 8, "inner": 3, "also_inner": 3, "other_first": 8, "hidden": 3, "last": 8, "end": 6
     }  # fmt: skip
     assert recipes.Recipe.from_config(recipe.to_config()) == recipe
@@ -206,9 +208,9 @@ def test_few_bits_are_for_what_is_multiplied():
 
     model = functional((8, 8, 1), build=build)
     planned = keras_qat.plan(model, recipes.low_bits(2, 3))
-    found = {each.observed[0].name: each.spec.bits for each in planned.ranges}
+    result = {spec.observed[0].name: spec.spec.bits for spec in planned.ranges}
     few = dict.fromkeys(["first", "branch", "sum"], 3)
     wide = dict.fromkeys([model.input.name, "linear", "head", "mean", "last"], 8)
-    assert found == wide | few
+    assert result == wide | few
     everywhere = keras_qat.plan(model, recipes.low_bits(2, 3, end_bits=None))
-    assert {each.spec.bits for each in everywhere.ranges} == {3}
+    assert {spec.spec.bits for spec in everywhere.ranges} == {3}

@@ -59,8 +59,8 @@ def test_shadowed_moving_average_in_single_precision_step_by_step():
         step += np.float32(1)
         expected.append(biased / (np.float32(1) - np.power(np.float32(1) - weight, step)))
     spec = QuantSpec(ema_decay=0.9, observer="shadowed_moving_average")
-    found = np.array(observed(spec, batches), np.float32)[:, 1]
-    np.testing.assert_array_max_ulp(found, np.array(expected), maxulp=2)
+    result = np.array(observed(spec, batches), np.float32)[:, 1]
+    np.testing.assert_array_max_ulp(result, np.array(expected), maxulp=2)
 
 
 @pytest.mark.parametrize(("batch", "expected"), [([2.0, 3.0], (0, 3)), ([-3.0, -2.0], (-3, 0))])
