@@ -1,4 +1,4 @@
-"""The command line: what it takes and gives, its exit codes, and that errors are messages."""
+"""The command line: what it takes and gives, its exit codes, and what it loads beforehand."""
 
 from __future__ import annotations
 
@@ -10,43 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from click.testing import CliRunner
 
 import keras_qat
 from keras_qat.analysis.verify import OutputReport, Verdict
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat_cli.commands import cli
 from keras_qat_cli.labels import measured
-from keras_qat_cli.models import takes_pixels
 from keras_qat_cli.options import KERNEL_FAMILIES, TARGETS
-from tests.helpers import images, scramble
-from tests.networks.small import functional, layers, tiny_net
+from tests.cli.running import X, run
+from tests.networks.small import functional, layers
 
 ROOT = Path(__file__).parent.parent.parent
-X = np.clip(images(40, (6, 6, 2)), -3, 3)
-
-
-def run(*args, code=0):
-    """What a command prints; its messages, if it ends with another code than 0."""
-    done = CliRunner().invoke(cli, [str(arg) for arg in args])
-    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
-    assert "Traceback" not in done.output
-    return done.stderr if code else done.stdout
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A float model, data, what `calibrate` makes of them, and its file."""
-    folder = tmp_path_factory.mktemp("files")
-    scramble(tiny_net()).save(folder / "float.keras")
-    np.save(folder / "x.npy", X)
-    told = run("calibrate", folder / "float.keras", folder / "x.npy", "-o", folder / "qat.keras")
-    assert "from 40 examples" in told
-    told = run("export", folder / "qat.keras", folder / "model.tflite")
-    assert f"model.tflite: {(folder / 'model.tflite').stat().st_size} bytes" in told
-    return folder
 
 
 def test_diagnosis(files):
@@ -252,202 +226,6 @@ def test_simulate(files):
         np.testing.assert_array_equal(codes["logits"], simulated.outputs["logits"].codes)
     outputs = json.loads(run("simulate", files / "qat.keras", files / "x.npy", "--json"))["outputs"]
     assert outputs["logits"]["zero_point"] == simulated.outputs["logits"].zero_point
-
-
-MODULE = """
-import numpy as np
-x = np.load({path!r})
-def representative():
-    for row in x:
-        yield [row[np.newaxis]]
-"""
-
-
-@pytest.fixture(scope="module")
-def sources(files):
-    """The same data in every form of files."""
-    np.savez(files / "one.npz", anything=X)
-    np.savez(files / "x.npz", x=X, y=np.arange(40))
-    np.savez(files / "named.npz", image=X, y=np.arange(40))
-    rows = X.reshape(40, -1)
-    np.savetxt(files / "x.csv", rows, delimiter=",")
-    names = ",".join([*(f"p{place}" for place in range(72)), "label"])
-    table = np.c_[rows, np.arange(40)]
-    np.savetxt(files / "labels.csv", table, delimiter=",", header=names, comments="")
-    (files / "prepare.py").write_text(MODULE.format(path=str(files / "x.npy")))
-    return files
-
-
-SOURCES: dict[str, list[str]] = {
-    "x.csv": [],
-    "one.npz": [],
-    "x.npz": [],
-    "named.npz": ["--key", "image"],
-    "labels.csv": ["--drop", "label"],
-    "prepare:x": [],
-    "prepare:representative": [],
-}
-
-
-FEW = ("labels.csv", "x.npz", "prepare:representative")
-"""Those that are read by default."""
-
-
-@pytest.mark.parametrize(
-    "source",
-    [pytest.param(source, marks=[] if source in FEW else pytest.mark.slow) for source in SOURCES],
-)
-def test_data(source, sources, monkeypatch):
-    monkeypatch.chdir(sources)
-    monkeypatch.syspath_prepend(str(sources))
-    told = run("simulate", "qat.keras", source, "-o", "codes.npz", "--limit", 9, *SOURCES[source])
-    assert "(9, 3)" in told
-    codes = keras_qat.simulate(keras.models.load_model("qat.keras"), X[:9]).outputs["logits"].codes
-    with np.load("codes.npz") as result:
-        assert np.abs(result["logits"].astype(int) - codes).max() <= (1 if "csv" in source else 0)
-
-
-def test_columns_for_several_inputs(tmp_path):
-    inputs = [keras.Input((1,), name="age"), keras.Input((1,), name="height")]
-    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(inputs)))
-    model.save(tmp_path / "float.keras")
-    (tmp_path / "people.csv").write_text("height,name,age\n1.8,Ada,40\n1.6,Emmy,30\n")
-    told = run(
-        *("calibrate", tmp_path / "float.keras", tmp_path / "people.csv", "--drop", "name"),
-        *("-o", tmp_path / "qat.keras", "--json"),
-    )
-    ranges = {load["tensors"][0]: load["maximum"] for load in json.loads(told)["ranges"]}
-    assert ranges["age"] >= 40 or ranges["height"] >= 40  # One range for what is concatenated.
-
-
-@pytest.mark.slow
-def test_images(tmp_path):
-    """Their sizes become the model's, and their pixels what it was trained on."""
-    model = functional((8, 8, 3), build=lambda x: layers.ReLU()(layers.Conv2D(2, 1)(x)))
-    model.save(tmp_path / "float.keras")
-    (tmp_path / "photos" / "cats").mkdir(parents=True)
-    for size in (8, 20):
-        image = np.full((size, size, 3), 255, np.uint8)
-        contents = tf.io.encode_png(image).numpy()
-        (tmp_path / "photos" / "cats" / f"{size}.PNG").write_bytes(contents)
-    arguments = (
-        "calibrate",
-        tmp_path / "float.keras",
-        tmp_path / "photos",
-        "-o",
-        tmp_path / "q.keras",
-    )
-    assert "add --pixels 0..255, 0..1 or -1..1" in run(*arguments, code=2)
-    for pixels, largest in (("0..255", 255), ("0..1", 1), ("-1..1", 1)):
-        ranges = json.loads(run(*arguments, "--json", "--pixels", pixels))["ranges"]
-        assert ranges[0]["maximum"] == pytest.approx(largest * (1 + 1 / 1019), rel=1e-4)
-
-
-@pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5, 0.5])
-def test_models_that_scale_pixels_themselves(scale, tmp_path):
-    """Such a model says what pixels it takes, before and after quantization."""
-    model = functional((4, 4, 3), build=lambda x: layers.Conv2D(2, 1)(layers.Rescaling(scale)(x)))
-    for name, saved in (("float", model), ("qat", keras_qat.quantize_model(model))):
-        saved.save(tmp_path / f"{name}.keras")
-        assert takes_pixels(tmp_path / f"{name}.keras") == (scale < 0.1)
-
-
-ERRORS = {
-    "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
-    "no model file": (["plan", "x.npy"], r"x.npy is not a model: pass a .*\.keras, \.h5"),
-    "damaged": (["plan", "damaged.keras"], "damaged.keras is no Keras model, or it is damaged"),
-    "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
-    "float model": (
-        ["export", "float.keras", "m.tflite"],
-        "float.keras is a float model.*calibrate",
-    ),
-    "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is not a TFLite file"),
-    "option of another tool": (
-        ["convert", "float.keras", "x.npy", "m.tflite", "--bits", "4"],
-        "There is no --bits: give --recipe low_bits",
-    ),
-    "no directory": (
-        ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
-        "no does not exist",
-    ),
-    "scope": (["plan", "float.keras", "--scope", "logit"], "Did you mean 'logits'"),
-    "other columns": (["simulate", "qat.keras", "labels.csv"], "73 numbers in a row.*72"),
-    "no column": (["simulate", "qat.keras", "labels.csv", "--drop", "lable"], "no column lable"),
-    "no array": (["simulate", "qat.keras", "two.npz", "--key", "c"], "no array c, but a, b"),
-    "no labels": (
-        ["evaluate", "qat.keras", "two.npz", "--labels", "y.npy"],
-        "^Error: There is no file y.npy",
-    ),
-    "shapes": (["simulate", "qat.keras", "wide.npy"], r"^Error: wide.npy: .*\(None, 6, 6, 2\)"),
-    "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b: choose one with --key"),
-    "other labels": (
-        ["evaluate", "qat.keras", "x.npy", "--labels", "short.npy"],
-        "^Error: short.npy: there are 5 labels for 40 examples",
-    ),
-    "no module": (
-        ["simulate", "qat.keras", "nothing_here:x"],
-        "^Error: nothing_here:x: There is no module nothing_here",
-    ),
-    "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
-    "no images": (["simulate", "qat.keras", "."], "has no images"),
-    "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
-    "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
-    "target": (
-        ["plan", "float.keras", "--target", "ethos"],
-        "'ethos' is not one of 'xnnpack', 'tflm'",
-    ),
-    "calibrated to TFLite": (
-        ["calibrate", "float.keras", "x.npy", "-o", "q.tflite"],
-        "q.tflite: the model is written to .keras, .h5",
-    ),
-    "calibrated in place": (
-        ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
-        "float.keras is the model that is read, and would be lost",
-    ),
-    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite, .onnx"),
-    "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "written to .npz files"),
-    "no directory for codes": (
-        ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],
-        "the directory no does not exist",
-    ),
-    "no directory for a page": (
-        ["verify", "qat.keras", "model.tflite", "x.npy", "--html", "no/page.html"],
-        "the directory no does not exist",
-    ),
-    "planned twice": (["plan", "qat.keras"], "qat.keras is quantized already. Pass the float"),
-    "recipe of a quantized model": (
-        ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
-        "quantized already: --recipe is for float models",
-    ),
-    "command": (["plam", "float.keras"], "No such command 'plam'"),
-    "import": (
-        ["--import", "nothing_here", "plan", "float.keras"],
-        "There is no module nothing_here",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors(case, sources, monkeypatch):
-    monkeypatch.chdir(sources)
-    np.savez("two.npz", a=X, b=X)
-    np.save("wide.npy", X[:, :, :1])
-    np.save("short.npy", np.arange(5) % 3)
-    Path("damaged.keras").write_bytes(b"PK")
-    args, message = ERRORS[case]
-    told = run(*args, code=2)
-    assert re.search(message, told.replace("\n", " ")), told
-    assert len(told) < 800
-
-
-def test_debug_shows_tracebacks(files):
-    done = CliRunner().invoke(cli, ["--debug", "plan", str(files / "x.npy")])
-    assert isinstance(done.exception, ValueError)
-
-
-@pytest.mark.parametrize("command", cli.commands)
-def test_help(command):
-    assert "Usage" in run(command, "--help")
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.test_commands import run
+from tests.cli.running import run
 from tests.networks.small import tiny_net
 
 MISTAKES = {

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
-from tests.cli.test_commands import X, run
+from tests.cli.running import X, run
 from tests.helpers import scramble
 from tests.networks.small import functional, layers, tiny_net
 

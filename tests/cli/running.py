@@ -1,0 +1,19 @@
+"""Commands that are run in the process of the tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from click.testing import CliRunner
+
+from keras_qat_cli.commands import cli
+from tests.helpers import images
+
+X = np.clip(images(40, (6, 6, 2)), -3, 3)
+
+
+def run(*args, code=0):
+    """What a command prints; its messages, if it ends with another code than 0."""
+    done = CliRunner().invoke(cli, [str(arg) for arg in args])
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    assert "Traceback" not in done.output
+    return done.stderr if code else done.stdout

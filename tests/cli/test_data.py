@@ -1,0 +1,88 @@
+"""The data that the command line reads: arrays, tables, functions, images."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat_cli.models import takes_pixels
+from tests.cli.running import X, run
+from tests.networks.small import functional, layers
+
+SOURCES: dict[str, list[str]] = {
+    "x.csv": [],
+    "one.npz": [],
+    "x.npz": [],
+    "named.npz": ["--key", "image"],
+    "labels.csv": ["--drop", "label"],
+    "prepare:x": [],
+    "prepare:representative": [],
+}
+
+
+FEW = ("labels.csv", "x.npz", "prepare:representative")
+"""Those that are read by default."""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(source, marks=[] if source in FEW else pytest.mark.slow) for source in SOURCES],
+)
+def test_data(source, sources, monkeypatch):
+    monkeypatch.chdir(sources)
+    monkeypatch.syspath_prepend(str(sources))
+    told = run("simulate", "qat.keras", source, "-o", "codes.npz", "--limit", 9, *SOURCES[source])
+    assert "(9, 3)" in told
+    codes = keras_qat.simulate(keras.models.load_model("qat.keras"), X[:9]).outputs["logits"].codes
+    with np.load("codes.npz") as result:
+        assert np.abs(result["logits"].astype(int) - codes).max() <= (1 if "csv" in source else 0)
+
+
+def test_columns_for_several_inputs(tmp_path):
+    inputs = [keras.Input((1,), name="age"), keras.Input((1,), name="height")]
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(inputs)))
+    model.save(tmp_path / "float.keras")
+    (tmp_path / "people.csv").write_text("height,name,age\n1.8,Ada,40\n1.6,Emmy,30\n")
+    told = run(
+        *("calibrate", tmp_path / "float.keras", tmp_path / "people.csv", "--drop", "name"),
+        *("-o", tmp_path / "qat.keras", "--json"),
+    )
+    ranges = {load["tensors"][0]: load["maximum"] for load in json.loads(told)["ranges"]}
+    assert ranges["age"] >= 40 or ranges["height"] >= 40  # One range for what is concatenated.
+
+
+@pytest.mark.slow
+def test_images(tmp_path):
+    """Their sizes become the model's, and their pixels what it was trained on."""
+    model = functional((8, 8, 3), build=lambda x: layers.ReLU()(layers.Conv2D(2, 1)(x)))
+    model.save(tmp_path / "float.keras")
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    for size in (8, 20):
+        image = np.full((size, size, 3), 255, np.uint8)
+        contents = tf.io.encode_png(image).numpy()
+        (tmp_path / "photos" / "cats" / f"{size}.PNG").write_bytes(contents)
+    arguments = (
+        "calibrate",
+        tmp_path / "float.keras",
+        tmp_path / "photos",
+        "-o",
+        tmp_path / "q.keras",
+    )
+    assert "add --pixels 0..255, 0..1 or -1..1" in run(*arguments, code=2)
+    for pixels, largest in (("0..255", 255), ("0..1", 1), ("-1..1", 1)):
+        ranges = json.loads(run(*arguments, "--json", "--pixels", pixels))["ranges"]
+        assert ranges[0]["maximum"] == pytest.approx(largest * (1 + 1 / 1019), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5, 0.5])
+def test_models_that_scale_pixels_themselves(scale, tmp_path):
+    """Such a model says what pixels it takes, before and after quantization."""
+    model = functional((4, 4, 3), build=lambda x: layers.Conv2D(2, 1)(layers.Rescaling(scale)(x)))
+    for name, saved in (("float", model), ("qat", keras_qat.quantize_model(model))):
+        saved.save(tmp_path / f"{name}.keras")
+        assert takes_pixels(tmp_path / f"{name}.keras") == (scale < 0.1)

@@ -1,0 +1,110 @@
+"""Errors of the command line are messages, not tracebacks, and end with a code of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from keras_qat_cli.commands import cli
+from tests.cli.running import X, run
+
+ERRORS = {
+    "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
+    "no model file": (["plan", "x.npy"], r"x.npy is not a model: pass a .*\.keras, \.h5"),
+    "damaged": (["plan", "damaged.keras"], "damaged.keras is no Keras model, or it is damaged"),
+    "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
+    "float model": (
+        ["export", "float.keras", "m.tflite"],
+        "float.keras is a float model.*calibrate",
+    ),
+    "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is not a TFLite file"),
+    "option of another tool": (
+        ["convert", "float.keras", "x.npy", "m.tflite", "--bits", "4"],
+        "There is no --bits: give --recipe low_bits",
+    ),
+    "no directory": (
+        ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
+        "no does not exist",
+    ),
+    "scope": (["plan", "float.keras", "--scope", "logit"], "Did you mean 'logits'"),
+    "other columns": (["simulate", "qat.keras", "labels.csv"], "73 numbers in a row.*72"),
+    "no column": (["simulate", "qat.keras", "labels.csv", "--drop", "lable"], "no column lable"),
+    "no array": (["simulate", "qat.keras", "two.npz", "--key", "c"], "no array c, but a, b"),
+    "no labels": (
+        ["evaluate", "qat.keras", "two.npz", "--labels", "y.npy"],
+        "^Error: There is no file y.npy",
+    ),
+    "shapes": (["simulate", "qat.keras", "wide.npy"], r"^Error: wide.npy: .*\(None, 6, 6, 2\)"),
+    "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b: choose one with --key"),
+    "other labels": (
+        ["evaluate", "qat.keras", "x.npy", "--labels", "short.npy"],
+        "^Error: short.npy: there are 5 labels for 40 examples",
+    ),
+    "no module": (
+        ["simulate", "qat.keras", "nothing_here:x"],
+        "^Error: nothing_here:x: There is no module nothing_here",
+    ),
+    "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
+    "no images": (["simulate", "qat.keras", "."], "has no images"),
+    "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
+    "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
+    "target": (
+        ["plan", "float.keras", "--target", "ethos"],
+        "'ethos' is not one of 'xnnpack', 'tflm'",
+    ),
+    "calibrated to TFLite": (
+        ["calibrate", "float.keras", "x.npy", "-o", "q.tflite"],
+        "q.tflite: the model is written to .keras, .h5",
+    ),
+    "calibrated in place": (
+        ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
+        "float.keras is the model that is read, and would be lost",
+    ),
+    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite, .onnx"),
+    "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "written to .npz files"),
+    "no directory for codes": (
+        ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],
+        "the directory no does not exist",
+    ),
+    "no directory for a page": (
+        ["verify", "qat.keras", "model.tflite", "x.npy", "--html", "no/page.html"],
+        "the directory no does not exist",
+    ),
+    "planned twice": (["plan", "qat.keras"], "qat.keras is quantized already. Pass the float"),
+    "recipe of a quantized model": (
+        ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
+        "quantized already: --recipe is for float models",
+    ),
+    "command": (["plam", "float.keras"], "No such command 'plam'"),
+    "import": (
+        ["--import", "nothing_here", "plan", "float.keras"],
+        "There is no module nothing_here",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case, sources, monkeypatch):
+    monkeypatch.chdir(sources)
+    np.savez("two.npz", a=X, b=X)
+    np.save("wide.npy", X[:, :, :1])
+    np.save("short.npy", np.arange(5) % 3)
+    Path("damaged.keras").write_bytes(b"PK")
+    args, message = ERRORS[case]
+    told = run(*args, code=2)
+    assert re.search(message, told.replace("\n", " ")), told
+    assert len(told) < 800
+
+
+def test_debug_shows_tracebacks(files):
+    done = CliRunner().invoke(cli, ["--debug", "plan", str(files / "x.npy")])
+    assert isinstance(done.exception, ValueError)
+
+
+@pytest.mark.parametrize("command", cli.commands)
+def test_help(command):
+    assert "Usage" in run(command, "--help")
