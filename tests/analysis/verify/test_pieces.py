@@ -74,6 +74,16 @@ def test_pieces_whose_first_axis_is_not_the_batch(shape, build, kernels):
         assert report.differing == ()
 
 
+def test_pieces_in_tflite_micro_that_take_steps_of_an_example():
+    """Its sizes are fixed: a file of one example has pieces that take three."""
+    pytest.importorskip("tflite_micro")
+    build, x = layers.TimeDistributed(layers.Conv1D(4, 3)), images(8, (3, 8, 2))
+    qat = observe(keras_qat.quantize_model(functional((3, 8, 2), build=build)), x)
+    contents = keras_qat.export_tflite(qat, batch_size=1)
+    report = keras_qat.verify(qat, contents, x, per_layer=True, kernels="tflm")
+    assert report.unexplained == ()
+
+
 def halves(x):
     first, second = tf.split(x, 2, axis=-1)
     return layers.Dense(4)(first * second)
