@@ -48,21 +48,33 @@ class CachedInference:
         self._resolve, self._prepare, self._compute = resolve, prepare, compute
         self.version = 0
         """Times that inference was traced. Functions of an earlier version are out of date."""
+        self.resolved: ResolvedGraph | None = None
+        """The graph that `resolve` made of the weights that `look` has seen, if it was kept."""
         self._weights: list[Any] = []
-        """The values of the model's weights in the last `refresh`."""
+        """The values of the model's weights in the last `look`."""
+        self._changes = self._prepared = 0
+        """Times that `look` has seen other weights, and the one that the last `refresh` took."""
         self._eager: Callable[..., list[Any]] | None = None
         """Inference that is not traced, if the last `refresh` asked for it."""
         # In a function, as reading them one by one takes ten times as long.
         self._read = traced_in_time(lambda: [weight.value() for weight in model.weights])
 
+    def look(self) -> None:
+        """Forgets `resolved` if ranges or weights have changed."""
+        weights = self._read()
+        if not self._weights or not all(map(_unchanged, self._weights, weights)):
+            self._weights, self.resolved = weights, None
+            self._changes += 1
+
     def refresh(self, eagerly: bool = False) -> None:
         """Takes ranges and weights as they are now; `eagerly` says not to trace inference."""
-        weights, is_same = self._read(), eagerly is (self._eager is not None)
-        if self._weights and is_same and all(map(_unchanged, self._weights, weights)):
+        self.look()
+        changes, is_same = self._changes, eagerly is (self._eager is not None)
+        if changes == self._prepared and is_same:
             return
         resolved = self._resolve()
         numbers: Any = self._prepare(resolved)
-        finite = all(map(_is_finite, weights))
+        finite = all(map(_is_finite, self._weights))
         numbers = ones_unless(finite, numbers), tf.constant(0.0 if finite else np.nan)
         self._eager = functools.partial(self._computed, resolved, numbers) if eagerly else None
         is_new = not self.is_ready and not eagerly
@@ -70,7 +82,7 @@ class CachedInference:
             self._store = NumberStore(numbers)
         if is_new or not (eagerly or self._store.assign(numbers)):
             self._trace(resolved)
-        self._weights = weights
+        self._prepared = changes
 
     @property
     def is_ready(self) -> bool:

@@ -23,14 +23,16 @@ from keras_qat.frontend.keras2.layers_and_models import flat_inputs, nested_inpu
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
 from keras_qat.integer_graph.execute import Numbers, prepare, run
-from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.float_inference import Evaluator, evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import ones_unless
-from keras_qat.integer_graph.resolve import resolve_in_graph
+from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.ops.registry import match
+from keras_qat.training.calibration.watch import watch_of
 from keras_qat.training.layers.recurrent.states import states_of, unchanged
 from keras_qat.training.layers.scheduled_layer import Phase, shapes_are_enough
+from keras_qat.training.schedule import check_process, scheduled_layers
 
 
 class Inference:
@@ -43,7 +45,6 @@ class Inference:
 
     def __init__(self, model: Any, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import phase_finder
-        from keras_qat.training.schedule import scheduled_layers
 
         self.model, self.family = model, family
         self.graph = graph_lib.read(model)
@@ -58,9 +59,24 @@ class Inference:
         )
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` that it was traced for."""
-        self.in_float = evaluator(self.graph, graph_lib.values_in(self.graph.outputs))
-        """Computes the outputs without any quantization."""
+        self._in_float = evaluator(self.graph, graph_lib.values_in(self.graph.outputs))
         self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
+
+    def resolved(self) -> ResolvedGraph:
+        """Returns what `resolve` returns, made anew only after ranges or weights have changed."""
+        check_process(self.model)
+        if tf.distribute.has_strategy():
+            return resolve(self.model)
+        self.settled.look()
+        if self.settled.resolved is None:
+            self.settled.resolved = resolve(self.model)
+        return self.settled.resolved
+
+    @property
+    def in_float(self) -> Evaluator:
+        """Computes the outputs without any quantization, as calibration has traced if it has."""
+        watch = watch_of(self.model)
+        return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
         """Takes ranges and weights as they are now, for all graphs in a phase that is known."""

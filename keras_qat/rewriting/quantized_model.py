@@ -146,7 +146,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Simulates quantization in training; computes as the kernels do at inference."""
-        inference = self._exact_inference()
+        inference = self.exact_inference()
         if inference is None:
             return self.simulated(inputs, training, mask)
         if is_in_converter():
@@ -168,7 +168,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
             agree(self.weights)
         return outputs
 
-    def _exact_inference(self) -> Inference | None:
+    def exact_inference(self) -> Inference | None:
         """Returns the inference in integers; None for recipe `contrib`, which simulates."""
         if self._inference is None and self.recipe.fold != "correction":
             # Past Keras, which would track the graph.
@@ -176,7 +176,7 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
         return self._inference
 
     def settle(self, phase: Phase | None) -> None:
-        inference = self._exact_inference()
+        inference = self.exact_inference()
         if inference is not None and is_exact(phase):
             inference.settle()
 

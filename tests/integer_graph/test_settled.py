@@ -71,6 +71,29 @@ def test_changes_count(qat, change, call):
     assert np.any(before != after)
 
 
+def test_what_verify_keeps_follows_the_model(qat):
+    """Weights, phases, kernels: each report is of the model as it then is."""
+
+    def notes(file):
+        first, second = (keras_qat.verify(qat, file, X) for _ in range(2))
+        assert first.to_dict() == second.to_dict()
+        assert str(qat.exact_inference().resolved()) == str(keras_qat.resolve(qat))
+        return second.notes
+
+    file = keras_qat.export_tflite(qat)
+    assert notes(file) == ()
+    CHANGES["a weight"](qat)
+    with pytest.warns(UserWarning, match="other weights or ranges"):
+        assert len(notes(file)) == 1
+    keras_qat.set_quantization(qat, enabled=False)
+    with pytest.warns(UserWarning, match="Quantization is switched off"):
+        assert len(notes(file)) == 2
+    keras_qat.set_quantization(qat)
+    assert notes(keras_qat.export_tflite(qat)) == ()
+    qat.kernels = "reference"
+    assert qat.exact_inference().resolved().origin.family.name == "reference"
+
+
 def test_training_between_batches_of_a_loop_counts(qat):
     """Loops may hold on to the function that Keras makes."""
     qat.compile("sgd", "sparse_categorical_crossentropy")

@@ -20,6 +20,9 @@ from keras_qat.training.layers.recurrent.states import Stream
 FEW = 32
 """Examples that tell whether a model is good, or which layer of a poor one is the weakest."""
 
+MORE = 4
+"""How many times as many examples are computed in float where those leave a doubt."""
+
 QUICK = 1 << 19
 """Input elements of the examples that are computed in float where `FEW` have fewer."""
 
@@ -55,6 +58,7 @@ def against_float(
         examples: how many examples to compare; the rest fills up the last batch.
         labels: what `labels_of` returned.
         count: how many examples to compute in float; None for `FEW`, or for as many as are quick.
+            Where these leave a doubt, `MORE` times as many are.
     """
 
     def in_float(rows: Rows) -> list[np.ndarray]:
@@ -76,12 +80,18 @@ def against_float(
     needs_all = has_labels or bool(graph.origin.fixed_batch)
     if needs_all or count == examples or any(len(y) != len(inputs[0]) for y in expected):
         return compared(in_float(slice(None)), slice(None))
-    some = np.linspace(0, examples - 1, count).astype(int)
+    some = _spread(count, examples)
     exact = in_float(some)
     result = compared(exact, some)
     if not result.faults and not result.drowned and all(map(is_clearly_good, result.outputs)):
         return result
-    rest = np.delete(np.arange(len(inputs[0])), some)
-    order = np.argsort(np.concatenate([some, rest]))
+    others = np.setdiff1d(np.arange(examples), some)
+    rest = others[_spread(min((MORE - 1) * count, len(others)), len(others))]
+    rows = np.concatenate([some, rest])
     parts = zip(exact, in_float(rest), strict=True)
-    return compared([np.concatenate(both)[order] for both in parts], slice(None))
+    return compared([np.concatenate(both) for both in parts], rows)
+
+
+def _spread(count: int, examples: int) -> np.ndarray:
+    """Returns the indices of so many examples, evenly spread."""
+    return np.linspace(0, examples - 1, count).astype(int)

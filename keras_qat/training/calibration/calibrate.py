@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import warn_caller
-from keras_qat.io.data import batches
+from keras_qat.io.data import BATCH_SIZE, batches
 from keras_qat.training.calibration.data_checks import InputData, doubt
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import METHODS, Method, Range
@@ -30,8 +31,11 @@ from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.ranges.weight_limits import clip_weights
-from keras_qat.training.schedule import check_quantized, schedule, scheduled_layers
+from keras_qat.training.schedule import check_quantized, schedule
 from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
+
+_QUICK, _LARGEST = 1 << 17, 128
+"""Input elements of the batches that are read of small examples, and most examples of a batch."""
 
 
 @one_at_a_time
@@ -70,7 +74,8 @@ def calibrate(
             generator of batches or the function that makes one, a list of images. Labels are
             ignored.
         steps: how many batches to read; all by default. An endless dataset needs it.
-        batch_size: examples per batch of arrays and single examples, 32 by default.
+        batch_size: examples per batch of arrays and single examples; by default 32, or without
+            `steps` up to 128 of small inputs.
         method: how a range is chosen. "minmax" takes the extremes, "percentile" all but a share of
             the values at either end, "mse" the range with the smallest mean squared error,
             "entropy" the range with the smallest Kullback-Leibler divergence. Values beyond the
@@ -102,7 +107,7 @@ def calibrate(
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_quantized(model)
     fixed_batch = kept_batch(states_of(model))
-    batch_size = fixed_batch or batch_size
+    batch_size = fixed_batch or batch_size or (_quick_batch(model) if steps is None else None)
     observed = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
@@ -124,7 +129,7 @@ def calibrate(
         first = first or [x[: fixed_batch or 1] for x in batch]
     observed.share(model)
     ranges = observed.ranges(range_of) | dict(limits.values())
-    _observe_weights(model, first, reset)
+    _observe_weights(model, observed.watch.layers, first, reset)
     off_ties = {
         index: quantizer.observers[0]
         for index, quantizer in _input_quantizers(graph).items()
@@ -140,6 +145,17 @@ def calibrate(
     reason = doubt(graph, seen, examples, clips=method != "minmax")
     if reason := reason or next(observed.doubts(ranges), ""):
         warn_caller(reason)
+
+
+def _quick_batch(model: Any) -> int | None:
+    """Returns how many examples to read at a time: of small ones more, as each run costs a start.
+
+    None for the default.
+    """
+    sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
+    if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
+        return None
+    return min(max(BATCH_SIZE, _QUICK // sum(sizes)), _LARGEST)
 
 
 def _input_limits(
@@ -215,9 +231,10 @@ def _set(
     observer.set(low, high, before + count, wider)
 
 
-def _observe_weights(model: Any, example: list[np.ndarray], reset: bool) -> None:
+def _observe_weights(
+    model: Any, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
+) -> None:
     """Updates the observers of weights by one call in training, where folded weights exist."""
-    layers = list(scheduled_layers(model))
     observers = [
         quantizer.observer
         for layer in layers

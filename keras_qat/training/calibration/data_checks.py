@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Graph, read, values_in
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import arrays_of
-from keras_qat.training.calibration.preparation import Sample, wrong_preparation
+from keras_qat.training.calibration.preparation import Sample, some_of, wrong_preparation
 
 FEW = 4
 """Calibration with fewer examples is warned about."""
@@ -61,9 +60,7 @@ class InputData:
             self.deviations.append(flat[:, :: -(-flat.shape[1] // _SAMPLE)].std(1, dtype=float))
         if sum(map(len, self.samples)) < _VALUES:
             numbers = x.reshape(-1)
-            if x.size > _PER_BATCH:  # Any stride could meet the same channel each time.
-                numbers = numbers[_some_indices(x.size)]
-            self.samples.append(numbers)
+            self.samples.append(some_of(numbers, _PER_BATCH))
 
     @property
     def values(self) -> np.ndarray:
@@ -74,12 +71,6 @@ class InputData:
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest number."""
         return float(np.min(self.low)), float(np.max(self.high))
-
-
-@functools.lru_cache(8)
-def _some_indices(size: int) -> np.ndarray:
-    """Returns different numbers below `size`, the same ones for each batch."""
-    return np.unique(np.random.default_rng(0).integers(0, size, _PER_BATCH))
 
 
 def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:

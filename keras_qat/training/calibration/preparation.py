@@ -7,6 +7,7 @@ training data. Where there is none, a classifier's predictions show whether it t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ FAR_IF_OTHER = 0.5
 """The same where another preparation of the data has less than a quarter of it."""
 _MOST = 8.0
 """Distance of a channel that counts at most, so that a dead channel does not decide."""
+_ROWS = 4096
+"""Most rows of channels whose mean and deviation are computed."""
 _FEWEST = 4
 """Fewer examples say too little."""
 _RESCALED_TWICE = 0.02
@@ -198,9 +201,21 @@ def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
         norm_axes = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
         axes = [axis if axis < x.ndim else -1 for axis in norm_axes]
         x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
+    x = some_of(x, _ROWS)
     with np.errstate(divide="ignore"):
         wider = np.log2(x.std(0, dtype=float) / deviation)
     return np.clip(wider, -_MOST, _MOST), np.clip((x.mean(0) - mean) / deviation, -_MOST, _MOST)
+
+
+def some_of(rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns some rows, at most `count`, drawn at random: a stride may meet one channel only."""
+    return rows if len(rows) <= count else rows[_some_indices(len(rows), count)]
+
+
+@functools.lru_cache(8)
+def _some_indices(size: int, count: int) -> np.ndarray:
+    """Returns different numbers below `size`, the same ones whenever it is called."""
+    return np.unique(np.random.default_rng(0).integers(0, size, count))
 
 
 def _mean(wider: np.ndarray, shift: np.ndarray) -> float:

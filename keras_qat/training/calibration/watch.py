@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _SAMPLE, _SAMPLED = 16, 256
 """Numbers that are sampled of a tensor for each example, and examples of which they are."""
 
 
-class _Watch:
+class Watch:
     """A traced function that computes a model in float and returns statistics of its tensors.
 
     Args:
@@ -63,13 +63,14 @@ class _Watch:
 
         def watch(*arguments: Any) -> Any:
             *inputs, sampled = arguments
-            seen = self._seen(inputs)
+            seen, outputs = self._seen(inputs)
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
-            return known, [counts_of(x) for x in seen if counts]
+            return known, [counts_of(x) for x in seen if counts], tf.nest.flatten(outputs)
 
         self.watch = traced(watch, input_signature=signature)
 
-    def _seen(self, inputs: list[Any]) -> list[Any]:
+    def _seen(self, inputs: list[Any]) -> tuple[list[Any], Any]:
+        """Returns the tensors in front of the quantizers, and the model's outputs."""
         seen: list[Any] = []
         self.tensors.clear()
 
@@ -82,19 +83,31 @@ class _Watch:
                 watched = functools.partial(note, quantizer)
                 stack.enter_context(swapped(quantizer, watched=watched))
             stack.enter_context(assuming(IN_FLOAT, self.layers))
-            graph_lib.evaluate(self.graph, inputs, infer)
-        return seen
+            outputs = graph_lib.evaluate(self.graph, inputs, infer)
+        return seen, outputs
+
+    def _run(self, batch: Sequence[np.ndarray], sampled: int) -> Any:
+        dtypes = [spec.dtype for spec in self.watch.input_signature]
+        return self.watch(*map(tf.constant, [*batch, sampled], dtypes))
+
+    def outputs(self, batch: Sequence[np.ndarray]) -> list[Any]:
+        """Returns the model's outputs in float, in their order."""
+        return list(self._run(batch, sampled=0)[2])
 
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
         """Returns extremes and so many numbers of each tensor, and its counts if wanted."""
-        dtypes = [spec.dtype for spec in self.watch.input_signature]
-        known, counts = self.watch(*map(tf.constant, [*batch, sampled], dtypes))
+        known, counts, _ = self._run(batch, sampled)
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
         samples = [vector[2:] for vector in vectors]
         return extremes, samples, [folded(bins.numpy()) for bins in counts]
+
+
+def watch_of(model: Any) -> Watch | None:
+    """Returns what calibration of a model without histograms has traced, if it has."""
+    return getattr(model, "_watches", {}).get((False, False))
 
 
 class Observed:
@@ -106,7 +119,7 @@ class Observed:
             watches = {}
             object.__setattr__(model, "_watches", watches)
         if (counts, fixed) not in watches:
-            watches[counts, fixed] = _Watch(model, counts, fixed)
+            watches[counts, fixed] = Watch(model, counts, fixed)
         self.watch = watches[counts, fixed]
         self.examples = 0
         self.tallies: dict[tuple[ActivationQuantizer, int | None], Tally] = defaultdict(Tally)
