@@ -98,3 +98,12 @@ def test_a_range_that_no_value_reaches_is_set_by_something_else():
     values = np.linspace(1e-4, 6e-3, 1000)
     assert far_values(values, (1e-4, 0.5), (0.0, 0.996), 8) is not None
     assert far_values(values, (1e-4, 8.6e-3), (0.0, 0.996), 8) is None
+
+
+def test_saturated_gates_are_not_far_outside():
+    """Of 1 - sigmoid(x) many values are 1, and the others small; a single 1 is an outlier."""
+    small = np.linspace(0, 0.02, 999)
+    assert far_values(np.append(small, np.ones(300)), (0.0, 1.0), (0.0, 1.0), 8) is None
+    far = far_values(np.append(small, 1.0), (0.0, 1.0), (0.0, 1.0), 8)
+    assert far is not None
+    assert far.value == 1

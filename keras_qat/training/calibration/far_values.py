@@ -61,10 +61,12 @@ def far_values(
     if outermost is None or abs(outermost) < abs(high if outermost > 0 else low) / 2:
         return None  # None are far, or something else set the range, as an operator does.
     needed = max(rest[-1], 0.0) - min(rest[0], 0.0)
+    share = 1 - rest.size / (values.size + 2)
     is_lost = needed * FAR < high - low and needed * (2**bits - 1) < LEVELS * (high - low)
-    if not is_lost or len(np.unique(rest)) < VARIED:
+    is_gate = abs(outermost) <= 1 and share >= MARK  # A saturated sigmoid, as in 1 - z.
+    if not is_lost or is_gate or len(np.unique(rest)) < VARIED:
         return None
-    return FarValues(outermost, 1 - rest.size / (values.size + 2), float(rest[0]), float(rest[-1]))
+    return FarValues(outermost, share, float(rest[0]), float(rest[-1]))
 
 
 def described(far: FarValues, low: float, high: float, bits: int) -> str:
