@@ -19,7 +19,16 @@ class LoweringContext:
         self.weights: dict[Any, list[Any]] = {}
         self.opened: dict[Any, int] = {}
         """Layer -> how often it was opened."""
+        self.refused: dict[Any, str] = {}
+        """Layer that could not be opened in one of its calls -> why."""
+        self.names: dict[Any, dict[str, Any]] = {}
+        """Layer -> the names inside it -> what they name, in all of its calls."""
         self._layers: dict[tuple[Any, str], Any] = {}
+
+    def clear(self) -> None:
+        """Forgets all layers, before lowering begins again."""
+        for known in (self.weights, self.opened, self.refused, self.names, self._layers):
+            known.clear()
 
     def layer(self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()) -> Any:
         """Returns the named part of `source`, made on first use with the initial `weights`."""
@@ -27,6 +36,14 @@ class LoweringContext:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
+
+    def split_weights(self) -> set[Any]:
+        """Returns the layers of which a weight was split: several layers start from it."""
+        starts: dict[tuple[Any, int], set[Any]] = {}
+        for (source, _), layer in self._layers.items():
+            for weight in self.weights[layer]:
+                starts.setdefault((source, id(weight)), set()).add(layer)
+        return {source for (source, _), layers in starts.items() if len(layers) > 1}
 
     def clone(self, source: Any, part: str, weights: Any, **config: Any) -> Any:
         """Returns the named part of `source` that is a copy of it with other settings."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
@@ -39,12 +42,39 @@ def open_layers(
 ) -> Graph:
     """Opens every layer that no row lists.
 
+    The calls of a layer share its weights: one that cannot be opened in one call stays whole in
+    all, and weights of which two calls compute different things stay apart from what they compute.
+
     Args:
         graph: a graph as it was read.
         context: collects the layers that are made.
         may_open: whether a layer may be opened; True opens even a layer that normalizes, None opens
             as usual.
     """
+    whole: dict[Any, str] = {}
+    apart = set[Any]()
+    while True:
+        opened = _open_each(graph, context, may_open, whole, apart)
+        mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
+        split = context.split_weights() - apart
+        if not mixed and not split:
+            return with_kernels(opened, context)
+        whole.update(mixed)
+        apart |= split
+        context.clear()
+        # Copies, as values know which call computes them.
+        calls = [dataclasses.replace(call) for call in graph.calls]
+        graph = dataclasses.replace(graph, calls=calls)
+
+
+def _open_each(
+    graph: Graph,
+    context: LoweringContext,
+    may_open: Callable[[Call], bool | None],
+    whole: Mapping[Any, str],
+    apart: Collection[Any],
+) -> Graph:
+    """Opens the layers but those that stay `whole`, keeping weights `apart` from what they give."""
 
     def is_whole(call: Call) -> bool:
         """Returns whether a call is a whole subclassed model: its parts keep their names."""
@@ -60,9 +90,14 @@ def open_layers(
         parts, written_out = _unknown_activation(call, context), equivalent(call)
         if not parts and (written_out or _is_closed(call.layer)):
             try:
-                namer = _Namer(call, "" if is_whole(call) else f"{call.name}/")
+                if call.layer in whole:
+                    raise CannotOpen(whole[call.layer])
+                prefix = "" if is_whole(call) else f"{call.name}/"
+                namer = _Namer(call, prefix, context.names.setdefault(call.layer, {}))
                 opened = open_layer(written_out or call)
-                parts = _calls_of(opened, call, context, anchor, namer, forced=allowed is True)
+                parts = _calls_of(
+                    opened, call, context, anchor, namer, allowed is True, call.layer in apart
+                )
             except OnlyTrains as error:
                 keep = PartsBuilder(call, context)
                 layer = keep.new("", TrainingOnly, error.model, weights=error.model.weights)
@@ -75,11 +110,11 @@ def open_layers(
                         f"the functional models inside it one by one."
                     ) from error
                 if not written_out:
-                    closed[call.name] = str(error)
+                    closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part)] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]
-    return with_kernels(dataclasses.replace(graph, calls=calls, closed=closed), context)
+    return dataclasses.replace(graph, calls=calls, closed=closed)
 
 
 def _is_closed(layer: Any) -> bool:
@@ -117,10 +152,16 @@ def _itself(layer: Any) -> Any:
 
 
 class _Namer:
-    """Gives unique names to the calls inside a layer."""
+    """Gives unique names to the calls inside a layer.
 
-    def __init__(self, call: Call, prefix: str) -> None:
-        self.call, self.prefix, self.taken = call, prefix, set[str]()
+    Args:
+        call: the call of the layer.
+        prefix: what names begin with.
+        named: name -> what it names, in all calls of the layer.
+    """
+
+    def __init__(self, call: Call, prefix: str, named: dict[str, Any]) -> None:
+        self.call, self.prefix, self.taken, self.named = call, prefix, set[str](), named
         self.inside = names_inside(call.layer)
         self.of_layer: dict[Any, str] = {}
         self.gave_output = False
@@ -128,17 +169,26 @@ class _Namer:
     def name(self, inner: Call, gives_output: bool) -> str:
         layer = inner.layer
         if is_operation(layer):
-            if gives_output and not self.gave_output:
+            symbol = str(layer.symbol)
+            is_first = gives_output and not self.gave_output
+            if is_first and self.named.setdefault("", symbol) == symbol:
                 self.gave_output = True
                 return self.call.name
-            return self.unique(str(layer.symbol).rsplit(".", 1)[-1])
+            return self.unique(symbol.rsplit(".", 1)[-1], symbol)
         if layer not in self.of_layer:
-            self.of_layer[layer] = self.unique(self.inside.get(id(layer), inner.name))
+            base = self.inside.get(id(layer), inner.name)
+            self.of_layer[layer] = self.unique(base, id(layer))
         return self.of_layer[layer]
 
-    def unique(self, base: str) -> str:
+    def unique(self, base: str, named: Any) -> str:
+        """Returns a name that is new in this call, and names the same in the layer's other calls.
+
+        Args:
+            base: how it should begin.
+            named: the symbol of an operation, or what tells a layer or a weight from others.
+        """
         name, count = base, 1
-        while name in self.taken:
+        while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
         self.taken.add(name)
         return self.prefix + name
@@ -151,25 +201,29 @@ def _calls_of(
     anchor: Value,
     namer: _Namer,
     forced: bool,
+    apart: bool,
 ) -> list[Call]:
-    """Returns the calls inside an opened layer, on the call's inputs and outputs."""
+    """Returns the calls inside an opened layer, on the call's inputs and outputs.
+
+    What it computes from weights alone becomes one tensor of weights, unless they are kept `apart`.
+    """
     parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
     inputs = values_in(graph.inputs)
     read = inputs[: len(inputs) - len(opened.weights)]
     current: dict[Value, Value] = dict(zip(read, dict.fromkeys(call.inputs), strict=True))
-    count = context.opened[call.layer] = context.opened.get(call.layer, 0) + 1
-    mark = f"#{count}" if count > 1 else ""
-    of_weights = _computed_from_weights(graph, opened.weights)
+    of_weights = set(opened.weights) if apart else _computed_from_weights(graph, opened.weights)
     if not forced and (symbol := normalizing(graph, of_weights)):
         raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
     outputs_of = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
     if len(outputs_of) != len(values_in(call.outputs)):
         raise CannotOpen("it returns one tensor twice")
+    count = context.opened[call.layer] = context.opened.get(call.layer, 0) + 1
+    mark = f"#{count}" if count > 1 else ""
 
     def tensor_of(value: Value) -> Value:
         """Returns the value in an inner one's place; weights become tensors at first use."""
         if value not in current:
-            name = namer.unique(_name_of_weight(value, opened))
+            name = namer.unique(_name_of_weight(value, opened), _expression_of(value, opened))
             layer, shape = _weight_tensor(value, opened, parts, name)
             current[value] = outputs_of.get(value) or Value(name + mark, shape, value.dtype)
             parts.calls.append(Call(layer, (anchor,), {}, current[value], name, source=call.source))
@@ -240,6 +294,25 @@ def _name_of_weight(value: Value, opened: OpenedLayer) -> str:
         return opened.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
     sources = list(_weights_behind(value, opened))
     return _name_of_weight(sources[0], opened) + "_computed"
+
+
+def _expression_of(value: Value, opened: OpenedLayer) -> str:
+    """Describes how a value is computed from weights: in two calls alike if in the same way."""
+    if value in opened.weights:
+        return f"weight {id(opened.weights[value])}"
+    call = value.producer
+    assert call is not None
+    layer, index = call.layer, values_in(call.outputs).index(value)
+
+    def described(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return _expression_of(leaf, opened)
+        is_array = tf.is_tensor(leaf) or isinstance(leaf, np.ndarray)
+        return np.asarray(leaf).tobytes() if is_array else leaf
+
+    arguments = tf.nest.map_structure(described, (call.args, call.kwargs))
+    what = layer.symbol if is_operation(layer) else id(layer)
+    return f"{what}{arguments}[{index}]"
 
 
 def _weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -21,6 +23,7 @@ from tests.networks.custom import (
     Net,
     OwnConv,
     OwnNorm,
+    Reversible,
     Steep,
 )
 
@@ -127,6 +130,21 @@ def test_what_is_not_opened_says_why(name):
     said = f"(?s)compute in float.*{model.layers[-1].name}: .*{reason}"
     with pytest.warns(UserWarning, match=said):
         keras_qat.quantize_model(model)
+
+
+@pytest.mark.parametrize("without_float", [False, True])
+def test_calls_of_a_layer_share_its_weights(without_float):
+    """Also where one call cannot be opened, or each computes something else from a weight."""
+    x = keras.Input((8, 3))
+    layer = Reversible()
+    normalized, *statistics = layer(x)
+    model = keras.Model(x, layer(layers.Dense(3)(normalized), statistics=statistics))
+    data = np.random.default_rng(0).normal(3, 2, (16, 8, 3)).astype("float32")
+    recipe = dataclasses.replace(keras_qat.recipes.int8(), without_float=without_float)
+    with nullcontext() if without_float else pytest.warns(UserWarning, match="it normalizes"):
+        qat = keras_qat.quantize_model(model, recipe)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    np.testing.assert_allclose(qat(data), model(data), atol=0.1)
 
 
 def test_weights_that_are_zero_have_a_range():

@@ -261,6 +261,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a copy for each example": lambda x: ManyTokens()(conv(x)),
     "a dropout": lambda x: FixedDropout(0.01, noise_shape=(None, 1, 1, 1))(conv(x)),
     "a block": lambda x: Block(4)(x),
+    "two layers of one name": lambda x: LateProjection()(x),
     "a layer made in call": lambda x: Residual()(conv(x)),
     "a block of blocks": lambda x: Stage(4)(x),
     "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),
@@ -347,6 +348,39 @@ CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
     "training": (NoisyInTraining, "computes differently in training"),
 }
 """Name -> a layer that cannot be opened, and what is said of it."""
+
+
+class Reversible(layers.Layer):
+    """Normalizes a series, and takes that back in a second call (RevIN)."""
+
+    def build(self, input_shape):
+        if isinstance(input_shape, list):
+            input_shape = input_shape[0]
+        self.gain = self.add_weight("gain", input_shape[-1:], initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs, statistics=None):
+        if statistics is not None:
+            mean, deviation = statistics
+            return inputs / (self.gain + 1e-10) * deviation + mean
+        mean, variance = tf.nn.moments(inputs, 1, keepdims=True)
+        deviation = tf.sqrt(variance + 1e-5)
+        return (inputs - mean) / deviation * (2.0 * self.gain), mean, deviation
+
+
+class LateProjection(layers.Layer):
+    """A layer made in `build`, which Keras names like the one made before."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = layers.Conv2D(4, 1, name="conv")
+
+    def build(self, input_shape):
+        self.second = layers.Conv2D(4, 1, name="conv")
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return self.first(inputs) + self.second(inputs)
 
 
 class Net(keras.Model):

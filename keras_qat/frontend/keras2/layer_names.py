@@ -51,3 +51,20 @@ def named_by_attributes(layer: Any) -> Iterator[None]:
                     stack.enter_context(swapped(inner, _name=names[id(inner)]))
                     stack.enter_context(named_by_attributes(inner))
         yield
+
+
+@contextlib.contextmanager
+def of_different_names(layer: Any) -> Iterator[None]:
+    """Runs a block in which no two layers inside a layer have one name, as a Keras model requires.
+
+    Keras counts anew in `build`, so that a layer made there may be named as one made before.
+    """
+    taken = set[str]()
+    with contextlib.ExitStack() as stack:
+        for inner in layer._flatten_layers(include_self=False):
+            name, count = inner.name, 1
+            while name in taken:
+                name, count = f"{inner.name}_{count}", count + 1
+            taken.add(name)
+            stack.enter_context(swapped(inner, _name=name))
+        yield

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
+from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.tf_operations import is_operation
 
@@ -67,7 +68,7 @@ def open_layer(call: Call) -> OpenedLayer:
     trained = takes_training(layer) and call.kwargs.get("training") is None
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
-    with eagerly, _without_nodes(layer):
+    with eagerly, _without_nodes(layer), of_different_names(layer):
         traces = [_Trace(call, phase) for phase in ((True, False) if trained else (None,))]
         if trained:
             _follow_training(*traces)
