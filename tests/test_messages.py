@@ -26,6 +26,7 @@ X = images(16, (6, 6, 2))
     [
         (["conv", "logitss"], r"'logitss' matches no layer. Did you mean 'logits'\? .*conv, bn"),
         (("conv2", "Dens"), r"'conv2', 'Dens' matches no layer. Did you mean 'conv', 'Dense'\?"),
+        (lambda layer: False, "^The function <lambda> matches no layer. The layers are: conv"),
         (["conv", "head*"], r"'head\*' matches no layer. The layers are: conv"),
     ],
 )
@@ -357,7 +358,7 @@ def test_layers_in_float_are_told_once(monkeypatch, caplog, tmp_path):
     keras_qat.calibrate(qat, images(8, (4,)))
     keras_qat.export_tflite(qat)
     (line,) = caplog.messages
-    assert re.match(r"'\w+' keeps 1 layer in float: 1 LayerNormalization \(in float, unless", line)
+    assert re.match(r"'\w+' keeps 1 layer in float: 1 LayerNormalization \(unless recipe", line)
     qat.save(tmp_path / "qat.keras")
     messages._SHOWN.clear()  # As in another process.
     caplog.clear()
@@ -365,7 +366,9 @@ def test_layers_in_float_are_told_once(monkeypatch, caplog, tmp_path):
     keras_qat.export_tflite(loaded)
     keras_qat.export_tflite(loaded)
     (line,) = caplog.messages
-    assert line.startswith("The file computes 1 layer in float: 1 LayerNormalization (in float")
+    assert line.startswith(
+        "The file computes 1 layer in float: 1 LayerNormalization (unless recipe"
+    )
 
 
 def test_parts_of_a_layer_in_float_are_one_layer(monkeypatch, caplog):

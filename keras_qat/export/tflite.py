@@ -199,7 +199,7 @@ def _show_in_float(graph: ResolvedGraph) -> None:
         (getattr(call.layer, "layer", call.layer), why_left_in_float(call.layer) or why)
         for call, why in calls
     ]
-    show_in_float(layers, "The file computes", "keras_qat.summary(model) lists them.")
+    show_in_float(layers, "The file computes", "keras_qat.summary(model) shows where.")
 
 
 def _file_batch_size(

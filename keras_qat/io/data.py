@@ -47,6 +47,7 @@ def batches(
     """
     check_counts(batch_size=batch_size, steps=steps)
     inputs = inputs_of(model)
+    is_used_up = hasattr(data, "__next__")
     data = _source_of(inputs, data, is_limited=steps is not None)
     read = _read_series if _is_series(inputs, data) else _read_whole
     count = 0
@@ -55,10 +56,11 @@ def batches(
         count += 1
         yield batch
     if not count:
-        raise ValueError(
-            f"The data for '{inputs.model}' is empty. A generator yields its batches only once: "
-            f"make a new one, or pass the function that makes it."
+        hint = (
+            " A generator yields its batches only once: make a new one, or pass the function that "
+            "makes it."
         )
+        raise ValueError(f"The data for '{inputs.model}' is empty.{hint * is_used_up}")
 
 
 def arrays_of(model: Any, data: Any) -> list[np.ndarray]:

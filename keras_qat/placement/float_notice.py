@@ -28,7 +28,7 @@ def show_in_float(layers: Iterable[tuple[Any, str]], start: str, advice: str) ->
     labels = {id(layer): label(layer) for layer, _ in unasked}
     classes = ", ".join(f"{count} {kind}" for kind, count in Counter(labels.values()).most_common())
     reasons = {reason for _, reason in unasked}
-    why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+    why = f" ({reasons.pop().removeprefix('in float, ')})" if len(reasons) == 1 else ""
     show_once(
         f"{start} {counted(len(labels), 'layer')} in float: {classes}{why}. {advice}", key=classes
     )

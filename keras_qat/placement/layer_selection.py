@@ -67,10 +67,15 @@ def _no_match(patterns: Any, calls: list[Call]) -> str:
         if isinstance(pattern, str)
         for word in difflib.get_close_matches(pattern, words, n=1)
     ]
-    names = ", ".join(map(repr, patterns)) or "An empty scope"
+    names = ", ".join(map(_described, patterns)) or "An empty scope"
     meant = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
     listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
     return f"{names} matches no layer.{meant} The layers are: {listed}"
+
+
+def _described(pattern: Any) -> str:
+    name = getattr(pattern, "__name__", None)
+    return repr(pattern) if name is None else f"The function {name}"
 
 
 def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:

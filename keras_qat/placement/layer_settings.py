@@ -114,7 +114,7 @@ class Settings:
             return None if quantize else BY_RECIPE
         if on_request(call.layer) and not self.recipe.without_float:
             kind = type(call.layer).__name__
-            return f"in float, unless override({kind!r}, quantize=True) asks for integers"
+            return f"in float, unless recipe.override({kind!r}, quantize=True) asks for integers"
         return None
 
     def _override(self, call: Call, name: str) -> Any:

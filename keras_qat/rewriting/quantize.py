@@ -133,7 +133,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
     }
     calls = (call for call in plan.graph.calls if call.name in reasons)
     layers = [(call.source, reasons[call.name]) for call in calls]
-    show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) lists them.")
+    show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
 
 
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:

@@ -214,7 +214,7 @@ def with_nan(value=np.nan):
 
 REFUSED = {
     "nothing": (lambda: None, "The data for 'tiny' is None"),
-    "no examples": (lambda: X[:0], "The data for 'tiny' is empty"),
+    "no examples": (lambda: X[:0], r"The data for 'tiny' is empty\.$"),
     "empty list": (list, "The data for 'tiny' is empty"),
     "no batches": (lambda: dataset(X).batch(4).take(0), "The data for .* is empty"),
     "used up": (lambda: iter([]), "is empty.*make a new one"),

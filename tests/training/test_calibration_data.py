@@ -12,6 +12,8 @@ from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
 UNIT = rng().uniform(0, 1, (32, 8, 8, 3)).astype(np.float32)
+TO_ONE = UNIT / UNIT.max()
+WITH_OUTLIER = np.where(UNIT.max() == UNIT, np.float32(9999), UNIT)
 PIXELS = np.round(255 * UNIT).astype(np.uint8)
 SYMMETRIC = PIXELS / np.float32(127.5) - 1
 CAFFE = keras.applications.imagenet_utils.preprocess_input(PIXELS.astype(np.float32), mode="caffe")
@@ -45,6 +47,13 @@ def conv():
         (UNIT, SYMMETRIC, r"varies 1.9. times as much as then. They fit as \(x \+ 1\) / 2\."),
         (1.0 * PIXELS, UNIT, r"varies 0.0039. times as much as then. They fit as 255 \* x\."),
         (UNIT, UNIT / 255, r" to 0.0039.* varies 0.0039. times .* They fit as 255 \* x\."),
+        (TO_ONE, TO_ONE / 255, r" to 0.0039.* varies 0.0039. times .* They fit as 255 \* x\."),
+        (UNIT, 1e9 * UNIT, r"varies at least 256 times as much as then\. Prepare them as before\."),
+        (
+            UNIT,
+            WITH_OUTLIER,
+            r"half of the examples vary by less .* few numbers set the range, 0 to 9",
+        ),
         (CAFFE, PIXELS, r"lies .* off. They fit as .*preprocess_input\(x, mode='caffe'\)\."),
         (
             UNIT,

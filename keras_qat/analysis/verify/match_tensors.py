@@ -106,7 +106,7 @@ def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]
         floats = [tensor for tensor in outputs if tensor.dtype.kind == "f"]
         if floats and operation.kernel != "DEQUANTIZE":
             scope = in_scope(floats[0].name, scopes)
-            name = scope.removeprefix(PREFIX) if scope else floats[0].name
+            name = scope.removeprefix(PREFIX) if scope else floats[0].name.split(";")[0]
             kernels_of.setdefault(name, []).append(operation.kernel)
     return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in kernels_of.items()}
 

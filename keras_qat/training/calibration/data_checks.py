@@ -68,6 +68,11 @@ class InputData:
         return np.concatenate(self.samples).astype(np.float32)
 
     @property
+    def has_far_numbers(self) -> bool:
+        """Whether one number in a hundred at most is more than half as large as the largest."""
+        return bool(np.quantile(np.abs(self.values), 0.99) < max(map(abs, self.ends)) / 2)
+
+    @property
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest number."""
         return float(np.min(self.low)), float(np.max(self.high))
@@ -90,8 +95,10 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
         )
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
     wrong = wrong_preparation(graph, samples)
-    reasons = [wrong and f"{wrong} Then call calibrate again."]
-    reasons += [_unresolved(data) for data in inputs if not clips]
+    reasons = [_unresolved(data) for data in inputs if not clips]
+    # A few far numbers make all data seem to be prepared otherwise.
+    at = len(reasons) if any(data.has_far_numbers for data in inputs) else 0
+    reasons.insert(at, wrong and f"{wrong} Then call calibrate again.")
     if examples is not None and examples < FEW:
         reasons.append(
             f"The ranges come from {counted(examples, 'example')}: values beyond them are "

@@ -84,7 +84,7 @@ class Sample(NamedTuple):
     @property
     def is_scaled_twice(self) -> bool:
         """Whether the data look like pixels that were divided by 255 twice."""
-        return self.low >= 0 and 0.25 < 255 * self.high <= 1
+        return self.low >= 0 and 0.25 < 255 * self.high < 1.001  # 1 / 255 is rounded.
 
     def described(self, name: str) -> str:
         """Returns the input's name with its type and extremes."""
@@ -165,7 +165,7 @@ def _compared(
     if not is_better and _mean(np.maximum(wider, 0), shift) < FAR:
         return ""
     ratio = float(2 ** np.median(wider))
-    how = f"varies {ratio:.3g} times as much as then"
+    how = f"varies {'at least ' * (ratio >= 2**_MOST)}{ratio:.3g} times as much as then"
     if 0.67 < ratio < 1.5:
         how = f"lies {np.median(np.abs(shift)):.2g} standard deviations off"
     fit = f"They fit as {best}." if is_better else "Prepare them as before."
