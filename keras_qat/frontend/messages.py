@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 _NOT_THE_USER = {"keras_qat", "keras", "tf_keras", "tensorflow"}
 _LOGGER = logging.getLogger("keras_qat")
@@ -55,3 +56,16 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     """Returns " Did you mean ...?" with the nearest of some names, or nothing if none is near."""
     near = difflib.get_close_matches(str(name), names, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class ByName(dict[str, Any]):
+    """What is read by a tensor's name. The error for an unknown name lists similar names."""
+
+    def __missing__(self, name: Any) -> Any:
+        near = difflib.get_close_matches(str(name), self, n=3)
+        shown = near or list(self)[:8]
+        more = ", ..." if len(self) > len(shown) else ""
+        raise KeyError(
+            f"There is no tensor {name!r} here. {'Near it' if near else 'There'} are: "
+            f"{', '.join(shown)}{more}"
+        )

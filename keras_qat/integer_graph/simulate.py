@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.frontend.messages import ByName
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -52,19 +52,6 @@ class Codes:
     def values(self) -> np.ndarray:
         """The real values, float32."""
         return self.params.dequantize(self.codes)
-
-
-class _ByName(dict[str, Any]):
-    """Tensors by name. The error for an unknown name lists similar names."""
-
-    def __missing__(self, name: Any) -> Any:
-        near = difflib.get_close_matches(str(name), self, n=3)
-        shown = near or list(self)[:8]
-        more = ", ..." if len(self) > len(shown) else ""
-        raise KeyError(
-            f"There is no tensor {name!r} here. {'Near it' if near else 'There'} are: "
-            f"{', '.join(shown)}{more}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +150,8 @@ def run_examples(
     in_float = [node.call.name.removeprefix(PREFIX) for node in graph.nodes if node.op is None]
     return Simulation(
         family.name,
-        _ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
-        _ByName({label: joined(parts, labels[label]) for label, parts in inside.items()}),
+        ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
+        ByName({label: joined(parts, labels[label]) for label, parts in inside.items()}),
         tuple(dict.fromkeys(in_float)),
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.frontend.messages import ByName
 from keras_qat.io.data import Input, Inputs, batch_count, batches, padded
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, to_codes, to_pixels, to_values
@@ -208,7 +209,7 @@ def _check_type(file: str, name: str, info: TensorInfo, values: np.ndarray) -> N
 def tensor_infos(tensors: dict[str, Tensor], rescaled: dict[str, Any]) -> Mapping[str, TensorInfo]:
     """Describes tensors by name. `rescaled` holds scale and offset of inputs that take pixels."""
     infos = {name: _info(tensor, rescaled.get(name)) for name, tensor in tensors.items()}
-    return MappingProxyType(infos)
+    return MappingProxyType(ByName(infos))
 
 
 def _info(tensor: Tensor, rescaling: tuple[Any, Any] | None) -> TensorInfo:

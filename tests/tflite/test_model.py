@@ -53,6 +53,16 @@ def test_methods_that_only_models_have(file, method):
         getattr(file, method)
 
 
+def test_names_of_inputs_and_outputs(of_two):
+    _, file = of_two
+    with pytest.raises(KeyError, match=rf"no tensor 'logits' here.*: {', '.join(file.outputs)}"):
+        file.outputs["logits"]
+    with pytest.raises(KeyError, match="no tensor 0 here"):
+        file.inputs[0]
+    assert "logits" not in file.outputs
+    assert file.outputs.get("logits") is None
+
+
 def parts(size):
     return (X[start : start + size] for start in range(0, len(X), size))
 
