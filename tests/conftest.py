@@ -59,8 +59,12 @@ def pytest_report_header(config):
 
 
 def pytest_configure():
-    """Whole collections of garbage come a tenth as often: they look at all of TensorFlow."""
-    gc.set_threshold(*gc.get_threshold()[:2], 100)
+    """Garbage is collected a tenth as often, and not looked for in TensorFlow and the tests."""
+    gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collection_finish():
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest looks for what is marked as slow.
@@ -78,13 +82,18 @@ def pytest_runtest_setup(item):
 
 
 def _put_together(items):
-    """Tests of one family of layers follow each other: one worker then exports it, once."""
+    """Tests that share something follow each other, so that one worker makes it, once.
+
+    That is the exports of a family of layers, and the servers that other processes are forks of.
+    """
     places: dict[Any, int] = {}
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Function) -> tuple[bool, int]:
         family = getattr(item, "callspec", None) and item.callspec.params.get("family")
         together = family is not None and item.path.parent.name == "end_to_end"
-        return places.setdefault((item.path, family) if together else item.nodeid, len(places))
+        key = (item.path, family) if together else item.nodeid
+        forks = hasattr(item.module, "fork") or "fresh_process" in item.fixturenames
+        return not forks, places.setdefault(key, len(places))
 
     items.sort(key=place)
 

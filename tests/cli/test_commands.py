@@ -282,7 +282,8 @@ def test_all_kernel_families_are_listed():
 
 def test_the_rounding_of_servers(files):
     arguments = files / "qat.keras", files / "x.npy", "--kernels", "onnxruntime"
-    told = run("evaluate", *arguments, "--labels", files / "labels.npy")
+    np.save(files / "zeros.npy", np.zeros(len(X), int))
+    told = run("evaluate", *arguments, "--labels", files / "zeros.npy")
     assert "in integers (onnxruntime kernels)" in told
     written = "-o", files / "server.npz"
     assert json.loads(run("simulate", *arguments, *written, "--json"))["kernels"] == "onnxruntime"
