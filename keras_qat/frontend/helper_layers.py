@@ -66,7 +66,8 @@ class MaskScores(keras.layers.Layer):
     [batch, steps, steps]. A mask is False or 0 where there is nothing to attend to.
 
     Args:
-        causal: numbers of query and key steps if later steps are hidden too; else None.
+        causal: numbers of query and key steps if later steps are hidden too, or which key steps
+            [..., steps, steps] each query step sees; else None.
         hidden: whether masks are True, or not 0, for hidden steps instead.
     """
 
@@ -74,12 +75,11 @@ class MaskScores(keras.layers.Layer):
     """Distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9 would
     leave no quantization steps for the other scores."""
 
-    def __init__(
-        self, causal: tuple[int, int] | None = None, hidden: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, causal: Any = None, hidden: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.hidden = hidden
-        self.causal = None if causal is None else np.tri(*causal, dtype=bool)
+        visible = np.tri(*causal) if np.ndim(causal) == 1 else causal
+        self.causal = None if visible is None else np.asarray(visible, bool)
 
     def masks(self, scores: Any, masks: Any) -> list[Any]:
         """Returns bool masks that are True where there is something to attend to."""
@@ -102,7 +102,10 @@ class MaskScores(keras.layers.Layer):
         return tf.nest.flatten(input_shape)[0]
 
     def get_config(self) -> dict[str, Any]:
-        causal = None if self.causal is None else list(self.causal.shape)
+        causal = self.causal
+        if causal is not None:
+            is_triangle = causal.ndim == 2 and np.array_equal(causal, np.tri(*causal.shape))
+            causal = list(causal.shape) if is_triangle else causal.astype(int).tolist()
         return {**super().get_config(), "causal": causal, "hidden": self.hidden}
 
 

@@ -18,17 +18,23 @@ from keras_qat.ops.registry import op_of
 HIDES = -1e3
 """Scores to which this number or a lower one is added, or which it replaces, count as hidden."""
 
+CONSTANT_HIDES = -1e2
+"""The same of constants, whose other numbers are known: they have to be a tenth at most."""
+
 
 class _Mask(NamedTuple):
-    """A mask of scores: a tensor, or the numbers of query and key steps of a causal one."""
+    """A mask of scores: a tensor, or a constant."""
 
     scores: Value
     tensor: Value | None
     hidden: bool = True
     """Whether the tensor is not 0 where scores are hidden."""
-    steps: tuple[int, int] | None = None
+    visible: np.ndarray | None = None
+    """What a constant mask leaves to see."""
     constants: tuple[Call, ...] = ()
     """Calls that compute the large numbers and are not needed any more, unless others read them."""
+    sum: Call | None = None
+    """A sum of the scores and the other numbers of a constant, such as distances."""
 
 
 def recognize_masks(graph: Graph) -> Graph:
@@ -38,7 +44,7 @@ def recognize_masks(graph: Graph) -> Graph:
     which leaves nothing of the scores.
     """
     readers = graph.consumers()
-    replaced: dict[Call, Call] = {}
+    replaced: dict[Call, list[Call]] = {}
     constants: set[Call] = set()
     for call in graph.calls:
         op = op_of(call)
@@ -49,21 +55,23 @@ def recognize_masks(graph: Graph) -> Graph:
         if mask is None:
             continue
         name, dtype = masking.layer.name, policy_of(masking.output.dtype)
-        layer = MaskScores(mask.steps, hidden=mask.hidden, name=name, dtype=dtype)
+        added = "" if mask.sum is None else "_mask"
+        layer = MaskScores(mask.visible, hidden=mask.hidden, name=name + added, dtype=dtype)
         inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
-        new = Call(layer, (inputs,), {}, masking.outputs, masking.name)
-        replaced[masking] = new.as_part_of(masking)
+        new = Call(layer, (inputs,), {}, masking.outputs, masking.name + added)
+        parts = [new] if mask.sum is None else [mask.sum, new]
+        replaced[masking] = [part.as_part_of(masking) for part in parts]
         constants.update(mask.constants)
     if not replaced:
         return graph
-    calls = [replaced.get(call, call) for call in graph.calls]
+    calls = [part for call in graph.calls for part in replaced.get(call, [call])]
     read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
     dropped = constants.intersection(split_loss_only(calls, read)[1])
     return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
 
 
 def _match_sum(total: Call) -> _Mask | None:
-    """Recognizes scores + mask * -1e9, with the mask a tensor, or a causal constant."""
+    """Recognizes scores + mask * -1e9, with the mask a tensor or a constant."""
     is_layer = type(total.layer) is keras.layers.Add
     kind, terms = "add" if is_layer else _kind(total), _terms(total)
     if kind not in ("add", "subtract"):
@@ -73,10 +81,13 @@ def _match_sum(total: Call) -> _Mask | None:
         if not isinstance(scores, Value) or (kind == "subtract" and scores is not terms[0]):
             continue
         if not isinstance(term, Value):
-            steps = _causal_steps(sign * term)
-            if steps is not None and steps == scores.shape[-2:]:
-                return _Mask(scores, None, steps=steps)
-            continue
+            visible = _visible(sign * term)
+            if visible is None or not _fits(visible, scores):
+                continue
+            rest = np.where(visible, term, 0.0).astype(np.float32)
+            added = _with_constant(total, rest) if rest.any() else None
+            masked = scores if added is None else added.output
+            return _Mask(masked, None, visible=_without_batch(visible), sum=added)
         product = term.producer
         factors = _terms(product) if product and _kind(product) == "multiply" else []
         masks = [factor for factor in factors if isinstance(factor, Value)]
@@ -102,9 +113,10 @@ def _match_where(choice: Call) -> _Mask | None:
             same_axes = len(mask.shape) == len(scores.shape)
             return _Mask(scores, mask, hidden, None, tuple(constants)) if same_axes else None
         known = tf.get_static_value(mask) if tf.is_tensor(mask) else mask
-        steps = _causal_steps(np.where(np.asarray(known, bool) != hidden, 0.0, value))
-        if steps is not None and steps == scores.shape[-2:]:
-            return _Mask(scores, None, steps=steps, constants=tuple(constants))
+        visible = np.asarray(known, bool) != hidden
+        if _fits(visible, scores):
+            visible = _without_batch(visible)
+            return _Mask(scores, None, visible=visible, constants=tuple(constants))
     return None
 
 
@@ -149,12 +161,39 @@ def _terms(call: Call) -> list[Any]:
     return [term for term in terms if term is not None]
 
 
-def _causal_steps(term: np.ndarray) -> tuple[int, int] | None:
-    """Returns the numbers of query and key steps if a constant hides exactly the later steps."""
-    term = np.squeeze(term)
-    if term.ndim != 2:
+def _visible(term: np.ndarray) -> np.ndarray | None:
+    """Returns where a constant hides nothing; None if it is no mask."""
+    hidden = term <= CONSTANT_HIDES
+    if not hidden.any() or hidden.all():
         return None
-    queries, keys = map(int, term.shape)
-    seen = np.tri(queries, keys) > 0
-    hides = np.array_equal(term == 0, seen) and np.array_equal(term <= HIDES, seen == 0)
-    return (queries, keys) if hides else None
+    is_mask = np.abs(term[~hidden]).max() <= -term[hidden].max() / 10
+    return ~hidden if is_mask else None
+
+
+def _fits(visible: np.ndarray, scores: Value) -> bool:
+    """Returns whether a constant mask is one for all examples, and has the axes of the scores."""
+    sizes = _without_batch(visible).shape
+    there = scores.shape[1:][-len(sizes) :]
+    return len(there) == len(sizes) and all(
+        size in (1, known) for size, known in zip(sizes, there, strict=True)
+    )
+
+
+def _without_batch(visible: np.ndarray) -> np.ndarray:
+    """Drops leading axes of one element; two axes stay."""
+    visible = np.atleast_2d(visible)
+    while visible.ndim > 2 and visible.shape[0] == 1:
+        visible = visible[0]
+    return visible
+
+
+def _with_constant(total: Call, constant: np.ndarray) -> Call:
+    """Returns a sum of a tensor and a constant with another constant."""
+    args = [arg if isinstance(arg, Value) else constant for arg in total.args]
+    kwargs = {
+        name: arg if isinstance(arg, Value) or name == "name" else constant
+        for name, arg in total.kwargs.items()
+    }
+    output = total.output
+    added = Value(f"{output.name}_unmasked", output.shape, output.dtype)
+    return Call(total.layer, tuple(args), kwargs, added, total.name)

@@ -34,7 +34,9 @@ def _emit(e: Emission) -> None:
     causal, hidden = e.attributes["causal"], e.attributes["hidden"]
     if causal is not None:
         causal = ~causal if hidden else causal
-        masks.append(e.constant("causal", causal.reshape((1,) * (len(shape) - 2) + causal.shape)))
+        masks.append(
+            e.constant("causal", causal.reshape((1,) * (len(shape) - causal.ndim) + causal.shape))
+        )
     lowest = e.constant("lowest", np.array([params.lowest], params.dtype), params)
     result = e.temporary("scores", shape, target)
     e.builder.quantize(e.inputs[0], result)

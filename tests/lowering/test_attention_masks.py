@@ -14,6 +14,7 @@ from tests.helpers import rng, scramble
 layers = keras.layers
 
 STEPS = 5
+DISTANCES = np.arange(STEPS)[:, np.newaxis] - np.arange(STEPS)
 SHAPES = {"padding": (STEPS,), "pairs": (STEPS, STEPS)}
 
 
@@ -105,18 +106,26 @@ CHOICES = {
         tf.cast(mask, tf.bool), scores, tf.fill(tf.shape(scores), -1e4)
     ),
     "causal": lambda mask, scores: tf.where(np.tri(STEPS) > 0, scores, -np.inf),
+    "window": lambda mask, scores: scores + np.where(abs(DISTANCES) < 2, 0.0, -100.0)[None],
+    "with distances": lambda mask, scores: scores - np.where(DISTANCES < 0, 1e9, 0.5 * DISTANCES),
 }
-"""How a mask, 1 where there is something to attend to, chooses scores."""
+"""How a mask, 1 where there is something to attend to, chooses scores; or a constant one."""
+
+REPEATED = ("exchanged", "ones_like")
+"""Which the others cover but for one condition."""
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    "choice",
+    [pytest.param(c, marks=pytest.mark.slow if c in REPEATED else ()) for c in CHOICES],
+)
 def test_masks_that_choose_scores(choice):
     keras.utils.set_random_seed(1)
     x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))
     queries, keys, values = (layers.Dense(6)(x) for _ in range(3))
     scores = tf.matmul(queries, keys, transpose_b=True) * 6**-0.5
     weights = tf.nn.softmax(CHOICES[choice](mask, scores), axis=-1)
-    inputs = [x] if choice == "causal" else [x, mask]
+    inputs = [x] if choice in ("causal", "window", "with distances") else [x, mask]
     model = scramble(keras.Model(inputs, layers.Dense(3)(tf.matmul(weights, values))))
     exported = export(model, *data_of(model))
     assert exported.report.outputs[0].identical == 1.0

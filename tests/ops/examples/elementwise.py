@@ -72,7 +72,8 @@ def _mask_scores(numbers):
     queries, keys, heads = sizes(numbers, 1, 9, 3)
     shape = chosen(numbers, (queries, keys), (heads, queries, keys))
     masks = [(queries, keys), (1, keys), (queries, 1), shape][: numbers.integers(3)]
-    causal = None if masks and numbers.random() < 0.5 else (queries, keys)
+    fixed = [(queries, keys), numbers.random(shape) < 0.7, numbers.random((1, keys)) < 0.7]
+    causal = None if masks and numbers.random() < 0.4 else fixed[numbers.integers(3)]
     layer = MaskScores(causal, hidden=bool(numbers.integers(2)))
     dtypes = [str(numbers.choice(["bool", "int32", "int64"])) for _ in masks]
     return Example(lambda *x: layer([*x]), (shape, *masks), ("float32", *dtypes))
