@@ -102,10 +102,10 @@ class MaskScores(keras.layers.Layer):
         return tf.nest.flatten(input_shape)[0]
 
     def get_config(self) -> dict[str, Any]:
-        causal = self.causal
-        if causal is not None:
-            is_triangle = causal.ndim == 2 and np.array_equal(causal, np.tri(*causal.shape))
-            causal = list(causal.shape) if is_triangle else causal.astype(int).tolist()
+        visible, causal = self.causal, None
+        if visible is not None:
+            is_triangle = visible.ndim == 2 and np.array_equal(visible, np.tri(*visible.shape))
+            causal = list(visible.shape) if is_triangle else visible.astype(int).tolist()
         return {**super().get_config(), "causal": causal, "hidden": self.hidden}
 
 
