@@ -36,6 +36,8 @@ from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
 
 _QUICK, _LARGEST = 1 << 17, 128
 """Input elements of the batches that are read of small examples, and most examples of a batch."""
+_FIRST = 2 * BATCH_SIZE
+"""Examples that show how the data are prepared."""
 
 
 @one_at_a_time
@@ -194,7 +196,7 @@ def _float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
     """Returns what is to be watched of the inputs that hold floating-point numbers."""
     bits = {index: quantizer.spec.bits for index, quantizer in _input_quantizers(graph).items()}
     return [
-        InputData(index, value.name, bits.get(index), x)
+        InputData(index, value.name, bits.get(index), x[:_FIRST])
         for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
         if value.is_float and x.size
     ]

@@ -35,7 +35,7 @@ class InputData:
         index: its place among the model's inputs.
         name: the input's name.
         bits: bits of the input's own quantizer; None without one.
-        first: the first batch.
+        first: the first examples.
         low, high: extremes of each feature, or of all numbers of an image.
         deviations: standard deviation within each example.
         samples: some numbers of each batch.
