@@ -62,7 +62,8 @@ def test_an_empty_name_as_a_scope():
 
 
 def test_overrides_of_classes_and_layers():
-    for given, name in ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r"), ("", "Dense")):
+    given_names = ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r"), ("", "Dense"))
+    for given, name in (*given_names, (lambda layer: True, "Dense")):
         with pytest.raises(ValueError, match=f"pass the name of a layer or a class, e.g. '{name}'"):
             recipes.int8().override(given, weight_bits=4)
 
@@ -270,6 +271,8 @@ def test_registering_an_instance(verb):
     options = {"op": "softmax"} if verb is keras_qat.register_op else {"kind": "move"}
     with pytest.raises(ValueError, match="pass Mine, without parentheses"):
         verb(Mine(), **options)
+    with pytest.raises(ValueError, match="got 'Mine': pass the class itself"):
+        verb("Mine", **options)
 
 
 def test_names_of_simulated_tensors():

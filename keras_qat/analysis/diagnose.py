@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.analysis.verify.verdict import is_far
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
 from keras_qat.frontend import graph as graph_lib
@@ -112,6 +113,7 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+@answers_unknown()
 @one_at_a_time
 def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Says what is wrong with a quantized model, where, and what helps, all measured on `x`.

@@ -17,6 +17,7 @@ from keras_qat.analysis.sensitivity import (
     noise,
     sensitivity,
 )
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import NAMED
 from keras_qat.config.recipes import get as get_recipe
@@ -63,6 +64,7 @@ class FoundBits:
         return "\n".join(lines)
 
 
+@answers_unknown("A budget of 0.5 is half of the bytes.")
 def search_bits(
     model: Any,
     data: Any,

@@ -12,6 +12,7 @@ import numpy as np
 from keras_qat.analysis.drawing.html_page import Cell, Table, page
 from keras_qat.analysis.plan import plan
 from keras_qat.config import specs
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import get as get_recipe
 from keras_qat.frontend import graph as graph_lib
@@ -112,6 +113,7 @@ def ascending(bits: Iterable[int]) -> list[int]:
     return sorted(set(bits))
 
 
+@answers_unknown()
 @one_at_a_time
 def sensitivity(
     model: Any,

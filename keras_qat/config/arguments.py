@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -44,6 +45,7 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
                     message = f"{name}() has no argument {argument!r}{answer}{near}"
                     raise TypeError(message) from None
                 text = str(inspect.Signature(_without_types(parameters, is_method)))
+                text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
                 message = f"{name}: {error}. Call it as {name}{text}. {hint}".strip()
                 raise TypeError(message) from None
             return function(*values, **named)

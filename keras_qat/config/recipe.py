@@ -32,7 +32,9 @@ class Override:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.layers, str) and self.layers):
-            name = getattr(self.layers, "__name__", getattr(self.layers, "name", "Dense"))
+            name = getattr(self.layers, "name", "Dense")
+            if isinstance(self.layers, type):
+                name = self.layers.__name__
             if isinstance(self.layers, (list, tuple)):
                 raise ValueError(
                     f"override({self.layers!r}): name one layer, class or pattern, and call "

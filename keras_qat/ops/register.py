@@ -79,11 +79,14 @@ def register_rule(
         >>> keras_qat.register_rule(MyDense, weights={"kernel": (-1,)})
         >>> keras_qat.register_rule(ChannelShuffle, kind="move")
     """
+    _check_class(layer_class)
     if (weights is None) == (kind is None):
-        raise ValueError("Pass either the layer's weights or its kind.")
+        raise ValueError(
+            "Pass either weights={'kernel': (-1,)}, with the names of the attributes that hold "
+            "weights, or kind='move', 'add' or 'mean'."
+        )
     if kind is not None:
         return register_op(layer_class, kind)
-    _check_class(layer_class)
     return registry.register(layer_class, traced(_axes(weights or {})))
 
 
@@ -98,6 +101,8 @@ def _axes(weights: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
 
 
 def _check_class(layer_class: Any) -> None:
+    if isinstance(layer_class, str):
+        raise ValueError(f"Expected a layer class, got {layer_class!r}: pass the class itself.")
     if not isinstance(layer_class, type):
         raise ValueError(
             f"Expected a layer class, got {layer_class!r}: pass {type(layer_class).__name__}, "

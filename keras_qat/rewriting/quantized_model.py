@@ -53,6 +53,13 @@ from keras_qat.training.step_tensors import computed_together
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
 """The first entry of a model's configuration, with which the error of Keras 3 begins."""
+VERBS = (
+    *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
+    *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding", "plot_model"),
+    *("plot_quantizers", "quantizers", "reestimate_batch_norm", "resolve", "set_quantization"),
+    *("simulate", "strip_quantization", "verify"),
+)
+"""Functions of the library that people try as methods."""
 
 
 @register
@@ -246,6 +253,10 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
                 f"parts one by one, quantize the models of the parts, and make a "
                 f"{self.left_out[name]} of these."
             )
+        elif name in VERBS:
+            message += f". Call keras_qat.{name}(model, ...)."
+        elif name == "add":
+            message += ". Add layers to the float model, and quantize that."
         raise AttributeError(message)
 
     def _float_config_to_save(self) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.config.arguments import switch
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Regularize
@@ -47,6 +48,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
     Example:
         >>> keras_qat.strip_quantization(qat).save("float.keras")
     """
+    switch("folded", folded)
     if not isinstance(model, QuantizedModel):
         check_readable(model)
         raise ValueError(

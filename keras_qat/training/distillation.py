@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.training.phase_graphs import check_started
 from keras_qat.training.schedule import check_quantized
@@ -45,6 +46,7 @@ class Distiller(keras.Model):
     Source: Hinton et al. 2015 (arXiv:1503.02531); Mishra and Marr 2017 (arXiv:1711.05852).
     """
 
+    @answers_unknown("The teacher is the float model.")
     def __init__(
         self,
         student: Any,

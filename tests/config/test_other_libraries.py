@@ -10,6 +10,7 @@ import pytest
 import keras_qat
 from keras_qat import callbacks, recipes, specs
 from keras_qat.config.other_libraries import ARGUMENTS, COUNTERPARTS
+from keras_qat.rewriting.quantized_model import VERBS
 from tests.networks.small import tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -64,6 +65,16 @@ def test_arguments_of_other_libraries(name):
         (lambda: keras_qat.simulate(None, None, kernel="tflm"), "Did you mean 'kernels'?"),
         (lambda: recipes.int8().override(weight_bits=4), "Call it as Recipe.override(layers, *"),
         (lambda: keras_qat.verify(None, "file"), "verify: missing a required argument: 'x'. Call"),
+        (
+            lambda: keras_qat.search_bits(None, None),
+            "measure=noise, known=None, verbose=0). A",
+        ),
+        (lambda: keras_qat.bias_correction(None), "Call it as bias_correction(model, data, steps="),
+        (lambda: keras_qat.Distiller(None), "'teacher'. Call it as Distiller(student, teacher, *"),
+        (
+            lambda: keras_qat.strip_quantization(None, "float.keras"),
+            "folded='float.keras': give True or False",
+        ),
     ],
 )
 def test_arguments_that_people_try(call, answer):
@@ -95,6 +106,8 @@ def test_unknown_names():
 def test_recipes_and_targets_that_do_not_exist():
     with pytest.raises(AttributeError, match=r"no recipe 'int9'. Did you mean 'int8'\? There are"):
         recipes.int9  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no callback 'Quant'. .* FreezeBatchNorm, .*, Prune"):
+        callbacks.Quant  # noqa: B018
     with pytest.raises(AttributeError, match=r"no target 'ESP32'. There are: xnnpack, tflm"):
         keras_qat.targets.ESP32  # noqa: B018
 
@@ -111,6 +124,15 @@ def test_what_cannot_be_set_on_a_model():
     with pytest.raises(TypeError, match="pack_int4='yes': give True or False"):
         qat.pack_int4 = "yes"
     assert qat.recipe == recipes.int8() and not qat.pack_int4
+
+
+def test_functions_that_people_call_as_methods():
+    assert set(VERBS) < set(keras_qat.__all__)
+    qat = keras_qat.quantize_model(tiny_net())
+    with pytest.raises(AttributeError, match=r"Call keras_qat\.export_tflite\(model, \.\.\.\)\.$"):
+        qat.export_tflite("model.tflite")
+    with pytest.raises(AttributeError, match="Add layers to the float model, and quantize that"):
+        qat.add(None)
 
 
 def test_a_class_for_a_callback():

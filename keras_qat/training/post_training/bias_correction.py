@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
@@ -20,6 +21,7 @@ BATCH = 32
 """Examples that are computed at a time."""
 
 
+@answers_unknown()
 @one_at_a_time
 def bias_correction(
     model: Any,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras, one_at_a_time, swapped, traced
@@ -22,6 +23,7 @@ from keras_qat.training.schedule import scheduled_layers
 _LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True, fixed=True)
 
 
+@answers_unknown()
 @one_at_a_time
 def reestimate_batch_norm(
     model: Any,
