@@ -73,6 +73,7 @@ def step(title: str) -> Iterator[None]:
 OTHER_OPTIONS = {
     **dict.fromkeys(("--bits", "--weight-bits", "--activation-bits"), "--recipe low_bits"),
     **dict.fromkeys(("--int8", "--uint8", "--float16", "--dtype"), "--recipe"),
+    "--model": "the model as the first argument",
     "--output": "the file as the last argument",
     "--data": "the data as the second argument",
     "--quantize": "nothing, as convert always quantizes",
@@ -83,9 +84,12 @@ OTHER_OPTIONS = {
 
 
 OTHER_COMMANDS = {
+    "fit": "keras_qat.quantize_model and fit in Python",
     "help": "keras-qat COMMAND --help",
+    "info": "summary",
     "predict": "simulate, which computes the file's outputs",
     "quantize": "convert, or calibrate for a model to go on with",
+    "run": "simulate, which computes the file's outputs",
     "test": "verify",
     "train": "keras_qat.quantize_model and fit in Python",
 }

@@ -69,7 +69,7 @@ def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[
         source: where the labels are, for the message.
 
     Raises:
-        ValueError: if there is not one label per example.
+        ValueError: if there is not one label per example, or labels have another shape.
     """
     if len(labels) != len(predictions):
         raise ValueError(
@@ -89,4 +89,9 @@ def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[
         is_probability = predictions.min() >= 0 and predictions.max() <= 1
         answers = predictions[..., 0] > (0.5 if is_probability else 0)
         return "accuracy", float(np.mean(answers == labels))
+    if labels.size != predictions.size:
+        raise ValueError(
+            f"{source}: labels of shape {labels.shape} do not fit outputs of shape "
+            f"{predictions.shape}."
+        )
     return "mean absolute error", float(np.mean(np.abs(predictions.reshape(labels.shape) - labels)))

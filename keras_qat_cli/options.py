@@ -43,6 +43,9 @@ TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
 COUNT = click.IntRange(1)
 COUNT.name = "whole number"  # Click says "integer range" of what is none.
 
+PERCENT = click.FloatRange(0, 100)
+PERCENT.name = "number"
+
 KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
 """Names of `kernel_families.FAMILIES`, in the order that helps most."""
 
@@ -51,13 +54,11 @@ kernels = _kernels(*KERNEL_FAMILIES)
 
 html = click.option("--html", type=OutputFile("the page"), help="Write the result as a page, too.")
 
-min_identical = click.option(
-    "--min-identical", type=click.FloatRange(0, 100), help="Fail below so many percent."
-)
+min_identical = click.option("--min-identical", type=PERCENT, help="Fail below so many percent.")
 
 min_agreement = click.option(
     "--min-agreement",
-    type=click.FloatRange(0, 100),
+    type=PERCENT,
     help="Fail if less percent of the rows have the same argmax as the model in float.",
 )
 

@@ -39,6 +39,9 @@ class OutputFile(click.Path):
             )
         if path.is_dir() and not is_directory:
             raise ValueError(f"{path} is a directory: name a file in it.")
+        has_other_files = path.is_dir() and not (path / "saved_model.pb").exists()
+        if has_other_files and any(path.iterdir()):
+            raise ValueError(f"{path} is a directory with other files: name a new one.")
         if not path.parent.is_dir():
             raise ValueError(f"{path}: the directory {path.parent} does not exist.")
         if not os.access(path if path.exists() else path.parent, os.W_OK):

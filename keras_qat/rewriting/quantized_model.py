@@ -60,6 +60,11 @@ VERBS = (
     *("simulate", "strip_quantization", "verify"),
 )
 """Functions of the library that people try as methods."""
+INSTEAD = {
+    **{verb: f"Call keras_qat.{verb}(model, ...)." for verb in VERBS},
+    "add": "Add layers to the float model, and quantize that.",
+}
+"""Attributes that people try -> what to do."""
 
 
 @register
@@ -253,10 +258,8 @@ class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.
                 f"parts one by one, quantize the models of the parts, and make a "
                 f"{self.left_out[name]} of these."
             )
-        elif name in VERBS:
-            message += f". Call keras_qat.{name}(model, ...)."
-        elif name == "add":
-            message += ". Add layers to the float model, and quantize that."
+        elif name in INSTEAD:
+            message += f". {INSTEAD[name]}"
         raise AttributeError(message)
 
     def _float_config_to_save(self) -> dict[str, Any] | None:

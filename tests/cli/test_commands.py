@@ -201,6 +201,11 @@ def test_metrics(predictions, labels, expected):
     assert (metric, value) == (expected[0], pytest.approx(expected[1]))
 
 
+def test_labels_of_another_shape():
+    with pytest.raises(ValueError, match=r"labels.npy: labels of shape \(2, 3\) do not fit"):
+        measured(np.zeros((2, 10)), np.ones((2, 3)), "labels.npy")
+
+
 @pytest.mark.slow
 def test_a_file_that_is_not_as_good_as_asked_for(files):
     told = run(

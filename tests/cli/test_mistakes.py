@@ -13,6 +13,12 @@ MISTAKES = {
         ["convert", "a", "b", "c.tflite", "--limit", "many"],
         "'many' is not a valid whole number",
     ),
+    "a share with its sign": (
+        ["convert", "a", "b", "c.tflite", "--min-identical", "100%"],
+        "'100%' is not a valid number",
+    ),
+    "names in front of files": (["convert", "--model", "a"], "give the model as the first"),
+    "running a file": (["run", "m.tflite", "x.npy"], "There is no command 'run': use simulate"),
     "another command": (["quantize", "float.keras"], "There is no command 'quantize': use convert"),
     "help as a command": (["help", "convert"], "use keras-qat COMMAND --help"),
     "an option in front": (
@@ -39,3 +45,9 @@ def test_a_file_in_place_of_its_model(tmp_path):
     file.write_bytes(b"")
     answer = run("summary", file, code=2)
     assert "model.tflite is a TFLite file: pass the quantization-aware model" in answer
+
+
+def test_a_directory_of_other_files(tmp_path):
+    tiny_net().save(tmp_path / "float.keras")
+    answer = run("calibrate", tmp_path / "float.keras", "x.npy", "-o", tmp_path, code=2)
+    assert "is a directory with other files: name a new one." in answer
