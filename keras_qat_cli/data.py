@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from keras_qat_cli.models import check_modules, import_modules, takes_pixels
 
-__all__ = ["PIXELS", "Batches", "Source"]
+__all__ = ["PIXELS", "Batches", "Source", "opened"]
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
@@ -91,11 +92,11 @@ class Source(NamedTuple):
 
     def array(self, model: Any) -> Any:
         """Opens the array of an .npy file."""
-        return np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return opened(self.path, mmap_mode="r")
 
     def arrays(self, model: Any) -> Any:
         """Reads the arrays of an .npz file that are the model's inputs."""
-        with np.load(self.path, allow_pickle=False) as file:
+        with opened(self.path) as file:
             names = set(file.files)
         if self.key is None and set(model.input_names) <= names:
             return self.arrays_named(model.input_names)
@@ -110,7 +111,7 @@ class Source(NamedTuple):
 
     def arrays_named(self, names: list[str]) -> dict[str, np.ndarray]:
         """Reads arrays of an .npz file."""
-        with np.load(self.path, allow_pickle=False) as file:
+        with opened(self.path) as file:
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise ValueError(
@@ -221,6 +222,18 @@ class Batches:
                         return
         except ValueError as error:
             raise ValueError(f"{self.source.path}: {error}") from error
+
+
+def opened(path: str, mmap_mode: Literal["r"] | None = None) -> Any:
+    """Opens an `.npy` or `.npz` file.
+
+    Raises:
+        ValueError: if it is damaged, or holds Python objects in place of numbers.
+    """
+    try:
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except (EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: no array of numbers can be read from it: {error}") from error
 
 
 def _is_number(cell: str) -> bool:

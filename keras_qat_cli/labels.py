@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_qat_cli.data import Source
+from keras_qat_cli.data import Source, opened
 
 __all__ = ["measured", "read_labels"]
 
@@ -26,7 +26,7 @@ def read_labels(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
     if labels is not None and Path(labels).suffix == ".npy":
         if not Path(labels).exists():
             raise ValueError(f"There is no file {labels}.")
-        values = np.load(labels, allow_pickle=False)
+        values = opened(labels)
     elif labels is not None and path.suffix == ".npz":
         values = data.arrays_named([labels])[labels]
     elif labels is not None and path.suffix in (".csv", ".tsv"):

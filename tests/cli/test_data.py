@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat_cli.data import opened
 from keras_qat_cli.models import takes_pixels
 from tests.cli.running import X, run
 from tests.networks.small import functional, layers
@@ -41,6 +42,16 @@ def test_data(source, sources, monkeypatch):
     codes = keras_qat.simulate(keras.models.load_model("qat.keras"), X[:9]).outputs["logits"].codes
     with np.load("codes.npz") as result:
         assert np.abs(result["logits"].astype(int) - codes).max() <= (1 if "csv" in source else 0)
+
+
+def test_files_without_numbers(tmp_path):
+    np.save(tmp_path / "objects.npy", np.array([{}], object))
+    np.save(tmp_path / "cut.npy", X)
+    (tmp_path / "cut.npz").write_bytes(b"PK")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:5])
+    for name in ("objects.npy", "cut.npy", "cut.npz"):
+        with pytest.raises(ValueError, match=f"{name}: no array of numbers can be read from it: "):
+            opened(str(tmp_path / name), mmap_mode="r")
 
 
 def test_columns_for_several_inputs(tmp_path):
