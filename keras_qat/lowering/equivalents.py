@@ -83,8 +83,10 @@ def _log_sigmoid(x: Any, name: Any = None) -> Any:
 
 def _power(x: Any, y: Any, name: Any = None) -> Any:
     base = number(x)
-    if base is None or base <= 0:
-        raise NotImplementedError
+    if base is None:
+        _require(number(y) is None)
+        return tf.exp(y * tf.math.log(x))
+    _require(base > 0)
     return tf.exp(y * math.log(base))
 
 

@@ -76,6 +76,15 @@ def _split_bias(call: Call, context: LoweringContext) -> list[Call]:
     return parts.end(parts.new("", type(call.layer), tf.math.add), x, bias)
 
 
+def _split_negative(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers -x to Rescaling; to a product for one number an example, which has no channels."""
+    (x,) = call.inputs
+    if len(x.shape) > 1:
+        return replace_by(call, context, layers.Rescaling, -1.0)
+    parts = PartsBuilder(call, context)
+    return parts.end(parts.new("", type(call.layer), tf.math.multiply), x, -1.0)
+
+
 def _split_square(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers the square of a tensor to Multiply."""
     x = call.inputs[0]
@@ -298,7 +307,7 @@ def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list
 ARITHMETIC: dict[str, Lowering] = {
     **STATISTICS,
     "nn.silu": _split_silu,
-    "math.negative": partial(replace_by, make=layers.Rescaling, scale=-1.0),
+    "math.negative": _split_negative,
     "math.divide": _split_division,
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,

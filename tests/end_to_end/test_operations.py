@@ -37,6 +37,11 @@ def test_a_clip_is_part_of_the_convolution():
     assert made.model.predict(made.x, verbose=0).max() <= 1.0
 
 
+def test_one_number_for_each_example_is_negated():
+    made = exported(lambda y: -tf.cos(y[:, 0, 0, 0]), strict=True)
+    assert made.report.identical == 1
+
+
 def test_casts_to_integers_stay():
     """They cut off what is behind the point."""
     made = exported(lambda y: tf.cast(tf.cast(9.0 * y, tf.int32), tf.float32))

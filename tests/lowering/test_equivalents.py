@@ -28,13 +28,17 @@ def zero_where_divided_by_zero(x):
     return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
 
 
+def by_channel(x):
+    return tf.pow(tf.nn.relu(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
+
+
 FORMS = {
     "nn.log_softmax": (tf.nn.log_softmax, lambda x: tf.nn.log_softmax(x, axis=1)),
     "math.reduce_logsumexp": (log_sum_exp,),
     "math.log_sigmoid": (tf.math.log_sigmoid,),
     "math.erfc": (tf.math.erfc,),
     "math.divide_no_nan": (zero_where_divided_by_zero,),
-    "math.pow": (lambda x: 2.0**x,),
+    "math.pow": (lambda x: 2.0**x, lambda x: tf.abs(x) ** tf.sigmoid(x), by_channel),
     "math.reduce_prod": (
         lambda x: tf.reduce_prod(tf.sigmoid(x), axis=1),
         lambda x: tf.reduce_prod(x[:, :, :2], -1, keepdims=True),

@@ -147,6 +147,12 @@ def test_calls_of_a_layer_share_its_weights(without_float):
     np.testing.assert_allclose(qat(data), model(data), atol=0.1)
 
 
+def test_what_is_traced_warns_of_nothing(caplog):
+    """Keras does so of variables in operations, in the words of its own."""
+    keras_qat.plan(model_of(lambda x: ChannelAffine()(x)))
+    assert not [record for record in caplog.records if "Lambda layer" in record.getMessage()]
+
+
 def test_weights_that_are_zero_have_a_range():
     """As biases are that the loss does not depend on."""
     x = keras.Input(SHAPE)
