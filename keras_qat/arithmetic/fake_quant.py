@@ -265,9 +265,8 @@ def nudged_range(
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0
     scale = quotient(maximum - minimum, highest - lowest)
-    # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0: they are inside.
-    divisor = tf.where(scale > 0, scale, tf.ones_like(scale))
-    zero_point = tf.floor(lowest - minimum / divisor + 0.5)
+    # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0, the scale is 0.
+    zero_point = tf.floor(lowest - quotient(minimum, scale) + 0.5)
     zero_point = tf.clip_by_value(zero_point, lowest, highest)
     return (lowest - zero_point) * scale, (highest - zero_point) * scale
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -116,68 +117,127 @@ def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     return dict(zip(observers, stacked(average_weight, *rows), strict=True))
 
 
-@dataclasses.dataclass
+_Group = list[tuple[Any, Any]]
+"""Pairs of a quantizer and its weight, of equal shapes apart from the number of channels."""
+
+MOST_ZEROS = LARGE // 4
+"""Most zeros that a group of weights gets so that it can be quantized beside longer ones. They
+take less time than the operations of a group by itself."""
+
+
 class _Block:
-    """Weights of equal shapes, apart from the number of channels, side by side.
+    """Weights side by side along their channels, with zeros behind the shorter ones.
 
     Args:
-        quantizers, weights: the weights with their quantizers.
-        axis: the axis of the channels.
+        groups: the weights, the longest first.
     """
 
-    quantizers: list[Any]
-    weights: list[Any]
-    axis: int
-
-    def __post_init__(self) -> None:
-        self.joined = tf.stop_gradient(_joined(self.weights, self.axis))
-        self.largest = largest_magnitudes(self.joined, self.quantizers[0].channel_axes)
-
-    @property
-    def family(self) -> Any:
-        """What the blocks have in common whose limits are joined."""
-        first = self.quantizers[0]
+    def __init__(self, groups: list[_Group]) -> None:
+        longest, *others = groups
+        self.groups = [*([pair] for pair in longest), *others]
+        first = longest[0][0]
+        self.axis = first.channel_axes[0]
+        self.stacks = [_joined([weight for _, weight in group], self.axis) for group in self.groups]
+        self.joined = tf.stop_gradient(_joined(self.stacks, self.axis))
+        self.kernel, axes = _as_kernel(self.joined, first.channel_axes)
+        self.largest = largest_magnitudes(self.kernel, axes)
         sizes = self.largest.shape.as_list()
-        sizes[self.axis] = None
-        return tuple(sizes), first.channel_axes, first.spec.bits
+        sizes[axes[0]] = None
+        self.family = tuple(sizes), axes[0], first.spec.bits
+        """What the blocks have in common whose limits are joined."""
 
     def quantized(self, steps: ChannelSteps) -> Iterator[tuple[Any, Any]]:
         """Yields the quantizers with their quantized weights."""
-        rounded = steps.rounded(self.joined)
-        return zip(self.quantizers, _parted(rounded, self.weights, self.axis), strict=True)
+        rounded = tf.reshape(steps.rounded(self.kernel), self.joined.shape)
+        stacks = _parted(rounded, self.stacks, self.axis)
+        for stack, group in zip(stacks, self.groups, strict=True):
+            quantizers, weights = zip(*group, strict=True)
+            yield from zip(quantizers, _parted(stack, weights, self.axis), strict=True)
 
 
 def _weights(layers: list[Any]) -> dict[Any, Any]:
     """Quantizes weights, those of little difference side by side."""
-    blocks: dict[Any, list[tuple[Any, Any]]] = collections.defaultdict(list)
+    groups: dict[Any, _Group] = collections.defaultdict(list)
     for quantizer, weight in (pair for layer in layers for pair in layer.weights_to_stack()):
         axis, sizes = quantizer.channel_axes[0], weight.shape.as_list()
         sizes[axis] = weight.ref() if weight.shape.num_elements() >= LARGE else None
-        blocks[quantizer.channel_axes, tuple(sizes), quantizer.spec.bits].append(
+        groups[quantizer.channel_axes, tuple(sizes), quantizer.spec.bits].append(
             (quantizer, weight)
         )
     families: dict[Any, list[_Block]] = collections.defaultdict(list)
-    for pairs in blocks.values():
-        quantizers, weights = map(list, zip(*pairs, strict=True))
-        block = _Block(quantizers, weights, quantizers[0].channel_axes[0])
+    for block in map(_Block, _side_by_side(groups.values())):
         families[block.family].append(block)
     quantized: dict[Any, Any] = {}
-    for (_, axes, bits), members in families.items():
+    for (_, axis, bits), members in families.items():
         largest = [block.largest for block in members]
-        joined = without_zeros(_joined(largest, axes[0]))
-        levels, *tensors = ChannelSteps.of(joined, bits)
-        parts = zip(*(_parted(tensor, largest, axes[0]) for tensor in tensors), strict=True)
+        levels, *tensors = ChannelSteps.of(without_zeros(_joined(largest, axis)), bits)
+        parts = zip(*(_parted(tensor, largest, axis) for tensor in tensors), strict=True)
         for block, part in zip(members, parts, strict=True):
             quantized.update(block.quantized(ChannelSteps(levels, *part)))
     return quantized
 
 
-def _joined(tensors: list[Any], axis: int) -> Any:
-    return tf.concat(tensors, axis) if len(tensors) > 1 else tensors[0]
+def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
+    """Puts groups together that few zeros make equally long, as long as a block is not large."""
+    blocks: list[list[_Group]] = []
+    for group in sorted(groups, key=lambda group: _rows([group]), reverse=True):
+        zeros = {
+            index: _size([*block, group]) - _size(block) - _size([group])
+            for index, block in enumerate(blocks)
+            if _kind(block) == _kind([group]) and _size([*block, group]) < LARGE
+        }
+        best = min(zeros, key=zeros.__getitem__, default=None)
+        if best is not None and zeros[best] <= MOST_ZEROS:
+            blocks[best].append(group)
+        else:
+            blocks.append([group])
+    return blocks
 
 
-def _parted(joined: Any, like: list[Any], axis: int) -> list[Any]:
-    """Takes apart what `_joined` has made, into sizes of tensors."""
+def _kind(block: list[_Group]) -> Any:
+    quantizer, weight = block[0][0]
+    return quantizer.channel_axes, quantizer.spec.bits, weight.shape.rank
+
+
+def _rows(block: list[_Group]) -> int:
+    axis = block[0][0][0].channel_axes[0]
+    longest = np.max([weight.shape for group in block for _, weight in group], axis=0)
+    return math.prod(np.delete(longest, axis).tolist())
+
+
+def _size(block: list[_Group]) -> int:
+    axis = block[0][0][0].channel_axes[0]
+    return _rows(block) * sum(weight.shape[axis] for group in block for _, weight in group)
+
+
+def _as_kernel(weights: Any, channel_axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
+    """Returns weights whose channels come last in the shape of `Conv2D`'s, with the new axes."""
+    is_last = channel_axes == tuple(range(-len(channel_axes), 0))
+    if not is_last or (weights.shape.rank == 4 and len(channel_axes) == 1):
+        return weights, channel_axes
+    channels = math.prod(weights.shape[axis] for axis in channel_axes)
+    return tf.reshape(weights, [1, 1, -1, channels]), (-1,)
+
+
+def _joined(tensors: Sequence[Any], axis: int) -> Any:
+    """Puts tensors side by side along an axis, with zeros behind those shorter in another axis."""
+    if len(tensors) == 1:
+        return tensors[0]
+    missing = np.max([tensor.shape for tensor in tensors], axis=0) - [t.shape for t in tensors]
+    missing[:, axis] = 0
+    padded = (
+        tf.pad(tensor, [(0, count) for count in counts]) if counts.any() else tensor
+        for tensor, counts in zip(tensors, missing, strict=True)
+    )
+    return tf.concat(list(padded), axis)
+
+
+def _parted(joined: Any, like: Sequence[Any], axis: int) -> list[Any]:
+    """Takes apart what `_joined` has made, into the shapes of tensors."""
     if len(like) == 1:
         return [joined]
-    return tf.split(joined, [tensor.shape[axis] for tensor in like], axis)
+    parts = tf.split(joined, [tensor.shape[axis] for tensor in like], axis)
+    return [
+        part if part.shape == tensor.shape else tf.slice(part, [0] * part.shape.rank, tensor.shape)
+        for part, tensor in zip(parts, like, strict=True)
+    ]

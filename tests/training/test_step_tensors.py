@@ -10,6 +10,9 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic.together import Together
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.step_tensors import computed_together, current
 from tests.helpers import rng
 
 layers = keras.layers
@@ -34,6 +37,43 @@ def trained(model, **options):
     for _ in range(3):
         qat.train_on_batch(X, Y)
     return qat
+
+
+KERNELS = {
+    "short": (lambda: layers.Conv2D(5, 1), (4, 4, 3)),
+    "long": (lambda: layers.Conv2D(4, 1), (4, 4, 7)),
+    "as long": (lambda: layers.Conv2D(2, 1), (4, 4, 7)),
+    "wide": (lambda: layers.Conv2D(3, 3), (4, 4, 2)),
+    "by channel": (lambda: layers.DepthwiseConv2D(3), (4, 4, 6)),
+    "smaller by channel": (lambda: layers.DepthwiseConv2D(2, depth_multiplier=2), (4, 4, 3)),
+    "transposed": (lambda: layers.Conv2DTranspose(3, 2), (4, 4, 5)),
+    "larger transposed": (lambda: layers.Conv2DTranspose(2, 3), (4, 4, 5)),
+    "dense": (lambda: layers.Dense(4), (9,)),
+    "sequence": (lambda: layers.Conv1D(4, 2), (6, 3)),
+    "heads": (lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3)), (4, 5)),
+    "large": (lambda: layers.Dense(2**9), (2**9,)),
+    "zeros": (lambda: layers.Conv2D(3, 1, kernel_initializer="zeros"), (4, 4, 4)),
+}
+"""Layers of kernels in all shapes, with the shapes of their inputs."""
+
+
+def test_weights_of_all_shapes_together_are_those_by_themselves():
+    inputs = [keras.Input(shape) for _, shape in KERNELS.values()]
+    outputs = [make()(x) for (make, _), x in zip(KERNELS.values(), inputs, strict=True)]
+    qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
+    quantized, phase = list(scheduled_layers(qat)), Phase(True, True, False)
+    with assuming(phase, quantized):
+        pairs = [pair for layer in quantized for pair in layer.weights_to_stack()]
+    assert len(pairs) == len(KERNELS)
+
+    @tf.function(autograph=False)
+    def together():
+        with assuming(phase, quantized), computed_together(quantized):
+            return [current().weights[quantizer] for quantizer, _ in pairs]
+
+    alone = [quantizer(weight, phase) for quantizer, weight in pairs]
+    for name, one, other in zip(KERNELS, alone, together(), strict=True):
+        np.testing.assert_array_equal(other, one, err_msg=name)
 
 
 def test_together_or_each_by_itself():
