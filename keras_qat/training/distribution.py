@@ -28,6 +28,28 @@ def mean_over_replicas(*tensors: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.MEAN, tensors)
 
 
+def share_of_replica(rows: Any) -> tuple[Any, int]:
+    """Returns the rows that this replica computes of those of all, and how many share them."""
+    context = _replica_context()
+    if context is None:
+        return rows, 1
+    count = context.num_replicas_in_sync
+    return rows[context.replica_id_in_sync_group :: count], count
+
+
+def run_on_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Runs a function on all replicas of a strategy, and returns what each of them returns alike.
+
+    Args:
+        strategy: the strategy of a model.
+        function: function of tensors; it ends with `mean_over_replicas`.
+        args: its arguments, those of one device.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return function(*args)
+    return strategy.experimental_local_results(strategy.run(function, args))[0]
+
+
 def moments_of_all(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]:
     """Computes mean, variance and number of the values of all replicas from those of each."""
     context = _replica_context()

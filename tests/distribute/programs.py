@@ -198,6 +198,24 @@ def shares_the_work(index: int, ports: list[int], folder: Path) -> None:
     os._exit(0)
 
 
+def shares_the_rounding(index: int, ports: list[int], folder: Path) -> None:
+    """A worker learns the rounding of 4-bit weights, with the same data as the others."""
+    alone = len(ports) == 1
+    strategy = tf.distribute.get_strategy() if alone else in_cluster(index, ports, devices=2)
+    with strategy.scope():
+        qat = keras_qat.quantize_model(network(), "int4_weights")
+    keras_qat.calibrate(qat, np.array_split(X, len(ports))[index])
+    kernels = [weight for weight in qat.weights if "kernel" in weight.name]
+    before = [kernel.numpy() for kernel in kernels]
+    keras_qat.learn_rounding(qat, X, iterations=100, weights="minmax")
+    codes = []
+    for kernel, old in zip(kernels, before, strict=True):
+        step = np.abs(old).max(axis=tuple(range(old.ndim - 1))) / 7
+        codes += [np.round(kernel.numpy() / step), np.round(old / step)]
+    np.savez(folder / f"{len(ports)}_{index}.npz", *codes)
+    os._exit(0)
+
+
 def worker(
     index: int,
     ports: list[int],

@@ -74,17 +74,39 @@ def ends(folder):
     return [list(np.load(folder / f"{index}.npz").values()) for index in (0, 1)]
 
 
+def alone_and_shared(program, folder):
+    """What one process and each of two workers write."""
+    for count in (1, 2):
+        ports = free_ports(count)
+        assert run_all(*(fork(program, i, ports, folder) for i in range(count))) == [0] * count
+    return [np.load(folder / f"{name}.npz") for name in ("1_0", "2_0", "2_1")]
+
+
 @pytest.mark.slow
 def test_workers_share_calibration_and_sensitivity(tmp_path):
     """Each has a half of the data or of the layers, and gets the numbers of one process."""
-    for count in (1, 2):
-        ports = free_ports(count)
-        workers = [fork(programs.shares_the_work, i, ports, tmp_path) for i in range(count)]
-        assert run_all(*workers) == [0] * count
-    alone, *workers = (np.load(tmp_path / f"{name}.npz") for name in ("1_0", "2_0", "2_1"))
+    alone, *workers = alone_and_shared(programs.shares_the_work, tmp_path)
     for name, expected in alone.items():
         for result in workers:
             np.testing.assert_array_equal(result[name], expected)
+
+
+@pytest.mark.slow
+def test_workers_share_learned_rounding(tmp_path):
+    """Each of four replicas computes a quarter of the examples of a step; all round alike."""
+    alone, one, other = (
+        list(results.values())
+        for results in alone_and_shared(programs.shares_the_rounding, tmp_path)
+    )
+    for kernel, same in zip(one, other, strict=True):
+        np.testing.assert_array_equal(kernel, same)
+    learned, shared, nearest = (
+        np.concatenate([codes.ravel() for codes in kernels])
+        for kernels in (alone[::2], one[::2], alone[1::2])
+    )
+    assert np.sum(learned != nearest) >= 5  # Of 136.
+    # The sums of gradients are in another order: a weight between two levels may go elsewhere.
+    assert np.sum(shared != learned) <= 1
 
 
 @pytest.mark.slow

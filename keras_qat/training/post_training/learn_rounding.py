@@ -48,6 +48,10 @@ def learn_rounding(
     A layer or block keeps rounding to the nearest where that has the smaller error on the data. So
     do layers that are called several times.
 
+    Under a strategy the replicas share the examples of each step. In a cluster all workers have to
+    call it, with the same data. Gradients are then sums in another order than on one device, so
+    that a weight between two levels may be rounded otherwise; all replicas round alike.
+
     Args:
         model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
             preserves stay.
@@ -95,7 +99,8 @@ def learn_rounding(
         }
         if levels:
             reconstruction = Reconstruction(part, levels, in_float, quantized)
-            reconstruction.learn(iterations, learning_rate, int(numbers.integers(2**31)))
+            part_seed = int(numbers.integers(2**31))
+            reconstruction.learn(iterations, learning_rate, part_seed, model.distribute_strategy)
         # Layers within a block compensate for each other, so only its outputs are corrected.
         between = {value for call in part.alone for value in call.inputs}
         within = {call.layer for call in part.alone if call.output in between}

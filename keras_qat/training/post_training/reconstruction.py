@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import swapped, traced
+from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED
 from keras_qat.training.post_training.rounding_levels import Levels
@@ -57,19 +58,21 @@ class Reconstruction:
         self.share = np.concatenate([weights.share.ravel() for weights in levels.values()])
         self.free = np.concatenate([weights.free.ravel() for weights in levels.values()])
 
-    def learn(self, iterations: int, learning_rate: float, seed: int) -> None:
+    def learn(self, iterations: int, learning_rate: float, seed: int, strategy: Any) -> None:
         """Learns the rounding and moves the weights to it, or to the nearest levels if better.
 
         Args:
             iterations, learning_rate: the number of steps of Adam, and its learning rate.
             seed: the seed for the choice of examples.
+            strategy: the strategy of the model, whose replicas share the examples of a step.
         """
         best = np.round(self.share)
         least = self._error(best)
         if least > 0:
             loss = self._loss(least, iterations, seed)
             start = np.clip((self.share + (_STRETCH - 1) / 2) / _STRETCH, 0.01, 0.99)
-            logits = _minimized(loss, np.log(start / (1 - start)), iterations, learning_rate)
+            start = np.log(start / (1 - start))
+            logits = _minimized(loss, start, iterations, learning_rate, strategy)
             learned = np.round(_soft(logits).numpy()) * self.free
             if self._error(learned) < least:
                 best = learned
@@ -141,7 +144,10 @@ class Reconstruction:
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """Makes the loss: the error of some examples, and a penalty for weights between levels."""
+        """Makes the loss: the error of some examples, and a penalty for weights between levels.
+
+        On replicas each has its share of the examples; their mean is the loss of all.
+        """
         count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
         size = max(float(self.free.sum()), 1.0)
@@ -150,10 +156,11 @@ class Reconstruction:
             up = _soft(logits)
             seeds = tf.stack([seed, step])
             chosen = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
+            chosen, shares = share_of_replica(chosen)
             inputs = [tf.gather(x, chosen) for x in self.inputs]
             targets = [tf.gather(y, chosen) for y in self.targets]
             outputs = self._computed(up * self.free, inputs)
-            error = self._distance(outputs, targets) / (batch * unit)
+            error = self._distance(outputs, targets) / (batch * unit) * shares
             done = tf.cast(step, tf.float32) / iterations
             rest = tf.maximum(done - _WARM, 0.0) / (1 - _WARM)
             sharp = last + (first - last) * 0.5 * (1 + tf.cos(np.pi * rest))
@@ -179,16 +186,24 @@ def _soft(logits: Any) -> Any:
 
 
 def _minimized(
-    loss: Callable[[Any, Any], Any], start: np.ndarray, iterations: int, rate: float
+    loss: Callable[[Any, Any], Any],
+    start: np.ndarray,
+    iterations: int,
+    rate: float,
+    strategy: Any,
 ) -> Any:
-    """Minimizes a loss with Adam, in one graph, and returns the result."""
+    """Minimizes a loss, the mean over replicas, with Adam in one graph, and returns the result."""
     beta_1, beta_2 = 0.9, 0.999
 
-    def step(i: Any, x: Any, mean: Any, square: Any) -> Any:
+    def slope_at(x: Any, i: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(x)
             value = loss(x, i)
-        slope = tape.gradient(value, x)
+        (slope,) = mean_over_replicas(tape.gradient(value, x))
+        return slope
+
+    def step(i: Any, x: Any, mean: Any, square: Any) -> Any:
+        slope = run_on_replicas(strategy, slope_at, x, i)
         mean += (1 - beta_1) * (slope - mean)
         square += (1 - beta_2) * (slope**2 - square)
         count = tf.cast(i + 1, tf.float32)
