@@ -207,7 +207,7 @@ def shares_the_rounding(index: int, ports: list[int], folder: Path) -> None:
     keras_qat.calibrate(qat, np.array_split(X, len(ports))[index])
     kernels = [weight for weight in qat.weights if "kernel" in weight.name]
     before = [kernel.numpy() for kernel in kernels]
-    keras_qat.learn_rounding(qat, X, iterations=100, weights="minmax")
+    keras_qat.learn_rounding(qat, X, iterations=200, learning_rate=0.05, weights="minmax")
     codes = []
     for kernel, old in zip(kernels, before, strict=True):
         step = np.abs(old).max(axis=tuple(range(old.ndim - 1))) / 7
