@@ -1,6 +1,7 @@
 """Which tests execute which lines: recorded once with coverage, and asked by benchmarks.mutants.
 
-    python -m benchmarks.covering      once, as long as the tests take and half as long again
+    python -m benchmarks.covering              once, in one and a half times what the tests take
+    python -m benchmarks.covering tests/ops    the tests of a folder, for mutants to be tried with
 
 Each file of tests runs in a process of its own, since what TensorFlow has traced once runs without
 its lines. What is recorded stays in build/mutants/tests; a file that is there is not run again.
@@ -8,6 +9,7 @@ its lines. What is recorded stays in build/mutants/tests; a file that is there i
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -21,6 +23,9 @@ ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "build/mutants/tests"
 IMPORTED = ("tensorflow", "tf_keras", "keras", "sklearn", "ai_edge_litert", "onnx", "onnxruntime")
 """What takes long to import. Nothing of keras_qat, which a fork imports with its change."""
+
+BEFORE = -1
+"""In the place of a test's number: while the package is imported and the tests are collected."""
 
 
 class Contexts:
@@ -52,9 +57,10 @@ def record(test_file: Path, destination: Path) -> None:
     measured.stop()
     data = measured.get_data()
     numbers = {test: number for number, test in enumerate(contexts.seconds)}
+    numbers[""] = BEFORE
     lines = {
         os.path.relpath(path, ROOT): {
-            line: sorted(numbers[test] for test in tests if test)
+            line: sorted(numbers[test] for test in tests)
             for line, tests in data.contexts_by_lineno(path).items()
         }
         for path in data.measured_files()
@@ -68,6 +74,8 @@ class Covering:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.lines: dict[str, dict[int, list[str]]] = {}
+        self.before: dict[str, set[int]] = {}
+        """File -> the lines that run before the first test."""
         for path in sorted(RECORDS.glob("*.json")):
             recorded = json.loads(path.read_text())
             names = list(recorded["seconds"])
@@ -75,7 +83,9 @@ class Covering:
             for file, lines in recorded["lines"].items():
                 for line, numbers in lines.items():
                     tests = self.lines.setdefault(file, {}).setdefault(int(line), [])
-                    tests += [names[number] for number in numbers]
+                    tests += [names[number] for number in numbers if number != BEFORE]
+                    if BEFORE in numbers:
+                        self.before.setdefault(file, set()).add(int(line))
 
     def tests(self, path: str, lines: range) -> list[str]:
         """Returns the tests that execute one of the lines, the most telling per second first.
@@ -90,6 +100,12 @@ class Covering:
             covering or in_file,
             key=lambda test: (self.seconds[test] + 0.05) * self.totals[test] / in_file[test],
         )
+
+    def only_in_tests(self, mutant: Any) -> bool:
+        """Returns whether tests execute the changed lines, and nothing before the first test."""
+        lines = set(mutant.lines)
+        executed = {line for line, tests in self.lines.get(mutant.path, {}).items() if tests}
+        return bool(lines & executed) and not lines & self.before.get(mutant.path, set())
 
     def _counts(self, path: str) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -110,11 +126,14 @@ class Covering:
 
 def main() -> None:
     """Records the tests' files that are not yet recorded."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path, default=[Path("tests")])
+    folders = parser.parse_args().folders
     RECORDS.mkdir(parents=True, exist_ok=True)
     for name in IMPORTED:
         __import__(name)
-    for test_file in sorted((ROOT / "tests").rglob("test_*.py")):
-        relative = test_file.relative_to(ROOT)
+    for test_file in sorted(path for folder in folders for path in folder.rglob("test_*.py")):
+        relative = test_file.resolve().relative_to(ROOT)
         destination = RECORDS / f"{'-'.join(relative.with_suffix('').parts)}.json"
         if destination.exists():
             continue

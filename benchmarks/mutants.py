@@ -4,23 +4,29 @@
     python -m benchmarks.mutants --count 100     the score and the survivors
     python -m benchmarks.mutants --count 300     goes on where the last run ended
 
-A mutant is one changed operator, number, condition or statement of a file in `ROOMS`. TensorFlow is
-imported once, and each mutant is a fork, in which one module has the changed code. Tests that saw
-other mutants of a file run first. Command lines and other processes run the unchanged code.
+A mutant is one changed operator, number, condition or statement of a file in `ROOMS`. The tests are
+collected once, and each mutant is a fork, in which the functions of a module get changed code. What
+runs before the first test is imported anew instead. Tests that saw other mutants of a file run
+first. Command lines and other processes run the unchanged code.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
+import gc
 import importlib.machinery
+import itertools
 import json
 import os
 import resource
+import shlex
 import time
+import types
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +41,9 @@ ROOMS = (
 """Folders and files of keras_qat that are changed."""
 
 ROUND = 40
-"""Tests that are collected first; most mutants end there."""
+"""Tests that are collected first, if a mutant is imported; most end there."""
+
+FROM_IMPORT = "its code could not be exchanged"
 
 SWAPS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
@@ -170,41 +178,97 @@ class Chosen:
             self.note.write_text(report.nodeid)
 
 
-def outcome(mutant: Mutant, tests: list[str], words: list[str], seconds: int) -> str:
-    """Returns the test that fails, "import" if none begins; or "survived", or "undecided"."""
-    note = ROOT / f"build/mutants/{os.getpid()}"
+class Collected:
+    """Tries mutants in forks of a process that has collected all tests."""
+
+    def __init__(self, try_all: Callable[[list[Any]], None], note: Path) -> None:
+        self.try_all, self.note = try_all, note
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.try_all(session.items)
+        return True
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.note.write_text(report.nodeid)
+
+
+def outcome(run: Callable[[], int], note: Path, seconds: int) -> str:
+    """Returns the test that fails in a fork; "import", "survived" or "undecided" if none does."""
     note.write_text("import")
     child = os.fork()
     if not child:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         os.dup2(os.open(note.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
         os.dup2(1, 2)
-        use(mutant)
-        status = 0
-        for part in (tests[:ROUND], tests[ROUND:]):
-            files = sorted({test.split("::")[0] for test in part})
-            if files and not status:
-                given = ["-x", "-q", "-p", "no:cacheprovider", *files, *words]
-                status = int(pytest.main(given, plugins=[Chosen(part, bool(words), note)]))
-                status *= status != pytest.ExitCode.NO_TESTS_COLLECTED
-        os._exit(status)
+        os._exit(run())
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return "undecided"
     return note.read_text() if status else "survived"
 
 
+def run_from_import(mutant: Mutant, tests: list[str], words: list[str], note: Path) -> int:
+    """Imports the changed code, collects the tests and runs them. Returns pytest's exit code."""
+    use(mutant)
+    for part in (tests[:ROUND], tests[ROUND:]):
+        files = sorted({test.split("::")[0] for test in part})
+        if files:
+            given = ["-x", "-q", "-p", "no:cacheprovider", *files, *words]
+            status = int(pytest.main(given, plugins=[Chosen(part, bool(words), note)]))
+            if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+                return status
+    return 0
+
+
+def run_collected(mutant: Mutant, items: list[Any], note: Path) -> int:
+    """Exchanges the code of living functions and runs the tests. Returns 0 if none fails."""
+    note.write_text("")
+    if not exchange_code(mutant):
+        note.write_text(FROM_IMPORT)
+        return 1
+    for item, following in itertools.zip_longest(items, items[1:]):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if note.read_text():
+            return 1
+    return 0
+
+
+def exchange_code(mutant: Mutant) -> bool:
+    """Gives the functions of a module their changed code. Returns whether there were any."""
+    gc.unfreeze()  # The tests' configuration froze what lives.
+    parts, codes = [changed_code(mutant)], list[types.CodeType]()
+    while parts:
+        inner = [part for part in parts.pop().co_consts if isinstance(part, types.CodeType)]
+        parts += inner
+        codes += inner
+    names = Counter((code.co_name, code.co_firstlineno) for code in codes)
+    new = {(code.co_name, code.co_firstlineno): code for code in codes}
+    path, changed = str(ROOT / mutant.path), False
+    for function in gc.get_objects():
+        old = function.__code__ if isinstance(function, types.FunctionType) else None
+        if old is None or old.co_filename != path:
+            continue
+        name = (old.co_name, old.co_firstlineno)
+        if names[name] == 1 and new[name] != old and new[name].co_freevars == old.co_freevars:
+            function.__code__, changed = new[name], True
+    return changed
+
+
+def changed_code(mutant: Mutant) -> types.CodeType:
+    """Compiles the module of a mutant."""
+    Exchange(mutant).visit(mutant.tree)
+    path = str(ROOT / mutant.path)
+    return compile(ast.fix_missing_locations(mutant.tree), path, "exec")
+
+
 def use(mutant: Mutant) -> None:
     """Lets this process import the changed code."""
     loader: Any = importlib.machinery.SourceFileLoader
-    path, unchanged = str(ROOT / mutant.path), loader.get_code
-    Exchange(mutant).visit(mutant.tree)
-    changed = ast.fix_missing_locations(mutant.tree)
+    unchanged, changed = loader.get_code, changed_code(mutant)
 
     def get_code(self: Any, name: str) -> Any:
-        if self.path == path:
-            return compile(changed, path, "exec")
-        return unchanged(self, name)
+        return changed if self.path == changed.co_filename else unchanged(self, name)
 
     loader.get_code = get_code
 
@@ -226,24 +290,52 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in IMPORTED:
         __import__(name)
-    results = {}
-    if arguments.results.exists():
-        results = json.loads(arguments.results.read_text())
-    mutants, words = drawn(arguments.count), arguments.words.split()
-    covering = Covering()
-    for mutant in mutants:
-        if results.get(mutant.key, "none") not in ("none", *arguments.again):
-            continue
+    mutants, covering, words = drawn(arguments.count), Covering(), shlex.split(arguments.words)
+    note = arguments.results.with_suffix(".running")
+    results = read(arguments.results)
+    pending = [m for m in mutants if results.get(m.key, "none") in ("none", *arguments.again)]
+
+    def attempt(mutant: Mutant, run: Callable[[], int]) -> None:
         start = time.monotonic()
-        tests = ordered(mutant, covering, results)
-        results[mutant.key] = outcome(mutant, tests, words, arguments.seconds)
+        results[mutant.key] = outcome(run, note, arguments.seconds)
         arguments.results.write_text(json.dumps(results, indent=1))
         print(f"{time.monotonic() - start:5.0f} s  {mutant.key}: {results[mutant.key]}", flush=True)
+
+    def try_all(items: list[Any]) -> None:
+        for mutant in filter(covering.only_in_tests, pending):
+            tests = ordered(mutant, covering, results)
+            places = {test: place for place, test in enumerate(tests)}
+            files = {test.split("::")[0] for test in tests}
+            chosen = [i for i in items if i.nodeid in places or (words and file_of(i) in files)]
+            chosen.sort(key=lambda item: places.get(item.nodeid, len(places)))
+            attempt(mutant, functools.partial(run_collected, mutant, chosen, note))
+
+    if any(map(covering.only_in_tests, pending)):
+        child = os.fork()
+        if not child:
+            files = sorted({test.split("::")[0] for test in covering.seconds})
+            given = ["-q", "-p", "no:cacheprovider", *files, *words]
+            os._exit(int(pytest.main(given, plugins=[Collected(try_all, note)])))
+        os.waitpid(child, 0)
+        results = read(arguments.results)
+    for mutant in pending:
+        if results.get(mutant.key) == FROM_IMPORT or not covering.only_in_tests(mutant):
+            tests = ordered(mutant, covering, results)
+            attempt(mutant, functools.partial(run_from_import, mutant, tests, words, note))
     kept = {mutant.key: results[mutant.key] for mutant in mutants}
     counts = Counter(kept.values())
     left = {word: counts[word] for word in ("survived", "undecided")}
     print(f"{len(mutants) - sum(left.values())} of {len(mutants)} mutants make a test fail, {left}")
     print(*(f"{word}: {key}" for key, word in kept.items() if word in left), sep="\n")
+
+
+def read(path: Path) -> dict[str, str]:
+    """Returns the outcomes of earlier runs: mutant -> test, "survived" or "undecided"."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def file_of(item: Any) -> str:
+    return item.nodeid.split("::")[0]
 
 
 if __name__ == "__main__":

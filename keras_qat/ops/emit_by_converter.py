@@ -102,7 +102,7 @@ def _no_movement(node: Node, why: str) -> ValueError:
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
     """Quantizes zeros, the only constants that mean the same in any range."""
     data = model.buffers[tensor.buffer].data
-    if data is None or len(data) == 0:
+    if data is None:
         return True
     values = np.asarray(data, np.uint8).view(np.float32)
     zeros = np.full(values.shape, params.zero_point, params.dtype)

@@ -202,15 +202,16 @@ def test_calls_that_share_states_are_refused():
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("layer", "recipe", "reason"),
+    ("layer", "options", "recipe", "reason"),
     [
-        (layers.LSTM(3, activation="relu", stateful=True), "int8", "are not tanh and sigmoid"),
-        (layers.LSTM(3, stateful=True), "int16x8", "no int16 kernel for LSTM, but with kernels="),
-        (layers.GRU(3, stateful=True), "int16x8", "no int16 kernel for GRU"),
+        (layers.LSTM, {"activation": "relu"}, "int8", "are not tanh and sigmoid"),
+        (layers.LSTM, {}, "int16x8", "no int16 kernel for LSTM, but with kernels="),
+        (layers.GRU, {}, "int16x8", "no int16 kernel for GRU"),
     ],
 )
-def test_states_of_layers_in_float_are_refused(layer, recipe, reason):
-    qat = keras_qat.quantize_model(_with(layer, 2), recipe)
+def test_states_of_layers_in_float_are_refused(layer, options, recipe, reason):
+    model = _with(layer(3, stateful=True, **options), 2)
+    qat = keras_qat.quantize_model(model, recipe)
     keras_qat.calibrate(qat, sounds(), batch_size=2)
     with pytest.raises(ValueError, match=rf"keeps its states .* in float.*{reason}"):
         keras_qat.export_tflite(qat)

@@ -22,6 +22,7 @@ from keras_qat.ops.register import register_op
 from keras_qat.ops.registry import match
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.tflite.schema import unpack
 from tests.comparison import KERNELS
 from tests.ops.harness import (
     assert_same,
@@ -84,6 +85,14 @@ OPEN = {
 def test_open_sizes(name):
     build, shape, expected = OPEN[name]
     assert check(build, shape) == expected
+
+
+def test_shapes_between_new_axes_are_those_of_the_interpreter():
+    build, shape, _ = OPEN["new_axes"]
+    node = make_node(calls_of(build, shape)[-1], 8, np.random.default_rng(0))
+    (graph,) = unpack(file_of(node)).subgraphs
+    written = [list(graph.tensors[each.outputs[0]].shapeSignature) for each in graph.operators]
+    assert written == [[-1, -1, 4], [-1, 1, -1, 4], [-1, 1, -1, 4, 1]]
 
 
 BY_CONVERTER = {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from tests.helpers import rng
 
 # What `calibrate` says of such data is not the question here.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The data for input", "ignore:.*beyond its range", "ignore:The output of"
+    "ignore:(The data for i|I)nput", "ignore:.*beyond its range", "ignore:The output of"
 )
 
 layers = keras.layers
@@ -64,6 +65,13 @@ def with_other_weights() -> Any:
     kernel = qat.get_layer("quant_conv").layer.kernel
     kernel.assign(20 * kernel)
     return qat
+
+
+@functools.cache
+def exported(name: str) -> tuple[Any, bytes]:
+    """One of the models below, and its file. Tests must not change it."""
+    qat = HEALTHY[name]() if name in HEALTHY else POOR[name][0]()
+    return qat, keras_qat.export_tflite(qat)
 
 
 def regressor() -> Any:
@@ -113,8 +121,7 @@ def test_poor(name):
 
 
 def test_some_examples_tell_that_a_model_is_good():
-    qat = calibrated(network(), X)
-    file = keras_qat.export_tflite(qat)
+    qat, file = exported("classes")
     (of_all,), (of_some,) = (
         keras_qat.verify(qat, file, X, float_examples=count).outputs for count in (None, 8)
     )
@@ -130,8 +137,7 @@ def test_some_examples_tell_that_a_model_is_good():
 @pytest.mark.parametrize("name", POOR)
 def test_more_examples_tell_that_a_model_is_poor(name):
     """Four times as many, where fewer leave a doubt."""
-    qat = POOR[name][0]()
-    file = keras_qat.export_tflite(qat)
+    qat, file = exported(name)
     reports = [keras_qat.verify(qat, file, X, float_examples=n) for n in (None, 8, 100)]
     assert [report.outputs[0].float_examples for report in reports] == [None, 32, None]
     assert len({report.verdict for report in reports}) == 1
@@ -155,19 +161,16 @@ def test_not_the_same():
 
 def test_other_kernels_round_in_another_way():
     """That costs single steps, and makes no other model."""
-    qat = calibrated(network(), X)
-    assert verdict(qat, kernels="reference").is_good
+    assert keras_qat.verify(*exported("classes"), X, kernels="reference").verdict.is_good
 
 
 def test_does_not_judge_by_examples_that_are_all_the_same():
-    qat = calibrated(network(), X)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), np.zeros_like(X))
+    report = keras_qat.verify(*exported("classes"), np.zeros_like(X))
     assert report.verdict.words == "same"
 
 
 def test_is_where_people_look():
-    qat = calibrated(network(), 255 * X)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X, per_layer=True)
+    report = keras_qat.verify(*exported("another scale"), X, per_layer=True)
     assert "Same but poor: the file computes what the model computes, but the model" in str(report)
     assert 'class="verdict poor"' in report.to_html()
     data = json.loads(report.to_json())["verdict"]
@@ -221,9 +224,8 @@ def test_labels_of_one_output():
     ],
 )
 def test_labels_that_do_not_fit(labels, message):
-    qat = calibrated(network(), X)
     with pytest.raises(ValueError, match=message):
-        verdict(qat, labels)
+        keras_qat.verify(*exported("classes"), X, labels)
 
 
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
