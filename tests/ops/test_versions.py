@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.lite.python.convert import mlir_sparsify
 
 from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, unpack
-from tests.ops.harness import file_of, node_of
+from tests.ops.harness import file_of, make_node, node_of
 from tests.ops.test_contracts import MATCHING
+from tests.ops.test_movement import calls_of
 
 LOWER = "DEPTH_TO_SPACE"
 """TensorFlow writes its version 2, which TFLite's reference kernels do not take."""
@@ -32,9 +35,22 @@ def has_int16(contents: bytes) -> bool:
 def test_versions_are_tensorflows(op):
     """Where TensorFlow makes one operator of two, there is nothing to compare."""
     for seed in range(2):
-        contents = file_of(node_of(op, 8, seed)[0])
-        ours, theirs = versions(contents), versions(bytes(mlir_sparsify(contents)))
-        for name in (ours.keys() & theirs.keys()) - {LOWER}:
-            # TensorFlow sees in no file which scales of 16 bits are powers of two.
-            is_higher = has_int16(contents) and ours[name] > theirs[name]
-            assert is_higher or ours[name] == theirs[name], name
+        assert_tensorflows(file_of(node_of(op, 8, seed)[0]))
+
+
+def assert_tensorflows(contents: bytes) -> None:
+    ours, theirs = versions(contents), versions(bytes(mlir_sparsify(contents)))
+    for name in (ours.keys() & theirs.keys()) - {LOWER}:
+        # TensorFlow sees in no file which scales of 16 bits are powers of two.
+        is_higher = has_int16(contents) and ours[name] > theirs[name]
+        assert is_higher or ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("axes", [4, 5])
+@pytest.mark.parametrize("function", [tf.subtract, tf.maximum, tf.minimum])
+def test_tensors_of_many_axes_and_of_few(function, axes):
+    (call,) = calls_of(lambda x: function(x, np.float32([1.0, 2.0])), (2,) * (axes - 1))
+    contents = file_of(make_node(call, 8, np.random.default_rng(0)))
+    assert_tensorflows(contents)
+    (version,) = versions(contents).values()
+    assert (version >= 3) == (axes == 5)
