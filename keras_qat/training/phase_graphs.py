@@ -22,11 +22,13 @@ from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, th
 from keras_qat.training.schedule import quantizers_in, scheduled_layers
 
 FIRST_STEPS = 300
-"""Steps with frozen ranges after which a step that does not observe is traced, if earlier steps did
-observe. Until then it takes a little longer, which is less than what tracing costs."""
+"""Steps that a graph for both sides of a change serves behind the change, if it did before.
+
+Such a step observes ranges that are frozen, or quantizes in vain during a delay of no more steps.
+It takes a little longer, which for so many steps is less than tracing another graph."""
 
 SWITCHED = "by a variable"
-"""Whether ranges are frozen, in phases that begin with observing and end without."""
+"""What a `Phase` says of quantization and of ranges in a graph for both sides of a change."""
 
 MOST_RANGES = 3
 """Sets of frozen ranges that get a training step of their own, at most."""
@@ -97,9 +99,7 @@ class PhasedModel:
                 self.settle(phase)
                 object.__setattr__(self, "_settled_at", look.steps)
             key = phase, 0 if name == "train" else self.inference_version
-            if phase is not None and phase.fixed == SWITCHED:
-                phase = phase._replace(fixed=look.ranges_are_fixed)
-            with assuming(phase, layers):
+            with assuming(look.with_switches(phase), layers):
                 if key in functions:
                     return functions[key](iterator)
                 functions[key] = backend.without_warnings(make(force=True))
@@ -110,6 +110,14 @@ class PhasedModel:
 
         setattr(self, attribute, function)
         return function
+
+
+def _selects(layer: Any) -> bool:
+    """Whether a layer's weights are quantized by one operation or two, with a gradient of ones."""
+    return getattr(layer, "fold", "per_channel") == "per_channel" and all(
+        quantizer.observer is None and quantizer.learned is None
+        for quantizer in layer.weight_quantizers.values()
+    )
 
 
 def check_started(model: Any) -> None:
@@ -147,8 +155,10 @@ class PhaseFinder:
         @backend.traced_in_time
         def counters() -> Any:
             names = ("step", "quantize_from", "freeze_from")
-            step, *rest = (tf.stack([getattr(layer, name) for layer in layers]) for name in names)
-            return [step, *thresholds_in(*rest).values()]
+            step, *rest = tf.unstack(
+                tf.stack([[getattr(layer, name) for layer in layers] for name in names])
+            )
+            return tf.stack([step, *thresholds_in(*rest).values()])
 
         @backend.traced_in_time
         def all_calibrated() -> Any:
@@ -162,8 +172,12 @@ class PhaseFinder:
 
         self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges
         self._learns = any(quantizer.learns for quantizer in quantizers)
+        self._selects = all(_selects(layer) for layer in layers)
         with tf.init_scope():
-            self.ranges_are_fixed = tf.Variable(False, trainable=False)
+            self._switches = {
+                name: tf.Variable(False, trainable=False) for name in ("quantizing", "fixed")
+            }
+        self._switched_on = dict.fromkeys(self._switches, False)
         self._is_calibrated = False
         self._last = b""
         self.known: list[bytes] = []
@@ -177,41 +191,46 @@ class PhaseFinder:
         """
         if not self._has_layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
-        done, *thresholds = (counts.numpy() for counts in self._counters())
+        done, *thresholds = self._counters().numpy()
         steps, self.steps = self.steps, int(done.sum())
         next_step = done + training
         steps_per_execution = backend.steps_per_execution(self._model)
         last_step = done + self._most_calls * steps_per_execution * training
-        is_switched = training and self._is_switched(thresholds[-1], next_step, last_step)
-        gates: list[bool] = []
-        for threshold in thresholds[: 2 if is_switched else 3]:
-            if np.all(next_step >= threshold):
-                gates.append(True)
-            elif np.all(last_step < threshold):
-                gates.append(False)
-            else:
+        gates: dict[str, Any] = {}
+        for name, threshold in zip(("quantizing", "frozen", "fixed"), thresholds, strict=True):
+            is_behind = bool(np.all(next_step >= threshold))
+            if not is_behind and not np.all(last_step < threshold):
                 return None
-        if is_switched:
-            self.ranges_are_fixed.assign(bool(np.all(next_step >= thresholds[-1])))
-            quantizing, frozen = gates
-            return Phase(training, quantizing, frozen, True, SWITCHED)
-        quantizing, frozen, fixed = gates
-        if training and fixed:
+            gates[name] = is_behind
+            if training and self._is_switched(name, threshold, next_step):
+                gates[name] = SWITCHED
+                if self._switched_on[name] != is_behind:
+                    self._switches[name].assign(is_behind)
+                    self._switched_on[name] = is_behind
+        quantizing, frozen, fixed = gates.values()
+        if training and fixed is True:
             return Phase(training, quantizing, frozen, *self._fixed_ranges())
         if not training and (changed or steps != self.steps):
             self._is_calibrated = bool(self._all_calibrated())
         # A training step observes ranges before it quantizes, so it always has them.
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
 
-    def _is_switched(self, threshold: Any, next_step: Any, last_step: Any) -> bool:
-        """Whether a variable tells if ranges are frozen: around the step that freezes them."""
+    def with_switches(self, phase: Phase | None) -> Phase | None:
+        """Returns a phase that holds variables where it says `SWITCHED`."""
+        if phase is None:
+            return None
+        switches = {n: v for n, v in self._switches.items() if getattr(phase, n) == SWITCHED}
+        return phase._replace(**switches)
+
+    def _is_switched(self, name: str, threshold: Any, next_step: Any) -> bool:
+        """Whether a variable tells if a step is behind a threshold, before it and a while after."""
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:
             return False
-        is_ahead, is_behind = np.all(last_step < threshold), np.all(next_step >= threshold)
-        is_set = np.all((threshold > 1) & (threshold < NEVER))
-        return bool(
-            is_set and (is_ahead or is_behind) and np.all(next_step - threshold < FIRST_STEPS)
-        )
+        if name not in self._switches or (name == "quantizing" and not self._selects):
+            return False
+        last = FIRST_STEPS if name == "quantizing" else NEVER - 1
+        is_set = np.all((threshold > 1) & (threshold <= last))
+        return bool(is_set and np.all(next_step - threshold < FIRST_STEPS))
 
     def _fixed_ranges(self) -> tuple[bool, bool, int]:
         """Returns `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""

@@ -332,9 +332,12 @@ FEW_CALLS = 20
 
 
 def traced_in_time(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function that is traced after `FEW_CALLS` calls, which is what tracing costs."""
-    graph, calls = traced(function), itertools.count()
-    return lambda: (graph if next(calls) >= FEW_CALLS else function)()
+    """Returns a function that is traced after `FEW_CALLS` calls, which is what tracing costs.
+
+    Its graph is called as it is: to look for it by its arguments takes longer than reading weights.
+    """
+    graph, calls = functools.cache(traced(function).get_concrete_function), itertools.count()
+    return lambda: (graph() if next(calls) >= FEW_CALLS else function)()
 
 
 def without_warnings(function: Any) -> Any:

@@ -113,7 +113,7 @@ class QuantizeWrapper(ScheduledLayer):
         super().build(input_shape)
 
     def weights_to_stack(self) -> Iterator[tuple[WeightQuantizer, Any]]:
-        quantizes = self.assumed is not None and self.assumed.quantizing is True
+        quantizes = self.assumed is not None and self.assumed.quantizing is not False
         for name, quantizer in self.weight_quantizers.items() if self.fold == "per_channel" else ():
             if quantizer.stacks and (quantizes or not quantizer.spec.delayed):
                 yield quantizer, tf.convert_to_tensor(weight_at(self.layer, name))

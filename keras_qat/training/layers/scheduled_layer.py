@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond
+from keras_qat.arithmetic.control_flow import Switch, cond
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training import step_tensors
 
@@ -36,16 +36,19 @@ files with another number of weights before a layer is asked. `thresholds_in` ta
 
 
 class Phase(NamedTuple):
-    """The state of one call of a layer. A field is a bool, or a scalar tensor of the graph."""
+    """The state of one call of a layer. A field is a bool, or a scalar tensor of the graph.
+
+    In `assumed` a field is a variable that changes before it pays to trace a step for its value.
+    """
 
     training: Any
     quantizing: Any
+    """Whether it quantizes; a `Switch`, if a variable tells."""
     frozen: Any
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are frozen: training no longer observes them. A variable in `assumed`, if that
-    changes before it pays to trace a step that does not observe."""
+    """Whether ranges are frozen: training no longer observes them."""
     known: int = 0
     """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
 
@@ -200,8 +203,12 @@ class ScheduledLayer(backend.keras.layers.Layer):
             return known
         step = cond(training, self._next_step, self.step.read_value)
         if known is not None:
-            fixed = known.fixed if isinstance(known.fixed, bool) else known.fixed.value()
-            return known._replace(fixed=fixed)
+            quantizing, fixed = (
+                state if isinstance(state, bool) else state.value()
+                for state in (known.quantizing, known.fixed)
+            )
+            quantizing = quantizing if isinstance(quantizing, bool) else Switch(quantizing)
+            return known._replace(quantizing=quantizing, fixed=fixed)
         starts = self.thresholds()
         return Phase(
             training,

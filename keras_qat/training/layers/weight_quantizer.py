@@ -108,14 +108,14 @@ class WeightQuantizer:
         def quantized(weights: Any) -> Any:
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
-        if quantizing is True:
-            together = step_tensors.current().weights.get(self)
-            if together is not None:
-                return straight_through(lambda _: together, weights)
+        together = step_tensors.current().weights.get(self)
+        if quantizing is True and together is None:
             return quantized(weights)  # It passes the gradient by itself.
         return straight_through(
             lambda weights: cond(
-                quantizing, lambda: quantized(weights), lambda: tf.identity(weights)
+                quantizing,
+                lambda: quantized(weights) if together is None else together,
+                lambda: tf.identity(weights),
             ),
             weights,
         )
