@@ -185,6 +185,7 @@ class Collected:
         self.try_all, self.note = try_all, note
 
     def pytest_runtestloop(self, session: Any) -> bool:
+        session.config.pluginmanager.unregister(name="terminalreporter")
         self.try_all(session.items)
         return True
 
