@@ -73,7 +73,8 @@ diagnosis = keras_qat.diagnose(qat, x_train[:300])
 print(diagnosis)
 
 # %% [markdown]
-# The ranges fit the data, or calibrating anew would help. The signal falls at `both`: features
+# The line with `!` names the cause: large values of `ink` set a range that the features share. The
+# range fits the data, so calibrating anew does not help. The signal falls at `both`: features
 # between -1 and 1 share one range with a number of some hundreds there, and have a few of its 256
 # levels. What helps is 16 bits for all activations, or to leave the layers behind which the
 # signal falls in float.
