@@ -180,6 +180,13 @@ def _emit_cast(e: Emission) -> None:
     e.add("QUANTIZE", [source])
 
 
+def _accepts_cast(call: Call, attributes: Attributes) -> str | None:
+    if not call.inputs[0].is_float:
+        return of_reals(call)
+    is_integer = tf.as_dtype(call.output.dtype).is_integer
+    return "makes integers of quantized values: indices may be off" if is_integer else ""
+
+
 FROM_INTEGERS = Op(
     "from_integers",
     _from_integers,
@@ -187,7 +194,7 @@ FROM_INTEGERS = Op(
     prepare=_prepare_cast,
     doc="integers and truth values as real numbers",
     symbols=("cast",),
-    accepts=lambda call, attributes: "" if call.inputs[0].is_float else of_reals(call),
+    accepts=_accepts_cast,
 )
 
 
