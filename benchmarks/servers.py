@@ -93,13 +93,15 @@ def main() -> None:
         signature = [tf.TensorSpec(model.input_shape, tf.float32, name="image")]
         as_float = tf2onnx.convert.from_keras(model, signature, opset=17)[0].SerializeToString()
         for recipe, activations in ACTIVATIONS.items():
-            qat = keras_qat.quantize_model(model, recipe, kernels="onnxruntime")
+            qat = keras_qat.quantize_model(model, recipe)
             keras_qat.calibrate(qat, x)
-            contents = keras_qat.export_onnx(qat, activations=activations)  # type: ignore[arg-type]
             (output,) = keras_qat.resolve(qat).outputs.values()
             assert output.params is not None
-            expected = qat.predict(x, verbose=0)
             for runtime, module, opened in runtimes():
+                qat.kernels = runtime
+                stored: Any = "uint8" if runtime == "openvino" else activations
+                contents = keras_qat.export_onnx(qat, activations=stored)
+                expected = qat.predict(x, verbose=0)
                 run = opened(contents, options.threads)
                 steps = np.abs(np.rint((run(x) - expected) / output.params.scale))
                 floats, integers = in_turn(

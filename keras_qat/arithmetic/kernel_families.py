@@ -74,6 +74,9 @@ class KernelFamily:
         in_float: whether operators that the fields above do not describe compute in float32, from
             real numbers, and their results are divided by the scale.
         halves: rounds what the kernels of `in_float` computed in float32: halves to even or up.
+        by_levels: whether all results are computed in real numbers, and quantized by the ends of
+            the output's range, not by its scale.
+        operators: names of the rows that are known to compute as the runtime; None: all.
     """
 
     name: str
@@ -101,6 +104,8 @@ class KernelFamily:
     static_shapes: bool = False
     in_float: bool = False
     halves: Callable[[Any], Any] = tf.round
+    by_levels: bool = False
+    operators: frozenset[str] | None = None
 
 
 REFERENCE = KernelFamily("reference")
@@ -165,8 +170,47 @@ ESP_DL = dataclasses.replace(
 )
 """ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 it is as onnxruntime."""
 
+OPENVINO = dataclasses.replace(
+    ONNXRUNTIME,
+    name="openvino",
+    softmax="float32",
+    by_levels=True,
+    operators=frozenset(
+        (
+            "add",
+            "argmax",
+            "concatenate",
+            "conv",
+            "dense",
+            "depthwise_conv",
+            "elu",
+            "hard_swish",
+            "identity",
+            "leaky_relu",
+            "linear",
+            "max_pooling",
+            "mean",
+            "multiply",
+            "pad",
+            "reshape",
+            "resize_nearest",
+            "sigmoid",
+            "slice",
+            "softmax",
+            "subtract",
+            "tanh",
+            "transpose",
+        )
+    ),
+)
+"""OpenVINO's CPU plug-in on x86 with AVX-512, for files of `export_onnx`: image networks.
+
+It fuses a range at the input with the next one where only an affine layer or a ReLU lies between.
+"""
+
 FAMILIES = {
-    family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL)
+    family.name: family
+    for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL, OPENVINO)
 }
 """All families, by the name that users pass as `kernels=`."""
 
