@@ -63,7 +63,10 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
 
 
 def split_attention(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers Attention to product, softmax and product, unless it has masks or weights."""
+    """Lowers Attention to product, softmax and product, unless it has masks.
+
+    One with weights was opened before.
+    """
     layer = call.layer
     names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
     (query, value, *key), mask, _, with_scores, causal = operands(call, *names)

@@ -118,7 +118,9 @@ def _open_each(
 
 
 def _is_closed(layer: Any) -> bool:
-    """Returns whether a layer runs a user's own code."""
+    """Returns whether a layer runs a user's own code, or Keras' own that no lowering splits."""
+    if type(layer) in (layers.Attention, layers.AdditiveAttention):
+        return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
         return False
     if type(layer) is layers.Activation:

@@ -89,14 +89,15 @@ ATTENTION = {
     "scores": lambda x, z: layers.Attention()([z, x], return_attention_scores=True)[1],
     "causal_product": lambda x, z: layers.Attention()([x, x], use_causal_mask=True),
     "causal": lambda x, z: layers.MultiHeadAttention(2, 3)(x, z, use_causal_mask=True),
+    "scaled": lambda x, z: layers.Attention(use_scale=True)([x, z]),
+    "concatenated": lambda x, z: layers.Attention(score_mode="concat")([x, z]),
+    "luong": lambda x, z: layers.Attention(use_scale=True)([x, layers.Dense(4)(z)]),
+    "bahdanau": lambda x, z: layers.AdditiveAttention()([x, layers.Dense(4)(z)]),
 }
 
 MASKED_ATTENTION = {
-    "scaled": lambda x, z: layers.Attention(use_scale=True)([x, z]),
-    "concatenated": lambda x, z: layers.Attention(score_mode="concat")([x, z]),
     "masked": lambda x, z: layers.MultiHeadAttention(2, 3)(x, layers.Masking(0.5)(x)),
-    "luong": lambda x, z: layers.Attention(use_scale=True)([x, layers.Dense(4)(z)]),
-    "bahdanau": lambda x, z: layers.AdditiveAttention()([x, layers.Dense(4)(z)]),
+    "scaled_mask": lambda x, z: layers.Attention(use_scale=True)([x, layers.Masking(0.5)(x)]),
 }
 
 PRODUCTS = {
