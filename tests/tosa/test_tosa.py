@@ -26,12 +26,15 @@ TABLE = "The converter's CAST subtracts the zero point, so that GATHER reads bes
 REFUSED = "The reference model refuses the graph that the converter makes."
 OWN_TABLE = "TOSA computes 16 bits by a table of 513 entries of its own."
 NO_FORM = "The converter has no form of this operator."
+PRODUCT = "The converter leaves a product of 32-bit numbers, that with gamma, as it is."
 
 OTHERWISE = {
     "argmin, 8 bits": REFUSED,
     "conv, 16 bits": REFUSED,
     "divide, 8 bits": TABLE,
     "elu, 8 bits": NO_FORM,
+    "group_norm, 8 bits": PRODUCT,
+    "layer_norm, 8 bits": PRODUCT,
     "lstm, 8 bits": NO_FORM,
     "lstm, 16 bits": NO_FORM,
     "matmul, 8 bits": "The converter does not broadcast the batches of a product.",
