@@ -38,9 +38,8 @@ class QuantSpec:
             expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
         observer: how the range is found. `moving_average` averages the batches' extremes, corrected
-            for its start at zero, in a short training those of the last tenth.
-            `shadowed_moving_average` averages as TensorFlow 1 does, with its shadow variables.
-            `last_value` takes the extremes of the last training batch. `current_value`
+            for its start at zero. `shadowed_moving_average` does so with TensorFlow 1's shadow
+            variables. `last_value` takes the extremes of the last training batch. `current_value`
             takes those of the tensor itself and stores nothing (for weights). `learned` trains the
             range by the rounding and clipping error (LSQ), `learned_clipping` by the clipping
             error alone (PACT).

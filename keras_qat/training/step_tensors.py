@@ -28,10 +28,6 @@ from keras_qat.arithmetic.fake_quant import (
 )
 from keras_qat.arithmetic.together import stacked
 
-RECENT = 10.0
-"""An average of n batches is at least that of about the last n / RECENT: ranges keep up with the
-weights, which change most when training begins. An average of all would clip what grows."""
-
 
 @dataclasses.dataclass(frozen=True)
 class StepTensors:
@@ -99,10 +95,8 @@ def average_weight(batches: Any, decay: Any) -> tuple[Any, Any]:
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
-    number = tf.cast(count, tf.float64)
-    unbiased = (one - decay) / (one - tf.pow(decay, number))
-    recent = RECENT / (number + (RECENT - 1.0))
-    return count, tf.cast(tf.maximum(unbiased, recent), tf.float32)
+    weight = (one - decay) / (one - tf.pow(decay, tf.cast(count, tf.float64)))
+    return count, tf.cast(weight, tf.float32)
 
 
 def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:

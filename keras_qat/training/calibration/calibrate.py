@@ -220,8 +220,7 @@ def _set(
         reset: whether to forget the range that the observer has.
         values: of an input, numbers that are to lie far from ties.
     """
-    is_new = reset or observer.counter is None
-    before = 0.0 if is_new else float(observer.counter.numpy()) / observer.counts_as
+    before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
     if before:
         old_low, old_high = observer.extremes()

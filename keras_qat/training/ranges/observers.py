@@ -49,9 +49,6 @@ class LastValue:
     counter: Any = None
     """The variable that counts the observed batches, or None."""
 
-    counts_as = 1.0
-    """How many batches of training a batch of a range that was `set` counts as."""
-
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec, self.host = spec, host
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
@@ -136,11 +133,9 @@ class LastValue:
 class MovingAverage(LastValue):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
-    The n-th batch gets the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
-    `assign_moving_average`, or 10 / (n + 9) where that is more. Only the average and n are stored.
+    The n-th batch gets the weight (1 - decay) / (1 - decay^n), which is 1 for the first. The result
+    is the zero-debiased average of `assign_moving_average`, but only the average and n are stored.
     """
-
-    counts_as = step_tensors.RECENT  # Such a range is of all of its batches.
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         super().__init__(spec, host, name)
@@ -149,7 +144,7 @@ class MovingAverage(LastValue):
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
         super().set(low, high, batches, wider)
-        self.batches.assign(batches * self.counts_as)
+        self.batches.assign(batches)
 
     def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
@@ -183,9 +178,9 @@ class MovingAverage(LastValue):
 class ShadowedMovingAverage(LastValue):
     """TensorFlow 1's zero-debiased moving average of the batches' extremes.
 
-    The average of the first n batches is divided by 1 - decay^n. It is computed as TensorFlow 1
-    does (`assign_moving_average` with its default `zero_debias`) and has its shadow variables, from
-    which `recipes.contrib` can continue.
+    The average of the first n batches is divided by 1 - decay^n. Up to rounding it equals
+    `MovingAverage`, but it is computed as TensorFlow 1 does (`assign_moving_average` with its
+    default `zero_debias`) and has its shadow variables, from which `recipes.contrib` can continue.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
