@@ -192,6 +192,7 @@ class Collected:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.note.write_text(report.nodeid)
+            self.note.with_suffix(".log").write_text(report.longreprtext)
 
 
 def outcome(run: Callable[[], int], note: Path, seconds: int) -> str:
@@ -222,10 +223,10 @@ def run_from_import(mutant: Mutant, tests: list[str], words: list[str], note: Pa
     return 0
 
 
-def run_collected(mutant: Mutant, items: list[Any], note: Path) -> int:
+def run_collected(mutant: Mutant | None, items: list[Any], note: Path) -> int:
     """Exchanges the code of living functions and runs the tests. Returns 0 if none fails."""
     note.write_text("")
-    if not exchange_code(mutant):
+    if mutant is not None and not exchange_code(mutant):
         note.write_text(FROM_IMPORT)
         return 1
     for item, following in itertools.zip_longest(items, items[1:]):
@@ -302,7 +303,13 @@ def main() -> None:
         arguments.results.write_text(json.dumps(results, indent=1))
         print(f"{time.monotonic() - start:5.0f} s  {mutant.key}: {results[mutant.key]}", flush=True)
 
+    @functools.cache
+    def fails_unchanged(item: Any) -> bool:
+        run = functools.partial(run_collected, None, [item], note)
+        return outcome(run, note, arguments.seconds) != "survived"
+
     def try_all(items: list[Any]) -> None:
+        by_name = {item.nodeid: item for item in items}
         for mutant in filter(covering.only_in_tests, pending):
             tests = ordered(mutant, covering, results)
             places = {test: place for place, test in enumerate(tests)}
@@ -310,6 +317,9 @@ def main() -> None:
             chosen = [i for i in items if i.nodeid in places or (words and file_of(i) in files)]
             chosen.sort(key=lambda item: places.get(item.nodeid, len(places)))
             attempt(mutant, functools.partial(run_collected, mutant, chosen, note))
+            while (test := by_name.get(results[mutant.key])) and fails_unchanged(test):
+                chosen.remove(test)
+                attempt(mutant, functools.partial(run_collected, mutant, chosen, note))
 
     if any(map(covering.only_in_tests, pending)):
         child = os.fork()
