@@ -194,6 +194,9 @@ def test_subclassed_models_are_told_their_inputs():
     with pytest.raises(ValueError, match=r"inputs=keras.Input"):
         keras_qat.plan(Net())
     assert not keras_qat.plan(Net(), inputs=keras.Input(SHAPE)).float_layers
+    built = Net()
+    built.build((None, *SHAPE))
+    assert keras_qat.quantize_model(built).input_shape == (None, *SHAPE)
 
 
 def test_subclassed_models_that_cannot_be_opened_say_which_line():

@@ -93,7 +93,7 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
     Args:
         model: any model; models of other kinds are returned as they are.
         inputs: symbolic inputs in the structure that the model takes; by default like the tensors
-            of its last call.
+            of its last call, or of the shape that it was built with.
 
     Raises:
         ValueError: if no inputs are known, or `inputs` are given for a model of another kind.
@@ -107,6 +107,10 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
             args, _ = model.save_spec()
         except (TypeError, ValueError):  # It was never called.
             args = ()
+        sizes = model._build_input_shape
+        is_one = isinstance(sizes, tuple) and all(n is None or isinstance(n, int) for n in sizes)
+        if not args and is_one:
+            args = (tf.TensorSpec(sizes, keras.backend.floatx()),)
         if not args:
             check_readable(model)
         inputs = tf.nest.map_structure(lambda spec: keras.Input(type_spec=spec), args[0])
