@@ -17,8 +17,10 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.ops.lookup import computed_by_table
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import OwnRange, SharedRange
+from keras_qat.tflite.interpreter import FileInterpreter
+from tests.comparison import KERNELS
 from tests.ops.examples.example import BATCH
-from tests.ops.harness import assert_same, in_integers, node_of
+from tests.ops.harness import assert_same, file_of, in_integers, node_of
 from tests.ops.test_contracts import CASES
 
 UNARY = [
@@ -113,3 +115,16 @@ def test_results_are_those_of_the_function(op, bits, family):
             steps = np.maximum(low - values, values - high) / params.scale
             is_finite = np.isfinite(real).all(0)
             assert steps[is_finite].max(initial=0) < 1.01, (seed, scale, node.attributes)
+
+
+@pytest.mark.parametrize("ratio", [127.5, 128.5])
+def test_scales_at_the_end_of_what_hard_swish_takes(ratio):
+    """Kernels take inputs up to 128 times as coarse as outputs."""
+    (op,) = {case.values[0] for case in UNARY if case.values[0].name == "hard_swish"}
+    for family in KERNELS:
+        node, (inputs, _) = with_scales(node_of(op, 8, 0)[0], 8, 0.3, 0.5, 1.0)
+        params = QuantParams(np.float32(0.3 / ratio), 0, 8)
+        node = dataclasses.replace(node, outputs=(dataclasses.replace(node.output, params=params),))
+        assert_same(node, inputs, family)
+        codes = {operation[0] for operation in FileInterpreter(file_of(node)).operations()}
+        assert ("HARD_SWISH" in codes) == (ratio < 128)
