@@ -51,8 +51,8 @@ def int8(
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages, corrected for their start at zero: with
-            0.999 a range is the plain average of its first few hundred batches.
+        ema_decay: decay per step of the moving averages: 0.999 spans about 1000 batches. Before
+            10 000 batches an average spans the last tenth of them: ranges keep up with weights.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
             NPUs need this, or run it several times as fast. It needs training; `calibrate` alone
             loses accuracy.

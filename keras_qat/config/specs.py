@@ -37,12 +37,12 @@ class QuantSpec:
         narrow_range: whether the lowest code is unused, which leaves 2^bits - 1 codes. TFLite
             expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: how the range is found. `moving_average` averages the batches' extremes, corrected
-            for its start at zero. `shadowed_moving_average` does so with TensorFlow 1's shadow
-            variables. `last_value` takes the extremes of the last training batch. `current_value`
-            takes those of the tensor itself and stores nothing (for weights). `learned` trains the
-            range by the rounding and clipping error (LSQ), `learned_clipping` by the clipping
-            error alone (PACT).
+        observer: how the range is found. `moving_average` averages the batches' extremes, of a
+            short training those of the last tenth. `shadowed_moving_average` averages all, as
+            TensorFlow 1 does, with its shadow variables. `last_value` takes the extremes of the
+            last training batch. `current_value` takes those of the tensor itself and stores
+            nothing (for weights). `learned` trains the range by the rounding and clipping error
+            (LSQ), `learned_clipping` by the clipping error alone (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
             observed.

@@ -28,6 +28,10 @@ from keras_qat.arithmetic.fake_quant import (
 )
 from keras_qat.arithmetic.together import stacked
 
+RECENT = 10.0
+"""An average spans at most this many batches, or 1 / RECENT of all. Ranges so keep up with weights,
+which change most when training begins; the average of all batches would clip what grows."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTensors:
@@ -95,8 +99,10 @@ def average_weight(batches: Any, decay: Any) -> tuple[Any, Any]:
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
-    weight = (one - decay) / (one - tf.pow(decay, tf.cast(count, tf.float64)))
-    return count, tf.cast(weight, tf.float32)
+    number = tf.cast(count, tf.float64)
+    unbiased = (one - decay) / (one - tf.pow(decay, number))
+    recent = RECENT / tf.maximum(number, RECENT * RECENT)
+    return count, tf.cast(tf.maximum(unbiased, recent), tf.float32)
 
 
 def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:

@@ -133,8 +133,8 @@ class LastValue:
 class MovingAverage(LastValue):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
-    The n-th batch gets the weight (1 - decay) / (1 - decay^n), which is 1 for the first. The result
-    is the zero-debiased average of `assign_moving_average`, but only the average and n are stored.
+    The n-th batch gets the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
+    `assign_moving_average`, or 10 / max(n, 100) where that is more. The average and n are stored.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
@@ -178,9 +178,9 @@ class MovingAverage(LastValue):
 class ShadowedMovingAverage(LastValue):
     """TensorFlow 1's zero-debiased moving average of the batches' extremes.
 
-    The average of the first n batches is divided by 1 - decay^n. Up to rounding it equals
-    `MovingAverage`, but it is computed as TensorFlow 1 does (`assign_moving_average` with its
-    default `zero_debias`) and has its shadow variables, from which `recipes.contrib` can continue.
+    The average of the first n batches is divided by 1 - decay^n. It is computed as TensorFlow 1
+    does (`assign_moving_average` with its default `zero_debias`) and has its shadow variables, from
+    which `recipes.contrib` can continue.
     """
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:

@@ -32,15 +32,34 @@ def debiased_average(values, decay: float) -> np.ndarray:
     return np.array(results)
 
 
-@pytest.mark.parametrize("observer", ["moving_average", "shadowed_moving_average"])
+def recent_average(values, decay):
+    """The same, but a value weighs at least a tenth, and behind a hundred of them 10 / count."""
+    average, results = 0.0, []
+    for count, value in enumerate(values, 1):
+        weight = max((1 - decay) / (1 - decay**count), 10 / max(count, 100))
+        average += weight * (value - average)
+        results.append(average)
+    return np.array(results)
+
+
+AVERAGES = {"moving_average": recent_average, "shadowed_moving_average": debiased_average}
+
+
+@pytest.mark.parametrize("observer", AVERAGES)
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
 def test_moving_average_is_that_of_the_batches_so_far(decay, observer):
-    batches = rng().normal(size=(20, 50)) * rng(1).uniform(0.1, 5, (20, 1))
+    batches = rng().normal(size=(120, 50)) * rng(1).uniform(0.1, 5, (120, 1))
     ranges = np.array(observed(QuantSpec(ema_decay=decay, observer=observer), batches))
     for column, extremes in ((0, batches.min(1)), (1, batches.max(1))):
-        expected = debiased_average(extremes, decay)
+        expected = AVERAGES[observer](extremes, decay)
         # 1 - decay has few digits in float32 if decay is close to 1: that is the tolerance.
         np.testing.assert_allclose(ranges[:, column], expected, rtol=2e-4)
+
+
+def test_ranges_keep_up_with_weights_that_grow():
+    """As outputs do when training begins; an average of all batches would clip half of them."""
+    batches = [[-step, step] for step in range(1, 101)]
+    assert observed(QuantSpec(), batches)[-1][1] > 85
 
 
 def test_first_batch_gives_the_range_at_once():
