@@ -36,6 +36,9 @@ from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
+_ATTENTION = layers.Attention, layers.AdditiveAttention
+"""Keras' layers that are opened. Users are not told to describe one that cannot be."""
+
 
 def open_layers(
     graph: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
@@ -109,7 +112,7 @@ def _open_each(
                         f"it in the functional style, keras.Model(inputs, outputs), or quantize "
                         f"the functional models inside it one by one."
                     ) from error
-                if not written_out:
+                if not written_out and type(call.layer) not in _ATTENTION:
                     closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part)] or [call]
 
@@ -119,7 +122,7 @@ def _open_each(
 
 def _is_closed(layer: Any) -> bool:
     """Returns whether a layer runs a user's own code, or Keras' own that no lowering splits."""
-    if type(layer) in (layers.Attention, layers.AdditiveAttention):
+    if type(layer) in _ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
         return False
