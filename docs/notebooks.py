@@ -25,13 +25,13 @@ def make(program: Path) -> None:
         cell.id, cell.metadata = f"cell-{number}", {}
         if cell.cell_type == "code":
             # What TensorFlow tells of the machine is no part of the tutorial.
-            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     notebook.metadata.pop("language_info", None)
     jupytext.write(notebook, program.with_suffix(".ipynb"))
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:] or [each.stem for each in sorted(TUTORIALS.glob("*.py"))]
+    names = sys.argv[1:] or [path.stem for path in sorted(TUTORIALS.glob("*.py"))]
     for name in names:
         print(name, flush=True)
         make(TUTORIALS / f"{name}.py")
