@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,8 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.frontend import messages
-from keras_qat.frontend.keras2.backend import keras, traced
+from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, tiny_net
 
@@ -84,6 +80,7 @@ def test_what_is_no_model():
         (b"TFL3", order),
         (X, order),
         (keras.Model, "got the class Model"),
+        ([keras.Sequential()], "got a list of models: pass each by itself"),
         ("model.tflite", r"file 'model\.tflite', which cannot be turned into one\. Arguments come"),
         ("model.keras", r"Load it first: keras\.models\.load_model\('model\.keras'\)"),
     ):
@@ -286,6 +283,14 @@ def test_names_of_simulated_tensors():
     assert simulated.tensors.get("logit") is None
 
 
+def test_names_of_layers_with_quantizers():
+    listed = keras_qat.quantizers(keras_qat.quantize_model(tiny_net()))
+    assert [x.name for x in listed["conv"]] == ["quant_conv/kernel", "quant_conv/output"]
+    assert listed["conv/kernel"] == listed["quant_conv/kernel"] == listed["conv"][:1]
+    with pytest.raises(KeyError, match=r"no layer or tensor 'logit' here. Near it are: logits"):
+        listed["logit"]
+
+
 def test_shapes_that_are_not_known():
     def unknown(x):
         return tf.py_function(lambda a: a, [x], tf.float32)
@@ -340,63 +345,6 @@ def test_delays_of_a_model_that_another_one_trains(callback):
     wrapper = qat.get_layer("quant_conv")
     assert int(getattr(wrapper, callback.threshold)) == 2
     assert int(wrapper.step) == 4
-
-
-def test_no_warnings_of_retracing(caplog):
-    """Functions of models are made by `backend.traced`; TensorFlow warns of the fifth one."""
-    with caplog.at_level(logging.WARNING, "tensorflow"):
-        for number in range(7):
-            traced(lambda x: x + 1)(tf.constant(number))
-    assert not [message for message in caplog.messages if "retracing" in message]
-
-
-def test_layers_in_float_are_told_once(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(messages, "_SHOWN", set())
-    build = lambda: functional((4,), build=layers.LayerNormalization())  # noqa: E731
-    asked = recipes.int8().override("LayerNormalization", quantize=False)
-    keras_qat.quantize_model(build(), asked)
-    assert not caplog.messages
-    qat = keras_qat.quantize_model(build())
-    keras_qat.quantize_model(build())
-    keras_qat.calibrate(qat, images(8, (4,)))
-    keras_qat.export_tflite(qat)
-    (line,) = caplog.messages
-    assert re.match(r"'\w+' keeps 1 layer in float: 1 LayerNormalization \(unless recipe", line)
-    qat.save(tmp_path / "qat.keras")
-    messages._SHOWN.clear()  # As in another process.
-    caplog.clear()
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    keras_qat.export_tflite(loaded)
-    keras_qat.export_tflite(loaded)
-    (line,) = caplog.messages
-    assert line.startswith(
-        "The file computes 1 layer in float: 1 LayerNormalization (unless recipe"
-    )
-
-
-def test_parts_of_a_layer_in_float_are_one_layer(monkeypatch, caplog):
-    class Spectrum(layers.Layer):
-        def call(self, x):
-            return tf.square(tf.abs(tf.signal.stft(x, 8, 4)))
-
-    monkeypatch.setattr(messages, "_SHOWN", set())
-    keras_qat.quantize_model(functional((16,), build=lambda x: layers.Dense(3)(Spectrum()(x))))
-    (line,) = caplog.messages
-    assert "keeps 1 layer in float: 1 Spectrum" in line
-
-
-def test_prediction_before_data_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(messages, "_SHOWN", set())
-    qat = keras_qat.quantize_model(tiny_net())
-    qat.predict(X, verbose=0)
-    qat.predict(X, verbose=0)
-    (line,) = caplog.messages
-    assert line.startswith("Quantizers of 'tiny' have seen no data yet, and pass values through:")
-    messages._SHOWN.clear()
-    caplog.clear()
-    keras_qat.calibrate(qat, X)
-    qat.predict(X, verbose=0)
-    assert not caplog.messages
 
 
 def test_calibration_where_nothing_is_quantized():

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,14 +58,19 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def unknown(noun: str, name: object, names: Collection[str]) -> str:
+    """Returns what the error for an unknown name says: up to three similar names, or the first."""
+    near = difflib.get_close_matches(str(name), names, n=3)
+    shown = near or list(names)[:8]
+    more = ", ..." if len(names) > len(shown) else ""
+    return (
+        f"There is no {noun} {name!r} here. {'Near it' if near else 'There'} are: "
+        f"{', '.join(shown)}{more}"
+    )
+
+
 class ByName(dict[str, Any]):
     """What is read by a tensor's name. The error for an unknown name lists similar names."""
 
     def __missing__(self, name: Any) -> Any:
-        near = difflib.get_close_matches(str(name), self, n=3)
-        shown = near or list(self)[:8]
-        more = ", ..." if len(self) > len(shown) else ""
-        raise KeyError(
-            f"There is no tensor {name!r} here. {'Near it' if near else 'There'} are: "
-            f"{', '.join(shown)}{more}"
-        )
+        raise KeyError(unknown("tensor", name, self))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec
+from keras_qat.frontend.messages import unknown
 from keras_qat.training.batch_norm.per_tensor_fold import folded
 from keras_qat.training.layers import Quantize, QuantizeWeights, ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import weight_at
@@ -43,14 +44,45 @@ class Quantizer:
         return bool(np.all(np.isfinite([self.minimum, self.maximum])) and has_range)
 
 
-def quantizers(model: Any) -> list[Quantizer]:
+class Quantizers(list[Quantizer]):
+    """List of a model's quantizers, which also takes the name of a layer or a tensor as index."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Quantizer: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Quantizer]: ...
+
+    @overload
+    def __getitem__(self, index: str) -> list[Quantizer]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns one by its number, or a list: those of a slice, of a layer or of a tensor.
+
+        Raises:
+            KeyError: if nothing of that name is quantized; it lists similar names.
+        """
+        if not isinstance(index, str):
+            return super().__getitem__(index)
+        by_name: dict[str, list[Quantizer]] = {}
+        for quantizer in self:
+            layer = quantizer.name.rpartition("/")[0].removeprefix(PREFIX)
+            for name in dict.fromkeys((layer, *quantizer.quantizes, quantizer.name)):
+                by_name.setdefault(name, []).append(quantizer)
+        if index not in by_name:
+            raise KeyError(unknown("layer or tensor", index, by_name))
+        return by_name[index]
+
+
+def quantizers(model: Any) -> Quantizers:
     """Lists every quantizer of a quantization-aware model, in the order of the layers.
 
     Args:
         model: a quantization-aware model.
 
     Returns:
-        One entry for each quantizer, with its tensor, specification and range.
+        One entry for each quantizer, with its tensor, specification and range. Indexed by the name
+        of a layer or a tensor, the list gives a list of the quantizers of that one.
 
     Raises:
         ValueError: if the model is not quantization-aware.
@@ -58,14 +90,15 @@ def quantizers(model: Any) -> list[Quantizer]:
     Example:
         >>> for quantizer in keras_qat.quantizers(qat):
         ...     print(quantizer.name, quantizer.quantizes, quantizer.minimum, quantizer.maximum)
+        >>> kernel, output = keras_qat.quantizers(qat)["conv_1"]
     """
     check_quantized(model)
-    return [
+    return Quantizers(
         quantizer
         for layer in scheduled_layers(model)
         for listed in layer_quantizers(layer)
         for quantizer in listed
-    ]
+    )
 
 
 def activation_quantizers(model: Any) -> list[Quantizer]:

@@ -49,6 +49,21 @@ def test_a_mark_of_a_model_is_told(combine, mark):
         keras_qat.calibrate(masked(combine, mark), X)
 
 
+def test_tensors_that_are_joined_are_told_apart():
+    """The far values are of one, and those that they leave no room for of the other."""
+    x = keras.Input((8,), name="x")
+    large = layers.Rescaling(1000.0, name="large")(x)
+    small = layers.Dense(4, "tanh", name="small")(x)
+    both = layers.Concatenate(name="both")([small, large])
+    qat = keras_qat.quantize_model(keras.Model(x, layers.Dense(2, name="y")(both)))
+    message = (
+        r"The output of 'large' reaches \d+ and shares one range, -1 to \d+, with other values, "
+        r"-\S+ to \S+, which share 1 of 256 .* Bring them to one size, as by a Rescaling behind 'l"
+    )
+    with pytest.warns(UserWarning, match=message):
+        keras_qat.calibrate(qat, 2 + np.abs(X["x"][:, 0]))
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("combine", [replaced, added, beside, at_least])
 def test_a_mark_of_the_size_of_the_others_is_not(combine):

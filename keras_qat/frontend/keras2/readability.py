@@ -41,6 +41,10 @@ def check_readable(model: Any) -> None:
             f"Expected a Keras model, got {type(model).__name__} {str(model)!r}. Load it first: "
             f"keras.models.load_model({str(model)!r})."
         )
+    if isinstance(model, (list, tuple)) and any(isinstance(item, _Model) for item in model):
+        raise ValueError(
+            f"Expected a Keras model, got a {type(model).__name__} of models: pass each by itself."
+        )
     if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
         raise ValueError(
             f"Expected a Keras model, got {type(model).__name__}: arguments come in the order "

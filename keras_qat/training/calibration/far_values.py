@@ -71,13 +71,8 @@ def far_values(
 
 def described(far: FarValues, low: float, high: float, bits: int) -> str:
     """Says in two sentences what far values do to a tensor, "it", and what helps."""
-    needed = max(far.high, 0.0) - min(far.low, 0.0)
-    remaining_steps = max(1, int(needed / (high - low) * (2**bits - 1)))
-    cost = (
-        f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its other "
-        f"values, {far.low:.4g} to {far.high:.4g}, which share {remaining_steps} of {2**bits} "
-        f"quantized values."
-    )
+    cost = f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its"
+    cost = f"{cost} {_others(far, low, high, bits)}"
     if far.share < MARK:
         return (
             f"{cost} Leave such outliers out of the data, or call calibrate with "
@@ -85,3 +80,21 @@ def described(far: FarValues, low: float, high: float, bits: int) -> str:
         )
     near = 2 * (min(far.low, 0.0) if far.value < 0 else max(far.high, 0.0)) or np.sign(far.value)
     return f"{cost} Let the model use a number of their size in its place, such as {near:.2g}."
+
+
+def described_beside(far: FarValues, low: float, high: float, bits: int, name: str) -> str:
+    """Says what the large tensor of this name does to others that share its range."""
+    return (
+        f"'{name}' reaches {far.value:.4g} and shares one range, {low:.4g} to {high:.4g}, with "
+        f"{_others(far, low, high, bits)} Bring them to one size, as by a Rescaling behind "
+        f"'{name}'."
+    )
+
+
+def _others(far: FarValues, low: float, high: float, bits: int) -> str:
+    needed = max(far.high, 0.0) - min(far.low, 0.0)
+    remaining_steps = max(1, int(needed / (high - low) * (2**bits - 1)))
+    return (
+        f"other values, {far.low:.4g} to {far.high:.4g}, which share {remaining_steps} of "
+        f"{2**bits} quantized values."
+    )

@@ -20,7 +20,11 @@ from keras_qat.frontend.keras2.precision import computing_in_float32, constants_
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
-from keras_qat.training.calibration.far_values import described, far_values
+from keras_qat.training.calibration.far_values import (
+    described,
+    described_beside,
+    far_values,
+)
 from keras_qat.training.calibration.histogram import (
     Tally,
     counts_of,
@@ -160,7 +164,11 @@ class Observed:
             ):
                 slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
                 name = self._tensor_name(quantizer, slot)
-                yield f"The output of '{name}': {described(far, low, high, bits)}"
+                is_apart = not far.low <= np.median(samples[slot]) <= far.high
+                if is_apart and len(samples) > 1:  # Others of another size share its range.
+                    yield f"The output of {described_beside(far, low, high, bits, name)}"
+                else:
+                    yield f"The output of '{name}': {described(far, low, high, bits)}"
 
     def _tensor_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
         """Returns the name of a quantizer's tensor in the float model."""
