@@ -150,50 +150,6 @@ def exact() -> None:
     save(figure, "exact")
 
 
-def table(page: str, heading: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The first table below a heading of a page: its columns, and cells by their row's label."""
-    text = Path(__file__).parent.with_name(page).read_text().split(f"\n{heading}\n")[1]
-    lines = [line for line in text.split("\n\n|")[1].split("\n\n")[0].splitlines() if line]
-    (_, *columns), _, *rows = (
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines
-    )
-    return columns, {label: cells for label, *cells in rows}
-
-
-def accuracy(widest: float = 3.0) -> None:
-    """Accuracy of files, less that of the float model trained on, from accuracy-figures.md."""
-    columns, rows = table("accuracy-figures.md", "## Four networks")
-    float_rows = ("float", "float, trained on")
-    labels = [label for label in rows if label not in float_rows]
-    figure, panels = plt.subplots(
-        1, len(columns), sharey=True, figsize=(11, 0.27 * len(labels) + 1)
-    )
-    for column, (axes, name) in enumerate(zip(panels, columns, strict=True)):
-        plain, best = (float(rows[label][column].split()[0]) for label in float_rows)
-        axes.axvline(0, color=GREY, lw=1)
-        axes.axvline(plain - best, color=GREY, lw=0.8, ls="--")
-        for y, label in enumerate(labels):
-            if not (cell := rows[label][column]):
-                continue
-            mean, *spread = (float(number) for number in cell.split(" ± "))
-            color = ORANGE if "TFLite" in label or "tfmot" in label else BLUE
-            if mean - best < -widest:
-                axes.text(-widest, y, f"◂ {mean - best:.1f}", color=color, va="center", fontsize=9)
-            else:
-                axes.errorbar(
-                    mean - best, y, xerr=spread or None, fmt="o", ms=4, color=color, capsize=2
-                )
-        axes.set(xlim=(-widest - 0.2, 1), title=name, yticks=range(len(labels)))
-        axes.set_yticklabels(labels, fontsize=9)
-    panels[0].set_ylim(len(labels) - 0.4, -0.6)
-    figure.supxlabel(
-        "points above or below the float model that is trained on (dashed: not trained on)",
-        fontsize=10,
-    )
-    figure.tight_layout()
-    save(figure, "accuracy")
-
-
 def growth() -> None:
     """Time and memory of a training step, from the table in speed.md."""
     text = Path(__file__).parent.with_name("speed.md").read_text()
@@ -255,5 +211,5 @@ def equal() -> None:
 
 
 if __name__ == "__main__":
-    for draw in (fake_quantization, ranges, folding, delays, exact, accuracy, growth, equal):
+    for draw in (fake_quantization, ranges, folding, delays, exact, growth, equal):
         draw()
