@@ -393,6 +393,8 @@ def main() -> None:
     for part in options.parts:
         rows |= PARTS[part]()
     wanted = ("float", *rows) if options.rows is None else ("float", *options.rows)
+    if unknown := set(wanted) - set(rows):
+        parser.error(f"no rows: {', '.join(sorted(unknown))}. There are: {', '.join(rows)}")
     rows = {label: rows[label] for label in wanted}
     measure(rows, data, options.directory, budget, options)
     print(table(options.directory, options.networks, rows))

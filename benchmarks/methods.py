@@ -135,11 +135,13 @@ def _kernels(model: Any) -> list[Any]:
     return [weight for weight in model.trainable_weights if "kernel" in weight.name]
 
 
+PARTS = {
+    "schedules": of_schedules,
+    "mixed_bits": of_mixed_bits,
+    "rounding": of_rounding,
+    "pruned": of_pruned,
+}
+
 if __name__ == "__main__":
-    accuracy.PARTS |= {
-        "schedules": of_schedules,
-        "mixed_bits": of_mixed_bits,
-        "rounding": of_rounding,
-        "pruned": of_pruned,
-    }
+    accuracy.PARTS |= PARTS
     accuracy.main()

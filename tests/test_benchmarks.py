@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from benchmarks import accuracy, operations, recurrent, zoo
+from benchmarks import accuracy, methods, operations, recurrent, zoo
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
@@ -118,3 +118,11 @@ def test_pages_name_commands_that_there_are():
     for page, name, options in named:
         assert (folder / f"{name}.py").exists() or (folder / name).is_dir(), (page, name)
         assert [option for option in options if f'"{option}"' not in sources] == [], (page, name)
+
+
+def test_pages_name_rows_that_there_are():
+    page = (Path(__file__).parent.parent / "docs" / "accuracy-figures.md").read_text()
+    labels = re.findall(r'"([^"\n]+)"', "".join(re.findall(r" --rows ([^`]*)", page)))
+    parts = (accuracy.PARTS | methods.PARTS).values()
+    assert set(labels) <= {"float", "tfmot 8/8"}.union(*(part() for part in parts))
+    assert len(labels) > 20

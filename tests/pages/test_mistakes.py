@@ -73,6 +73,13 @@ def marked() -> Any:
     return keras.Model(image, layers.Dense(3, name="logits")(layers.Flatten()(x)))
 
 
+def joined() -> Any:
+    image = keras.Input((6, 6, 1), name="image")
+    x = layers.Flatten()(image)
+    both = [layers.Dense(4, "tanh")(x), layers.Rescaling(1000.0, 500.0)(x)]
+    return keras.Model(image, layers.Dense(3, name="logits")(layers.Concatenate()(both)))
+
+
 def trained_on_bytes() -> None:
     qat = keras_qat.quantize_model(network())
     qat.compile("sgd", "mse")
@@ -126,6 +133,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         with_outlier(), plain()
     ),
     "is set by -1e+09, far outside of its other values": lambda _: calibrated(X, marked()),
+    "Bring them to one size, as by a Rescaling": lambda _: calibrated(X, joined()),
     "the statistics of a new layer, mean 0 and variance 1": lambda _: verified(network(fresh=True)),
     "the output is the same for all examples, as if units were dead": lambda _: verified(
         network(dead=True)
