@@ -122,9 +122,12 @@ FORCE:
 
 define make_venv
 	@test -n "$(PYTHON)" || { echo "No python3 found: install Python 3.11."; exit 1; }
+	@test ! -e $(1) -o -e $(1)/.begun -o -e $(1)/.complete || \
+		{ echo "$(1) would be removed, but is not of this Makefile: name another directory, VENV=..."; exit 1; }
 	@echo "Setting up $(1) with $(PYTHON): this downloads TensorFlow and takes some minutes."
 	@rm -rf $(1)
 	@$(PYTHON) -m venv $(1) || { rm -rf $(1); echo "On Debian: apt-get install python3.11-venv"; exit 1; }
+	@touch $(1)/.begun
 	@$(1)/bin/python -m pip install --quiet $(2)
 	@touch $(1)/.complete
 endef
