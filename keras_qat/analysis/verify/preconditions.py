@@ -145,9 +145,11 @@ def faults(
             "weights zero. Train the model in float first."
         ]
     for output, y in zip(outputs, exact, strict=True):
+        if output.accuracy is None or output.float_accuracy is None:
+            continue
         chance = 1 / max(y.shape[-1], 2)
         by_chance = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
-        if max(output.accuracy or 1.0, output.float_accuracy or 1.0) <= by_chance:
+        if max(output.accuracy, output.float_accuracy) <= by_chance < (1 + chance) / 2:
             return ["in float too the accuracy is that of guessing."]
     return []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 MOST = 150.0
@@ -10,12 +12,36 @@ MOST = 150.0
 ROUNDING = 1e-12
 """Share of a tensor's power that float32 gives to the variance of what is constant."""
 
+ALIKE = 0.01
+"""Share of the variance of all numbers that inputs vary by over examples which hardly differ."""
+
+FEW_STEPS = 2.0
+"""Steps of its range that an output varies by over examples which hardly differ."""
+
 
 def decibels(exact: np.ndarray, values: np.ndarray) -> float | None:
     """Returns the signal to noise ratio of a tensor in dB; None without a signal."""
     ratio = SignalToNoise()
     ratio.add(exact, values)
     return ratio.decibels()
+
+
+def hardly_differ(
+    inputs: Sequence[np.ndarray], outputs: Iterable[tuple[np.ndarray, float]]
+) -> bool:
+    """Returns whether examples are so much alike that they cannot tell what quantization costs.
+
+    An example is what a camera sees that nobody moves. By itself an example may tell it.
+
+    Args:
+        inputs: the examples, an array for each input.
+        outputs: what the model computes of them in float, and the step of its range.
+    """
+    return (
+        len(inputs[0]) > 1
+        and all(np.var(x, 0).mean() <= ALIKE * np.var(x) for x in inputs)
+        and all(np.var(y, 0).mean() ** 0.5 <= FEW_STEPS * step for y, step in outputs)
+    )
 
 
 class SignalToNoise:

@@ -7,11 +7,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
-from keras_qat.analysis.verify.verdict import LOW_SQNR, SMALL_PART
+from keras_qat.analysis.verify.verdict import LOW_SQNR
 from keras_qat.training.readiness import some
 
 MOST_CHANNELS = 100
 """Channels of an output that are looked at; with more they are classes of one kind."""
+
+FEW_NUMBERS = 32
+"""Numbers of a channel that are too few to tell what it holds otherwise."""
+
+DROWNED_PART = 1 / 32
+"""Part of a range that holds 8 of its 256 levels."""
 
 
 def small_channels(
@@ -30,18 +36,20 @@ def small_channels(
         full_range = np.ptp(in_float)
         if not 1 < channels <= MOST_CHANNELS or full_range <= 1:  # Of probabilities all are small.
             continue
+        if in_float.size < FEW_NUMBERS * channels:
+            continue
         drowned = [
             channel
             for channel in range(channels)
-            if np.ptp(in_float[..., channel]) < SMALL_PART * full_range
+            if np.abs(in_float[..., channel]).max() < DROWNED_PART * full_range
             and _is_drowned(in_float[..., channel], quantized[..., channel])
         ]
         if 0 < len(drowned) < channels:
             causes.append(
                 f"{some([str(channel) for channel in drowned])} of the {channels} channels of "
-                f"'{name}' are drowned by the larger numbers that share their range. End the file "
-                f"before they are joined: quantize_model(model, outputs=[...]); plan(model) names "
-                f"the parts."
+                f"'{name}' are drowned by the larger numbers that share their range. Train the "
+                f"model to numbers of one size, or end the file before they are joined: "
+                f"quantize_model(model, outputs=[...]); plan(model) names the parts."
             )
     return causes
 

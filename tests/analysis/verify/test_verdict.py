@@ -169,6 +169,22 @@ def test_does_not_judge_by_examples_that_are_all_the_same():
     assert report.verdict.words == "same"
 
 
+def test_does_not_judge_by_examples_that_hardly_differ():
+    """As a camera that nobody moves gives them. But they are enough for a wrong scale."""
+    alike = X[:1] + rng().normal(0, 0.002, (20, *X.shape[1:]))
+    report = keras_qat.verify(*exported("classes"), alike)
+    assert report.verdict.words == "same" and report.outputs[0].float_argmax_agreement == 1
+    assert keras_qat.verify(*exported("another scale"), X[:20]).verdict.words == "same but poor"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_examples_of_a_good_model(count):
+    """Single entries of their outputs may hardly differ."""
+    qat, file = exported("classes")
+    verdicts = {keras_qat.verify(qat, file, X[at : at + count]).verdict.words for at in range(8)}
+    assert verdicts == {"same and good"}
+
+
 def test_is_where_people_look():
     report = keras_qat.verify(*exported("another scale"), X, per_layer=True)
     assert "Same but poor: the file computes what the model computes, but the model" in str(report)
@@ -205,6 +221,16 @@ def test_labels():
 def test_labels_that_the_model_never_learned():
     result = verdict(calibrated(network(), X), rng(5).integers(0, 5, len(X)))
     assert result.words == "same but poor" and "accuracy is that of guessing" in result.likely_cause
+
+
+def test_few_labels_do_not_tell_guessing():
+    """Who guesses between two classes is often right three times."""
+    qat = calibrated(network(layers.Dense(2, name="two")), X)
+    labels = network(layers.Dense(2, name="two")).predict(X, verbose=0).argmax(-1)
+    file = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, file, X[:3], labels[:3]).verdict.is_good
+    result = keras_qat.verify(qat, file, X[:40], 1 - labels[:40]).verdict
+    assert "accuracy is that of guessing" in result.likely_cause
 
 
 def test_labels_of_one_output():
