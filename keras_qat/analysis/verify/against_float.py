@@ -11,11 +11,12 @@ import numpy as np
 from keras_qat.analysis.verify.compare_outputs import Rows, compare_outputs
 from keras_qat.analysis.verify.preconditions import faults
 from keras_qat.analysis.verify.report import OutputReport
-from keras_qat.analysis.verify.signal_to_noise import hardly_differ
+from keras_qat.analysis.verify.signal_to_noise import are_alike, hardly_differs
 from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.verdict import is_clearly_good
 from keras_qat.integer_graph.float_inference import float_outputs
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.training.layers.recurrent.states import Stream
 
@@ -67,13 +68,13 @@ def against_float(
         with Stream(graph.origin.states):
             return float_outputs(evaluate, [x[rows] for x in inputs], graph.origin.fixed_batch)
 
-    tensors = graph.outputs.values()
-    steps = [0.0 if tensor.params is None else float(tensor.params.scale) for tensor in tensors]
-
     def compared(exact: list[np.ndarray], rows: Rows) -> AgainstFloat:
         outputs = compare_outputs(graph, file, codes, expected, exact, rows, examples, labels)
-        if hardly_differ([x[rows] for x in inputs], zip(exact, steps, strict=True)):
-            outputs = [dataclasses.replace(output, float_sqnr=None) for output in outputs]
+        tell = _telling(graph, [x[rows] for x in inputs], exact)
+        outputs = [
+            output if tells else dataclasses.replace(output, float_sqnr=None)
+            for output, tells in zip(outputs, tell, strict=True)
+        ]
         drowned = small_channels(graph.outputs, exact, [y[rows] for y in expected])
         return AgainstFloat(
             tuple(outputs),
@@ -97,6 +98,27 @@ def against_float(
     rows = np.concatenate([some, rest])
     parts = zip(exact, in_float(rest), strict=True)
     return compared([np.concatenate(both) for both in parts], rows)
+
+
+def _telling(graph: ResolvedGraph, inputs: list[np.ndarray], exact: list[np.ndarray]) -> list[bool]:
+    """Returns whether the examples tell what quantization costs, for each output.
+
+    Examples that are alike do not, nor do those of which all probabilities are nearly the same, as
+    where an event is rare. That outputs hardly differ may else be the fault of their range.
+    """
+    fixed = {
+        tensor
+        for node in graph.nodes
+        for tensor in node.outputs
+        if node.op is not None and isinstance(node.op.output, FixedRange)
+    }
+    alike = are_alike(inputs)
+    return [
+        tensor.params is None
+        or not (alike or tensor in fixed)
+        or not hardly_differs(y, float(tensor.params.scale))
+        for tensor, y in zip(graph.outputs.values(), exact, strict=True)
+    ]
 
 
 def _spread(count: int, examples: int) -> np.ndarray:

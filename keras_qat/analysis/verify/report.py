@@ -51,7 +51,7 @@ class OutputReport(Agreement):
             None if that has one entry.
         float_sqnr: signal of the model in float, with its weights unquantized, to the file's
             deviation from it, in dB, at most 150. The signal is the variance over the examples;
-            None if these, and their outputs, hardly differ.
+            None if they do not tell: they hardly differ, or all probabilities are nearly the same.
         float_argmax_agreement: as `argmax_agreement`, of the file and the model in float.
         accuracy: share of the labels that the file's classes are; None without labels.
         float_accuracy: the same of the model in float.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,22 +26,16 @@ def decibels(exact: np.ndarray, values: np.ndarray) -> float | None:
     return ratio.decibels()
 
 
-def hardly_differ(
-    inputs: Sequence[np.ndarray], outputs: Iterable[tuple[np.ndarray, float]]
-) -> bool:
-    """Returns whether examples are so much alike that they cannot tell what quantization costs.
-
-    An example is what a camera sees that nobody moves. By itself an example may tell it.
-
-    Args:
-        inputs: the examples, an array for each input.
-        outputs: what the model computes of them in float, and the step of its range.
-    """
-    return (
-        len(inputs[0]) > 1
-        and all(np.var(x, 0).mean() <= ALIKE * np.var(x) for x in inputs)
-        and all(np.var(y, 0).mean() ** 0.5 <= FEW_STEPS * step for y, step in outputs)
+def are_alike(inputs: Sequence[np.ndarray]) -> bool:
+    """Whether several examples hardly differ, as what a camera sees that nobody moves."""
+    return len(inputs[0]) > 1 and all(
+        np.var(x, 0).mean() <= ALIKE * np.var(x, dtype=np.float64) for x in inputs
     )
+
+
+def hardly_differs(output: np.ndarray, step: float) -> bool:
+    """Whether no entry of an output differs over the examples by more than steps of its range."""
+    return len(output) > 1 and bool(np.var(output, 0).max() ** 0.5 <= FEW_STEPS * step)
 
 
 class SignalToNoise:

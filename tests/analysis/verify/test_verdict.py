@@ -177,6 +177,11 @@ def test_does_not_judge_by_examples_that_hardly_differ():
     assert keras_qat.verify(*exported("another scale"), X[:20]).verdict.words == "same but poor"
 
 
+def test_does_not_judge_a_rare_event_by_examples_without_it():
+    rare = layers.Dense(1, "sigmoid", bias_initializer=keras.initializers.Constant(-9.0))
+    assert verdict(calibrated(network(rare), X)).words == "same"
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_few_examples_of_a_good_model(count):
     """Single entries of their outputs may hardly differ."""
