@@ -148,7 +148,7 @@ def faults(
         if output.accuracy is None or output.float_accuracy is None:
             continue
         chance = 1 / max(y.shape[-1], 2)
-        by_chance = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
+        by_chance = chance + 3 * (chance * (1 - chance) / len(y)) ** 0.5
         if max(output.accuracy, output.float_accuracy) <= by_chance < (1 + chance) / 2:
             return ["in float too the accuracy is that of guessing."]
     return []

@@ -157,9 +157,14 @@ def cause_in(tensor: TensorReport) -> str:
             "in float too it is the same for all examples: its weights, or the data, say nothing."
         )
     if tensor.clipped > CLIPPED:
+        advice = (
+            "Calibrate with data like these, and after the last change of weights."
+            if tensor.reads
+            else "Scale these as in training, or calibrate with data like these."
+        )
         return (
             f"{tensor.clipped:.0%} of its values lie beyond its range, {ends}: in float they are "
-            f"{values}. Calibrate with data like these, and after the last change of weights."
+            f"{values}. {advice}"
         )
     step = (high - low) / (2**tensor.bits - 1)
     if tensor.spread > COARSE * step:
