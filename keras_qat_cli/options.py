@@ -17,7 +17,7 @@ Command = Callable[..., Any]
 
 TARGETS = (
     *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
-    *("edgetpu", "stm32_npu", "stm32n6", "neutron", "esp_nn", "coral_npu"),
+    *("edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn", "coral_npu"),
 )
 """Names of `keras_qat.targets`, which cannot be asked before TensorFlow is loaded."""
 

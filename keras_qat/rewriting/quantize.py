@@ -67,9 +67,9 @@ def quantize_model(
             "openvino" and "esp_dl" are for files of `export_onnx`. The default is the target's, or
             "xnnpack" without a target.
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
-            "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "esp_nn", "coral_npu", a
-            `keras_qat.targets.Target`, or None. It sets recipe and kernels, and `export_tflite`
-            writes for it; `plan` tells what it lacks.
+            "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
+            "coral_npu", a `keras_qat.targets.Target`, or None. It sets recipe and kernels, and
+            `export_tflite` writes for it; `plan` tells what it lacks.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors at which exported files end, by default the model's outputs.

@@ -89,6 +89,14 @@ def test_stm32n6_leaves_means_bilinear_resizing_and_softmax_to_the_cpu():
     assert reasons(build, "stm32n6") == refused
 
 
+def test_mediatek_leaves_operators_without_a_legalization_to_the_cpu():
+    def build(x):
+        x = layers.LeakyReLU()(layers.UpSampling2D(2)(layers.Conv2D(4, 3, activation="relu6")(x)))
+        return layers.Activation("elu")(layers.Dense(3)(layers.Flatten()(x)))
+
+    assert reasons(build, "mediatek") == {"ELU": "no kernel"}
+
+
 def test_coral_npu_is_tflite_micro():
     network = functional((8, 8, 1), build=lambda x: layers.Dense(3)(layers.Flatten()(x)))
     qat = observe(keras_qat.quantize_model(network, target="coral_npu"), images(8, (8, 8, 1)))

@@ -38,7 +38,7 @@ def for_tflm():
 def test_all_targets_are_there():
     assert targets.known() == (
         *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
-        *("edgetpu", "stm32_npu", "stm32n6", "neutron", "esp_nn", "coral_npu"),
+        *("edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn", "coral_npu"),
     )
     assert all(targets.get(name).source for name in targets.known())
 

@@ -10,6 +10,7 @@ from keras_qat.config.targets.esp_nn import ESP_NN
 from keras_qat.config.targets.ethos_u import ETHOS_U55, ETHOS_U65, ETHOS_U85
 from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.litert import XNNPACK
+from keras_qat.config.targets.mediatek import MEDIATEK
 from keras_qat.config.targets.neutron import NEUTRON
 from keras_qat.config.targets.problem import Problem
 from keras_qat.config.targets.stm32_npu import STM32_NPU
@@ -26,6 +27,7 @@ __all__ = [
     "ETHOS_U55",
     "ETHOS_U65",
     "ETHOS_U85",
+    "MEDIATEK",
     "NEUTRON",
     "STM32N6",
     "STM32_NPU",
@@ -43,6 +45,6 @@ __all__ = [
 
 for _target in (
     *(XNNPACK, TFLM, CMSIS_NN, ETHOS_U55, ETHOS_U65, ETHOS_U85),
-    *(EDGETPU, STM32_NPU, STM32N6, NEUTRON, ESP_NN, CORAL_NPU),
+    *(EDGETPU, STM32_NPU, STM32N6, NEUTRON, MEDIATEK, ESP_NN, CORAL_NPU),
 ):
     register(_target)
