@@ -1,6 +1,6 @@
 """Pruned, clustered and quantized: accuracy and size of the compressed file, beside tfmot's.
 
-    TF_USE_LEGACY_KERAS=1 python -m benchmarks.compression
+    TF_USE_LEGACY_KERAS=1 python -m benchmarks.compression [--sparsity 0.95 --clusters 8]
 
 A small convolutional network on scikit-learn's handwritten digits, those of 30 writers to train
 on and of 13 others to test. All begin with the same float network. Sizes are those of the TFLite
@@ -27,7 +27,6 @@ from keras_qat.frontend.keras2.backend import keras
 layers, callbacks, recipes = keras.layers, keras_qat.callbacks, keras_qat.recipes
 TRAINED = 1200
 BATCH = 32
-SPARSITY, CLUSTERS = 0.8, 16
 TITLES = ("network", "accuracy", "gzip kB", "zeros")
 WIDTHS = (40, 14, 9, 7)
 
@@ -92,7 +91,7 @@ def measured(contents: bytes, data: Data) -> tuple[float, float, float]:
     return float(np.mean(right)), len(gzip.compress(contents, 9)) / 1000, share
 
 
-def ours(model: Any, data: Data) -> dict[str, Callable[[], bytes]]:
+def ours(model: Any, data: Data, sparsity: float, clusters: int) -> dict[str, Callable[[], bytes]]:
     """Rows of this library."""
     steps = data.steps
 
@@ -103,24 +102,31 @@ def ours(model: Any, data: Data) -> dict[str, Callable[[], bytes]]:
         return keras_qat.export_tflite(train(qat, data, 5, 1e-4))
 
     def pruned(pattern: str = "weights") -> Any:
-        schedule = callbacks.Polynomial(SPARSITY, 0, 6 * steps)
-        prune = callbacks.Prune(schedule, every=steps // 2, pattern=pattern)
+        share = 0.5 if pattern == "channels" else sparsity
+        schedule = callbacks.Polynomial(share, 0, 6 * steps)
+        names = ["stem", "middle"] if pattern == "channels" else None
+        prune = callbacks.Prune(schedule, every=steps // 2, pattern=pattern, layers=names)
         return train(copy(model), data, 10, 1e-3, prune)
 
     def clustered(start: Any) -> Any:
-        return train(copy(start), data, 5, 3e-4, callbacks.Cluster(CLUSTERS))
+        return train(copy(start), data, 5, 3e-4, callbacks.Cluster(clusters))
 
     return {
         "int8": lambda: quantized(copy(model)),
-        "80 % pruned, int8": lambda: quantized(pruned(), "zeros"),
-        "2:4 pruned, int8": lambda: quantized(pruned("2:4"), "zeros"),
-        "16 clusters, int8": lambda: quantized(clustered(model), "clusters"),
-        "80 % pruned, 16 clusters, int8": lambda: quantized(clustered(pruned()), "clusters"),
+        f"{sparsity:.0%} pruned": lambda: quantized(pruned(), "zeros"),
+        "2:4 pruned": lambda: quantized(pruned("2:4"), "zeros"),
+        "half of the channels pruned": lambda: quantized(pruned("channels"), "zeros"),
+        f"{clusters} clusters": lambda: quantized(clustered(model), "clusters"),
+        f"{sparsity:.0%} pruned, {clusters} clusters": lambda: quantized(
+            clustered(pruned()), "clusters"
+        ),
     }
 
 
-def of_tfmot(model: Any, data: Data) -> dict[str, Callable[[], bytes]]:
-    """The same by tfmot; its converted files hold the same integers."""
+def of_tfmot(
+    model: Any, data: Data, sparsity: float, clusters: int
+) -> dict[str, Callable[[], bytes]]:
+    """The same by tfmot, which prunes no channels; its converted files hold the same integers."""
     import tensorflow_model_optimization as tfmot
     from tensorflow_model_optimization.python.core.quantization.keras.collab_opts.cluster_preserve import (  # noqa: E501
         default_8bit_cluster_preserve_quantize_scheme as keeps_clusters,
@@ -129,9 +135,9 @@ def of_tfmot(model: Any, data: Data) -> dict[str, Callable[[], bytes]]:
         default_8bit_prune_preserve_quantize_scheme as keeps_zeros,
     )
 
-    sparsity, clustering = tfmot.sparsity.keras, tfmot.clustering.keras
-    zeros = keeps_zeros.Default8BitPrunePreserveQuantizeScheme
-    clusters = keeps_clusters.Default8BitClusterPreserveQuantizeScheme
+    pruning, clustering = tfmot.sparsity.keras, tfmot.clustering.keras
+    keep_zeros = keeps_zeros.Default8BitPrunePreserveQuantizeScheme
+    keep_clusters = keeps_clusters.Default8BitClusterPreserveQuantizeScheme
 
     def converted(qat: Any) -> bytes:
         converter = tf.lite.TFLiteConverter.from_keras_model(qat)
@@ -144,25 +150,29 @@ def of_tfmot(model: Any, data: Data) -> dict[str, Callable[[], bytes]]:
         qat = tfmot.quantization.keras.quantize_apply(annotated, *given)
         return converted(train(qat, data, 5, 1e-4))
 
-    def pruned() -> Any:
-        schedule = sparsity.PolynomialDecay(0.0, SPARSITY, 0, 6 * data.steps, 3, data.steps // 2)
-        wrapped = sparsity.prune_low_magnitude(copy(model), schedule)
-        train(wrapped, data, 10, 1e-3, sparsity.UpdatePruningStep())
-        return sparsity.strip_pruning(wrapped)
+    def pruned(share: float = sparsity, **options: Any) -> Any:
+        schedule = pruning.PolynomialDecay(0.0, share, 0, 6 * data.steps, 3, data.steps // 2)
+        wrapped = pruning.prune_low_magnitude(copy(model), schedule, **options)
+        train(wrapped, data, 10, 1e-3, pruning.UpdatePruningStep())
+        return pruning.strip_pruning(wrapped)
+
+    def pruned_two_of_four() -> Any:
+        return pruned(0.5, sparsity_m_by_n=(2, 4))
 
     def clustered(start: Any, **options: Any) -> Any:
         from tensorflow_model_optimization.python.core.clustering.keras.experimental import cluster
 
         initial = clustering.CentroidInitialization.KMEANS_PLUS_PLUS
-        wrapped = cluster.cluster_weights(copy(start), CLUSTERS, initial, **options)
+        wrapped = cluster.cluster_weights(copy(start), clusters, initial, **options)
         return clustering.strip_clustering(train(wrapped, data, 5, 3e-4))
 
     return {
         "tfmot: int8": lambda: quantized(copy(model)),
-        "tfmot: 80 % pruned, int8": lambda: quantized(pruned(), zeros()),
-        "tfmot: 16 clusters, int8": lambda: quantized(clustered(model), clusters(False)),
-        "tfmot: 80 % pruned, 16 clusters, int8": lambda: quantized(
-            clustered(pruned(), preserve_sparsity=True), clusters(True)
+        f"tfmot: {sparsity:.0%} pruned": lambda: quantized(pruned(), keep_zeros()),
+        "tfmot: 2:4 pruned": lambda: quantized(pruned_two_of_four(), keep_zeros()),
+        f"tfmot: {clusters} clusters": lambda: quantized(clustered(model), keep_clusters(False)),
+        f"tfmot: {sparsity:.0%} pruned, {clusters} clusters": lambda: quantized(
+            clustered(pruned(), preserve_sparsity=True), keep_clusters(True)
         ),
     }
 
@@ -171,6 +181,8 @@ def main() -> None:
     """Prints a table of means over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sparsity", type=float, default=0.8)
+    parser.add_argument("--clusters", type=int, default=16)
     options = parser.parse_args()
     data, results = Data(), dict[str, list[tuple[float, float, float]]]()
     for seed in range(options.seeds):
@@ -178,9 +190,9 @@ def main() -> None:
         model = train(build(), data, 20, 2e-3)
         as_float = tf.lite.TFLiteConverter.from_keras_model(model).convert()
         results.setdefault("float", []).append(measured(as_float, data))
-        rows = ours(model, data)
+        rows = ours(model, data, options.sparsity, options.clusters)
         if has_tfmot():
-            rows |= of_tfmot(model, data)
+            rows |= of_tfmot(model, data, options.sparsity, options.clusters)
         for label, make in rows.items():
             keras.utils.set_random_seed(seed)
             results.setdefault(label, []).append(measured(make(), data))

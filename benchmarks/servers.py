@@ -5,7 +5,7 @@
 The package openvino is used where it is installed; it is in no extra. Weights are random, with
 statistics of BatchNormalization as after training; ranges are those of random images. Networks end
 before their classifier, where there are most codes. Times are of one image on one thread, in time
-of the processor: other work beside does not count. A MobileNetV2 takes 96 x 96 pixels.
+of the processor: other work beside does not count. Networks of the zoo take 96 x 96 pixels.
 """
 
 from __future__ import annotations

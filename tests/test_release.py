@@ -39,3 +39,10 @@ def test_the_address_stands_in_one_line():
     names += [str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")]
     lines = [line for name in names for line in text(name).splitlines() if ADDRESS in line]
     assert lines == [f'address = "https://{ADDRESS}/keras-qat"']
+
+
+def test_actions_are_pinned_by_hash():
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [line for path in workflows for line in re.findall(r"uses: (.*)", path.read_text())]
+    assert used
+    assert not [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", line)]

@@ -93,7 +93,8 @@ class Prune(keras.callbacks.Callback):
             numbers: the schedule then only says when, by values above 0. Layers whose input
             channels are no multiple of 4 are left alone, and depthwise convolutions.
         every: number of steps between choices of the weights. In between the zeros stay zeros.
-        layers: names of the layers to prune; None for all with weights.
+        layers: names of the layers to prune; None for all with weights. With "channels" leave out
+            the last one, whose channels are the model's outputs.
 
     Raises:
         ValueError: on an unknown pattern, a sparsity out of range, or an `every` below 1; at `fit`
