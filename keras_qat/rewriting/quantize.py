@@ -139,10 +139,10 @@ def _show_in_float(plan: Plan, name: str) -> None:
 def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
     used = getattr(model, "recipe", None)
     if used is None or dataclasses.replace(used, without_float=recipe.without_float) != recipe:
-        name = getattr(used, "name", "unknown")
+        settings = f" with recipe '{used.name}' and other settings" if used else " in parts"
         raise ValueError(
-            f"'{model.name}' is already quantized, with recipe '{name}' and other settings. "
-            f"Quantize the float model it was made from instead."
+            f"'{model.name}' is already quantized{settings}. Quantize the float model it was made "
+            f"from instead."
         )
     with strategy_scope(model), deserialization_scope(model.customs):
         copy = type(model).from_config(model.get_config())
