@@ -85,8 +85,13 @@ def shortfalls(
     min_agreement: float | None,
     max_difference: float | None = None,
 ) -> list[str]:
-    """Lists in which way a report is not as required."""
+    """Lists in which way a report is not as required, or else that the file is not the model's."""
     failed = []
+    if min_identical is None and max_difference is None and not report.verdict.is_same:
+        failed.append(
+            "it computes something other than the model (--min-identical or --max-difference says "
+            "what may differ)"
+        )
     if min_identical is not None and 100 * report.identical < min_identical:
         failed.append(
             f"{100 * report.identical:.4f} % of the output values are identical (required: "

@@ -217,6 +217,7 @@ def test_a_file_that_is_not_as_good_as_asked_for(files):
     assert "% of the output values are identical (required: 100 %); the largest" in told
     assert "Warning: The file was exported from other weights or ranges" in told
     run("verify", *paths, "--min-identical", 0)
+    assert "it computes something other than the model" in run("verify", *paths, code=1)
 
 
 def test_simulate(files):
