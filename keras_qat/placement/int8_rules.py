@@ -8,11 +8,12 @@ from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
-from keras_qat.ops.registry import match, op_of, row_listing, weights_only
+from keras_qat.ops.registry import match, op_of, weights_only
 from keras_qat.placement import fusion_groups
 from keras_qat.placement.file_outputs import joined_outputs
 from keras_qat.placement.float_notice import label
 from keras_qat.placement.fusion_groups import Group
+from keras_qat.placement.index_arithmetic import COMPUTES_INDICES, index_calls, is_table
 from keras_qat.placement.layer_settings import Settings
 from keras_qat.placement.plan import Plan, Range
 
@@ -40,6 +41,8 @@ class Int8Placement:
             if settings.quantizes(group.kernel) and self.has_kernel(op_of(group.kernel))
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
+        self.index_calls: set[Call] = set()
+        self.index_calls = index_calls(graph.calls, self.consumers, self.outputs, self.op)
         self.symmetric = _symmetric(graph)
         self.float_layers: dict[str, str] = {}
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
@@ -73,7 +76,7 @@ class Int8Placement:
         The entries of an embedding's table are what it gives: they are held in the range of
         that.
         """
-        if _is_table(group.kernel) and not self.is_int16:
+        if is_table(group.kernel) and not self.is_int16:
             return None
         return self.settings.weights(group.kernel)
 
@@ -98,7 +101,7 @@ class Int8Placement:
     def op(self, call: Call) -> Op | None:
         """Returns the operator of a call computed in integers; None for a call in float."""
         op = op_of(call)
-        if op is None or not self.has_kernel(op):
+        if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
         in_group = call in self.group_of
         if op.is_weighted:
@@ -118,6 +121,8 @@ class Int8Placement:
         reason = self.settings.why_not(call)
         if reason is not None:
             return reason
+        if call in self.index_calls:
+            return COMPUTES_INDICES
         op, _, refusal = match(call)
         if op is not None:
             families = [f"kernels={family!r}" for family in op.only_families(self.bits)]
@@ -141,7 +146,7 @@ class Int8Placement:
             self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"
-        if any(map(_is_table, self.consumers[value])):
+        if self.is_index(value):
             return None, "indices"
         if call is None or op is None:
             if call is None:
@@ -184,6 +189,13 @@ class Int8Placement:
         readers = [reader.name for reader in self.consumers[value] if self.op(reader)]
         role = f"input of {readers[0]}" if readers else "output of the model"
         return own, f"{role}; {reason}"
+
+    def is_index(self, value: Value) -> bool:
+        """Returns whether a tensor holds real numbers that become indices, and nothing else."""
+        readers = self.consumers[value]
+        of_input = value.producer is None and value not in self.outputs
+        is_read_so = readers and self.index_calls.issuperset(readers)
+        return any(map(is_table, readers)) or bool(of_input and is_read_so)
 
     def converted_to(self, value: Value) -> FixedRange | None:
         """Returns the fixed range that all readers convert a tensor to, if there is one."""
@@ -294,12 +306,6 @@ def _join(ranges: list[Range]) -> Range:
         [value for item in ranges for value in item.observed],
         [value for item in ranges for value in item.rounded],
     )
-
-
-def _is_table(call: Call) -> bool:
-    """Returns whether a layer's weights are a table, also where kernels do not take the call."""
-    op = row_listing(call.layer)
-    return op is not None and op.is_table
 
 
 def _is_of_weights(value: Value) -> bool:

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.end_to_end.exact import assert_agreement, model_of
+from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
+from tests.helpers import observe
 from tests.networks.small import layers
 
 
@@ -61,3 +62,38 @@ def test_complex_numbers():
         return layers.Dense(3)(tf.math.log(tf.abs(spectrum) + 0.1))
 
     assert_agreement(model_of(build))
+
+
+INDICES = {
+    "looked up": lambda index: layers.Embedding(16, 3)(tf.cast(index, tf.int32)),
+    "one hot": lambda index: tf.one_hot(tf.cast(index, tf.int32), 16),
+    "read as they are": layers.Embedding(16, 3),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", INDICES)
+def test_indices_are_no_signals(kind):
+    """With 8 bits 3 to 5 % of these were another cell's."""
+    model = model_of(lambda x: layers.Dense(3)(INDICES[kind](tf.floor(8.0 * tf.sin(x) + 8.0))))
+    x = inputs_of(model)
+    qat = observe(keras_qat.quantize_model(model), x)
+    reasons = keras_qat.plan(model).reasons
+    assert [why for value, why in reasons.items() if value.producer is None] == ["indices"]
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert report.identical == 1
+    largest = abs(model.predict(x, verbose=0)).max()
+    assert abs(qat.predict(x, verbose=0) - model.predict(x, verbose=0)).max() < largest / 32
+
+
+def test_what_is_a_signal_too_is_quantized():
+    """The rest beside a cell's border, as grids interpolate, and an output of the model."""
+
+    def build(x: Any) -> Any:
+        cell = tf.floor(x)
+        entries = layers.Embedding(16, 4)(tf.cast(cell + 8.0, tf.int32))
+        return [layers.Dense(3)((x - cell)[..., None] * entries), 2.0 * x]
+
+    plan = keras_qat.plan(model_of(build))
+    in_float = [name.split(".")[-1] for name in plan.float_layers]
+    assert len(in_float) == 2 and in_float[0].startswith("add") and in_float[1].startswith("cast")

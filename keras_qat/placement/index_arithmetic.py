@@ -1,0 +1,53 @@
+"""Real numbers that become indices: what computes them stays in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.ops.op import Op
+from keras_qat.ops.registry import op_of, row_listing
+
+COMPUTES_INDICES = "computes indices, which rounding would move"
+
+
+def index_calls(
+    calls: list[Call],
+    consumers: Mapping[Value, list[Call]],
+    kept: Collection[Value],
+    op: Callable[[Call], Op | None],
+) -> set[Call]:
+    """Returns the calls whose results become integers by a cut in float, and nothing else.
+
+    An index is no signal: of `tf.cast(tf.floor(16.0 * x), tf.int32)` one step of 8 bits beside a
+    border names another entry, so that its error has no bound.
+
+    Args:
+        calls: those of a graph, in the order of computation.
+        consumers: the calls that read each value.
+        kept: values that are quantized for another reason, such as the model's outputs.
+        op: the operator that computes a call in integers; None for a call in float.
+    """
+    cuts: set[Call] = set()
+    for call in reversed(calls):
+        outputs, row = values_in(call.outputs), op(call)
+        is_cut = is_table(call) or (makes_integers(call) and op_of(call) is None)
+        readers = [reader for value in outputs for reader in consumers[value]]
+        is_before = readers and cuts.issuperset(readers) and not set(outputs).intersection(kept)
+        if is_cut or (is_before and not (row and row.is_weighted)):
+            cuts.add(call)
+    return {call for call in cuts if op(call) is not None and not is_table(call)}
+
+
+def makes_integers(call: Call) -> bool:
+    """Returns whether a call makes integers, truth values aside, of real numbers."""
+    types = [tf.as_dtype(value.dtype) for value in values_in(call.outputs)]
+    return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
+
+
+def is_table(call: Call) -> bool:
+    """Returns whether a layer's weights are a table, also where kernels do not take the call."""
+    row = row_listing(call.layer)
+    return row is not None and row.is_table
