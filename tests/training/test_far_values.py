@@ -70,6 +70,14 @@ def test_a_mark_of_the_size_of_the_others_is_not(combine):
     keras_qat.calibrate(masked(combine, -8.0), X)  # A warning would be an error.
 
 
+def test_masked_scores_of_attention_are_not():
+    """The mask is the library's own, and scores that are small beside it weigh the same."""
+    x = keras.Input((10, 8), name="x")
+    scores = layers.MultiHeadAttention(1, 2, kernel_initializer=tf.constant_initializer(1e-2))
+    model = keras.Model(x, scores(x, x, use_causal_mask=True))
+    keras_qat.calibrate(keras_qat.quantize_model(model), X["x"])  # A warning would be an error.
+
+
 def test_verify_and_diagnose_name_it():
     qat = masked(replaced, -1e9)
     with pytest.warns(UserWarning, match="Let the model use a number of their size in its place"):

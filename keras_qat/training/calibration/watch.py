@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_qat.config import specs
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
+from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import swapped, traced
 from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
@@ -152,7 +153,10 @@ class Observed:
 
     def doubts(self, ranges: dict[Any, Range]) -> Iterator[str]:
         """Says of which tensors a few values take the range, in the order of computation."""
+        masked = self._masked_scores()
         for quantizer, by_slot in self.samples.items():
+            if quantizer in masked:
+                continue
             ends = [ranges[observer] for observer in quantizer.observers if observer in ranges]
             if not ends:
                 continue
@@ -169,6 +173,19 @@ class Observed:
                     yield f"The output of {described_beside(far, low, high, bits, name)}"
                 else:
                     yield f"The output of '{name}': {described(far, low, high, bits)}"
+
+    def _masked_scores(self) -> set[ActivationQuantizer]:
+        """Returns the quantizers of scores that the library masks itself.
+
+        Their range is as wide as a softmax needs; scores that are small beside it weigh the same.
+        """
+        return {
+            quantizer
+            for call in self.watch.graph.calls
+            if isinstance(call.layer, Quantize)
+            for quantizer, value in zip(call.layer.quantizers, call.inputs, strict=False)
+            if value.producer is not None and isinstance(value.producer.layer, MaskScores)
+        }
 
     def _tensor_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
         """Returns the name of a quantizer's tensor in the float model."""
