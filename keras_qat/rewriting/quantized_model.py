@@ -36,6 +36,7 @@ from keras_qat.frontend.keras2.own_training import (
 )
 from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
 from keras_qat.frontend.keras3.backend import refuse_files
+from keras_qat.frontend.keras3.parts import RefusesKeras3
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.keras_inference import Inference, is_exact
 from keras_qat.rewriting.atomic_saving import WholeFiles
@@ -68,7 +69,9 @@ INSTEAD = {
 
 
 @register
-class QuantizedModel(PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model):
+class QuantizedModel(
+    RefusesKeras3, PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model
+):
     """A quantization-aware Keras model, as `quantize_model` and `load_model` return it.
 
     It is compiled, trained, evaluated and saved as any functional model. Training simulates

@@ -27,13 +27,21 @@ def keras_3() -> Any:
     return keras
 
 
+def loaded_keras_3() -> Any:
+    """Returns the module `keras` of Keras 3 if it is loaded, as TensorFlow does itself, or None."""
+    keras = sys.modules.get("keras")
+    # With TensorFlow 2.15 the package `keras` is Keras 2.
+    is_keras_3 = hasattr(keras, "KerasTensor") and keras2.keras is not keras
+    return keras if is_keras_3 else None
+
+
 def refuse_files(package: str, name: str, advice: str) -> None:
     """Lets Keras 3 answer files with a class of Keras 2 by advice, and not by their contents.
 
-    TensorFlow loads Keras 3 with itself; where it did not, nothing is done.
+    Where Keras 3 is not loaded, nothing is done.
     """
-    keras = sys.modules.get("keras")
-    if keras is None or not hasattr(keras, "KerasTensor") or keras2.keras is keras:
+    keras = loaded_keras_3()
+    if keras is None:
         return
 
     class Refused:

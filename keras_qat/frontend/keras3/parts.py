@@ -1,0 +1,68 @@
+"""Answers objects of Keras 3 that are given to a model of Keras 2 to train it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras3.backend import loaded_keras_3
+
+ROOMS = {"optimizer": "optimizers", "metrics": "metrics", "weighted_metrics": "metrics"}
+"""Argument of `compile` -> the module of Keras that has such objects."""
+TWINS = {"PyDataset": "Sequence"}
+"""Class of Keras 3 -> its name in Keras 2, where that is another one."""
+
+
+class RefusesKeras3:
+    """A model of Keras 2 that says what to do with objects of Keras 3. Losses of it work."""
+
+    def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
+        """Configures training as Keras documents it."""
+        names = ("loss", "metrics", "loss_weights", "weighted_metrics")
+        given = {"optimizer": optimizer, **dict(zip(names, args, strict=False)), **kwargs}
+        for argument, room in ROOMS.items():
+            refuse_parts(argument, room, given.get(argument))
+        return super().compile(optimizer, *args, **kwargs)  # type: ignore[misc]
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as Keras documents it."""
+        return super().fit(x, *args, **_checked(x, kwargs))  # type: ignore[misc]
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns losses and metrics as Keras documents it."""
+        return super().evaluate(x, *args, **_checked(x, kwargs))  # type: ignore[misc]
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns outputs as Keras documents it."""
+        return super().predict(x, *args, **_checked(x, kwargs))  # type: ignore[misc]
+
+
+def _checked(x: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    refuse_parts("x", "utils", x)
+    refuse_parts("callbacks", "callbacks", kwargs.get("callbacks"))
+    return kwargs
+
+
+def refuse_parts(argument: str, room: str, values: Any) -> None:
+    """Checks that no object of an argument is of Keras 3.
+
+    Args:
+        argument: the argument's name.
+        room: the module of Keras that has such objects.
+        values: the argument: an object, or a structure of several.
+
+    Raises:
+        TypeError: if one is; the message names what to use instead.
+    """
+    if loaded_keras_3() is None:
+        return
+    for value in tf.nest.flatten(values):
+        kind = type(value)
+        bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "keras"]
+        if bases:
+            twin = f"keras_qat.keras.{room}.{TWINS.get(bases[0].__name__, bases[0].__name__)}"
+            advice = f"Use {twin}" if kind is bases[0] else f"Derive it from {twin}"
+            raise TypeError(
+                f"{argument}: {kind.__name__} is of Keras 3, and the model of Keras 2. {advice}."
+            )
