@@ -72,6 +72,7 @@ MASK_SCORES = Op(
     doc="scores of attention, the lowest value where a mask hides them",
     layers=(MaskScores,),
     attributes=lambda call: {"causal": call.layer.causal, "hidden": call.layer.hidden},
+    has_mark=True,
     max_axes=5,
     integers=(),
 )

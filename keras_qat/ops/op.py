@@ -178,6 +178,7 @@ class Op:
         only_rounds: whether it passes real numbers on, so that rounding is all that it does.
         reads_only_weights: whether it computes from weights alone: the values of its inputs are
             not read, and its range is the current minimum and maximum of the result.
+        has_mark: whether its output holds a number of its own, far outside of the others.
         is_table: whether the weights are a table that integers index. The output consists of its
             entries, which have the quantization parameters of the output.
         gates: number of gates that the columns of its weights are split into, each with a scale of
@@ -232,6 +233,7 @@ class Op:
     prepare: Prepare | None = None
     only_rounds: bool = False
     reads_only_weights: bool = False
+    has_mark: bool = False
     is_table: bool = False
     gates: int = 1
     multiplies_tensors: bool = False

@@ -14,13 +14,13 @@ import tensorflow as tf
 from keras_qat.config import specs
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import swapped, traced
 from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
+from keras_qat.ops.registry import row_listing
 from keras_qat.training.calibration.far_values import (
     described,
     described_beside,
@@ -179,13 +179,13 @@ class Observed:
 
         Their range is as wide as a softmax needs; scores that are small beside it weigh the same.
         """
-        return {
-            quantizer
-            for call in self.watch.graph.calls
-            if isinstance(call.layer, Quantize)
-            for quantizer, value in zip(call.layer.quantizers, call.inputs, strict=False)
-            if value.producer is not None and isinstance(value.producer.layer, MaskScores)
-        }
+        masked = set()
+        for call in self.watch.graph.calls:
+            if isinstance(call.layer, Quantize):
+                for quantizer, value in zip(call.layer.quantizers, call.inputs, strict=False):
+                    row = value.producer and row_listing(value.producer.layer)
+                    masked |= {quantizer} if row and row.has_mark else set()
+        return masked
 
     def _tensor_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
         """Returns the name of a quantizer's tensor in the float model."""
