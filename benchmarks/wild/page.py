@@ -1,7 +1,7 @@
-"""docs/wild.md, made of what was measured.
+"""The tables of docs/wild.md, made of what was measured.
 
 python -m benchmarks.wild --output wild.json
-python -m benchmarks.wild.page wild.json > docs/wild.md
+python -m benchmarks.wild.page wild.json
 """
 
 from __future__ import annotations
@@ -12,19 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["page"]
+__all__ = ["tables"]
 
-INTRODUCTION = """\
-# Architectures in the wild
-
-`python -m benchmarks.wild` takes {count} architectures that are not Keras' own through everything,
-each in a process of its own: {packages} of other packages and {by_hand} written by hand
-(`benchmarks/wild`), with random weights. It takes hours.
-
-Each is planned, quantized, trained for a step, saved as `.keras` and loaded again (what was loaded
-has to export the same file), exported, simulated in integers, and compared with the model on 8
-examples, with XNNPACK.
-
+COUNTS = """\
 | | architectures |
 | --- | --- |
 | taken | {count} |
@@ -32,59 +22,30 @@ examples, with XNNPACK.
 | no float operator if normalizing layers are computed in integers | {ints} ({share:.0%}) |
 | of these {ints}: all output integers of file and model are equal | {exact} |
 | of these {ints}: all that `simulate` computes are equal | {simulated} |
-
-LayerNormalization and GroupNormalization are in float by default, as TFLite's kernels of 16 bits
-are slow. An override, or a target without float, has them [in integers](layers.md), as in the
-table below.
-
-```
-{command}
-```
-
-{versions}
-
-## The table
-
-* integers: operators of the file that compute in integers, of all.
-* norms: LayerNormalization and GroupNormalization, in integers here and in float by default.
-* codes: those of the file's outputs that the model gives too; simulated: and `simulate`.
-* in float: how many layers, and why.
 """
 
 COLUMNS = "architecture, parameters, trains, reloads, integers, norms, codes, simulated, in float"
 
 
-def page(data: dict[str, Any]) -> str:
-    """The page, of what `benchmarks.zoo` saved."""
+def tables(data: dict[str, Any]) -> str:
+    """The versions, the counts and a row for each model, of what `benchmarks.zoo` saved."""
     rows = data["models"]
     ints = [row for row in rows if _has_no_float(row)]
     default = [row for row in ints if not row["normalizing"]]
-    by_hand = sum(row["name"].startswith("by hand") for row in rows)
-    head = INTRODUCTION.format(
+    counts = COUNTS.format(
         count=len(rows),
-        packages=len(rows) - by_hand,
-        by_hand=by_hand,
         ints=len(ints),
         share=len(ints) / len(rows),
         default=len(default),
         default_share=len(default) / len(rows),
         exact=sum(row.get("identical") == 1 for row in ints),
         simulated=sum(row.get("simulated") == 1 for row in ints),
-        command=_command(),
-        versions=", ".join(f"{name} {value}" for name, value in data["versions"].items()),
     )
     columns = COLUMNS.split(", ")
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
-    return "\n".join([head, *lines])
-
-
-def _command() -> str:
-    """How to install and to run it, as the package says."""
-    from benchmarks import wild
-
-    assert wild.__doc__ is not None
-    return wild.__doc__.split("\n\n")[1].strip()
+    versions = ", ".join(f"{name} {value}" for name, value in data["versions"].items())
+    return "\n".join([f"{versions}\n", counts, *lines])
 
 
 def _has_no_float(row: dict[str, Any]) -> bool:
@@ -131,4 +92,4 @@ SHORTER = {
 
 
 if __name__ == "__main__":
-    print(page(json.loads(Path(sys.argv[1]).read_text())))
+    print(tables(json.loads(Path(sys.argv[1]).read_text())))
