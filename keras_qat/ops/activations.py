@@ -74,10 +74,11 @@ def _gelu_in_float32(x: Any, approximate: bool) -> Any:
 def _takes_hard_swish(x: QuantParams, output: QuantParams) -> Any:
     """Returns whether TFLite's HARD_SWISH takes these scales.
 
-    Kernels check the output's scale, and shift by no more than 31 bits, which they do not check.
+    Kernels check the output's scale, and shift by no more than 31 bits up and 15 down, which they
+    do not check.
     """
-    fine = x.scale / 128.0
-    return (single(fine / output.scale) < 1) & (fine / (3 / 32768) < 2.0**30)
+    to_output, to_gate = (single(x.scale / 128.0 / scale) for scale in (output.scale, 3 / 32768))
+    return (to_output < 1) & (to_gate < 2.0**30) & (tf.minimum(to_output, to_gate) >= 2.0**-16)
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> Any:

@@ -82,6 +82,17 @@ def test_values_lie_on_the_levels_of_the_range(bits):
     assert 0.0 in computed
 
 
+@pytest.mark.parametrize("narrow_range", [False, True])
+@pytest.mark.parametrize("bits", [2, 5, 8, 16])
+def test_the_nudged_range_ends_where_tensorflows_op_clips(bits, narrow_range):
+    for low, high in [(-1.3, 2.9), (0.0, 6.0), (-3.1, 0.0), (-0.01, 7.7)]:
+        ends = fake_quant.nudged_range(tf.constant(low), tf.constant(high), bits, narrow_range)
+        expected = tf.quantization.fake_quant_with_min_max_vars(
+            [-1e9, 1e9], low, high, num_bits=bits, narrow_range=narrow_range
+        )
+        np.testing.assert_allclose(ends, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_gradient_is_zero_outside_the_range():
     x = tf.Variable([-9.0, -1.0, 0.0, 1.0, 9.0])
     with tf.GradientTape() as tape:

@@ -32,6 +32,24 @@ def test_a_range_of_other_ends_moves_off_the_ties_of_its_values():
     assert share_off_ties(-0.25, 0.75, values[[0, 2, 0]], 8) == WIDER
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_it_is_the_first_share_that_suffices_or_the_best_one(bits):
+    """Of the ends as well, as of all numbers in the range; others do not count."""
+    levels, multiples = 2**bits - 1, WIDER * np.arange(1, TRIES + 1)
+    for seed in range(40):
+        numbers = np.random.default_rng(seed)
+        tie = (numbers.integers(levels) + 0.5) * (1 + multiples[seed % 3])
+        low = -float(np.float32(tie))  # Or the upper end is a tie.
+        low, high = (low, low + levels) if seed % 2 else (-low - levels, -low)
+        inside = np.float32([low, high, *numbers.uniform(low, high, seed % 4)])
+        values = np.append(np.repeat(inside, 3), [low - 0.5, high + 0.5]).astype(np.float32)
+        steps = inside[:, None] * levels / ((high - low) * (1 + multiples))
+        distances = np.min(np.abs(steps - np.floor(steps) - 0.5), axis=0)
+        is_far = distances > ENOUGH
+        first = np.argmax(is_far) if is_far.any() else np.argmax(distances)
+        assert share_off_ties(low, high, values, bits) == multiples[first], seed
+
+
 def test_numbers_that_do_not_repeat_are_on_no_grid():
     values = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
     assert share_off_ties(float(values.min()), float(values.max()), values, 8) == WIDER

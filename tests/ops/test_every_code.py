@@ -117,14 +117,20 @@ def test_results_are_those_of_the_function(op, bits, family):
             assert steps[is_finite].max(initial=0) < 1.01, (seed, scale, node.attributes)
 
 
-@pytest.mark.parametrize("ratio", [127.5, 128.5])
-def test_scales_at_the_end_of_what_hard_swish_takes(ratio):
-    """Kernels take inputs up to 128 times as coarse as outputs."""
+@pytest.mark.parametrize(
+    ("scale", "ratio", "has_kernel"),
+    [
+        *((0.3, 127.5, True), (0.3, 128.5, False), (0.3, 1 / 511, True), (0.3, 1 / 513, False)),
+        *((1.79e-7, 1.0, True), (1.78e-7, 1.0, False)),
+    ],
+)
+def test_scales_at_the_ends_of_what_hard_swish_takes(scale, ratio, has_kernel):
+    """Inputs up to 128 times as coarse as outputs and 512 times as fine; steps of 1.788e-7."""
     (op,) = {case.values[0] for case in UNARY if case.values[0].name == "hard_swish"}
     for family in KERNELS:
-        node, (inputs, _) = with_scales(node_of(op, 8, 0)[0], 8, 0.3, 0.5, 1.0)
-        params = QuantParams(np.float32(0.3 / ratio), 0, 8)
+        node, (inputs, _) = with_scales(node_of(op, 8, 0)[0], 8, scale, 0.5, 1.0)
+        params = QuantParams(np.float32(scale / ratio), 0, 8)
         node = dataclasses.replace(node, outputs=(dataclasses.replace(node.output, params=params),))
         assert_same(node, inputs, family)
         codes = {operation[0] for operation in FileInterpreter(file_of(node)).operations()}
-        assert ("HARD_SWISH" in codes) == (ratio < 128)
+        assert ("HARD_SWISH" in codes) == has_kernel
