@@ -37,6 +37,8 @@ OWN_IN_8_BITS = {"elu", "gelu", "hard_swish"}
 """Kernels of int8 compute these in another way than tables of 16 bits."""
 WIDTHS = (0.5, 1.0, 4.0)
 """Ranges of the output, over that of the results."""
+FLOAT32_MAX = float(np.finfo(np.float32).max) / 2
+"""The ends and the width of a range are numbers in float32."""
 
 
 def computed_as_in_8_bits(case: Any) -> bool:
@@ -68,7 +70,7 @@ def with_scales(node: Node, bits: int, scale: float, zero: float, width: float) 
     if node.op.output == SharedRange():
         params = x.params
     elif isinstance(node.op.output, OwnRange):
-        finite = real[np.isfinite(real)] * width
+        finite = np.clip(real[np.isfinite(real)] * width, -FLOAT32_MAX, FLOAT32_MAX)
         low, high = finite.min(initial=0.0), finite.max(initial=1e-6)
         if bits == 16:
             low, high = -max(-low, high) * 32768 / 32767, max(-low, high)
