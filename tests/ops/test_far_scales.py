@@ -109,3 +109,57 @@ def test_far_wider_scales_round_the_same_at_each_position(exponent, family):
             ]
             node = Node("requantize", REQUANTIZE, {}, source.call, (tensors[0],), (tensors[1],))
             assert_same(node, {"end_0": every}, family, f"ratio {ratio}")
+
+
+@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize(("name", "bits"), [("add", 8), ("add", 16), ("subtract", 16)])
+def test_sums_at_the_ends_of_what_kernels_take(name, bits, family):
+    """Around 2^5, 2^7 and 2^13 output steps for an input's, kernels get a wider output."""
+    node, numbers = node_of(op_named(name), bits, 1)
+    widest = max(float(item.params.scale) for item in node.inputs)
+    for exponent in (-9.5, 4.9, 5.1, 6.9, 7.1) if bits == 8 else (-9.5, 6.0, 12.9, 13.1, 14.5):
+        factor = widest / 2.0**exponent / float(node.output.params.scale)
+        example = dataclasses.replace(node, outputs=(finer(node.output, factor),))
+        assert_same(example, random_inputs(node, numbers), family, f"2^{exponent}")
+
+
+def test_slopes_that_xnnpack_leaves_to_tflite():
+    """Steeper than 128: halves of its 256ths would go up."""
+    node, _ = node_of(op_named("leaky_relu"), 8, 1)
+    shape, scale = (None, 5), node.inputs[0].params.scale
+    for slope, zero_point in [(150.5, 127), (-150.5, -128), (128.5, 127)]:
+        ends = [
+            dataclasses.replace(item, shape=shape, params=QuantParams(scale, zero, 8))
+            for item, zero in [(node.inputs[0], 0), (node.output, zero_point)]
+        ]
+        attributes = {**node.attributes, "slope": slope}
+        example = dataclasses.replace(
+            node, attributes=attributes, inputs=(ends[0],), outputs=(ends[1],)
+        )
+        q = np.arange(-2, 3).astype(np.int8)[None].repeat(BATCH, 0)
+        assert_same(example, {ends[0].name: q}, "xnnpack", f"slope {slope}")
+
+
+@pytest.mark.parametrize("shapes", [((7, 5), (7, 5)), ((7, 5), (1, 5))])
+def test_the_last_values_of_sums_of_16_bits(shapes):
+    """Of tensors of one shape TFLite rounds the first ones, in sixteens, once; others twice."""
+    node, _ = node_of(op_named("add"), 16, 0)
+    inputs = tuple(
+        dataclasses.replace(item, shape=(None, *shape))
+        for item, shape in zip(node.inputs, shapes, strict=True)
+    )
+    output = dataclasses.replace(node.output, shape=(None, *shapes[0]))
+    node = dataclasses.replace(node, inputs=inputs, outputs=(output,))
+    for seed in range(30):
+        numbers = np.random.default_rng(seed)
+        # An input's step is 2^11 of the output's, so that the last bits of sums are seen.
+        scales = 1.0, numbers.uniform(0.1, 1.0), 2.0**-11
+        ends = [
+            finer(x, s / x.params.scale) for x, s in zip((*inputs, output), scales, strict=True)
+        ]
+        example = dataclasses.replace(node, inputs=tuple(ends[:2]), outputs=(ends[2],))
+        q = {
+            item.name: numbers.integers(-8, 8, (BATCH, *item.shape[1:])).astype(np.int16)
+            for item in example.inputs
+        }
+        assert_same(example, q, "xnnpack", f"seed {seed}")

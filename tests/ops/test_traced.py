@@ -157,3 +157,16 @@ def test_more_weights():
 
     layer = Three(lambda x, k, b: tf.matmul(x, k) + b, (5, 5), 5)
     assert "more weights" in traced(layer, (5,))
+
+
+def test_a_bias_that_is_in_a_list():
+    """Its first value, zeros, would be taken for none."""
+
+    class Listed(Custom):
+        def build(self, input_shape):
+            super().build(input_shape)
+            self.biases = [self.add_weight("bias", [5], initializer="zeros")]
+
+    layer = Listed(lambda x, k, b: tf.matmul(x, k), (5, 5))
+    layer.call = lambda x: tf.matmul(x, layer.kernel) + layer.biases[0]
+    assert "more weights" in traced(layer, (5,))

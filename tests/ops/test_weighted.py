@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.passes.pack_int4 import packed
-from keras_qat.ops import conv, dense
+from keras_qat.ops import conv, dense, weighted_sums
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.registry import match
 from keras_qat.ops.weighted_sums import RECENT
@@ -200,6 +201,8 @@ def test_dense_is_one_operator():
         ("abc,bcd->abd", (3, 4), (3, 5), "d", None),
         ("abc,bd->abcd", (3, 5, 4), (3, 5), None, None),
         ("abc,cd->abd", (3, 4), (3, 5), "bd", None),
+        ("abc,cd->abd", (2, 4), (2, 5), "bd", None),
+        ("abc,cd->abd", (1, 4), (1, 5), "bd", "einsum_dense_per_tensor"),
         ("abc,cd->ad", (4,), (3, 5), None, None),
     ],
 )
@@ -208,6 +211,36 @@ def test_which_equations_are_products(equation, output, shape, bias, row):
     op, _, reason = match(call_of(layer, shape))
     assert (op.name if op else None) == row
     assert bool(reason) == (op is None)
+
+
+@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize("filters", [3, 8, 11])
+@pytest.mark.parametrize(
+    "kind", [layers.Conv2D, layers.Conv2DTranspose], ids=lambda kind: kind.__name__
+)
+def test_halves_of_each_channel(kind, filters, family):
+    """TFLite rounds the channels of transposed convolutions in eights, and the last ones apart."""
+    node, numbers = node_of(kind(filters, 1), (4, 3, 5))
+    (x,), output, q = node.inputs, node.output, numbers.integers(-2, 3, node.weights.q.shape)
+    scale = np.full_like(node.weights.scale, 2.0**-4)
+    node = with_weights(node, q=q.astype(np.float64), scale=scale, bias=None)
+    ends = [dataclasses.replace(item.params, scale=np.float32(0.5)) for item in (x, output)]
+    node = dataclasses.replace(
+        node,
+        inputs=(dataclasses.replace(x, params=ends[0]),),
+        outputs=(dataclasses.replace(output, params=ends[1]),),
+    )
+    for shape in (output.shape, (None, None, *output.shape[2:])):
+        outputs = (dataclasses.replace(node.output, shape=shape),)
+        example = dataclasses.replace(node, outputs=outputs)
+        assert_same(example, random_inputs(node, numbers), family)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_so_many_products_are_exact_in_float32_whatever_they_are(bits):
+    arguments = SimpleNamespace(params=[QuantParams(np.float32(1), 0, bits)])
+    count, largest = weighted_sums._most(arguments), (2**bits - 1) * 127
+    assert count * largest < 2**24 <= (count + 1) * largest
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.tensor_names import as_scope
 
 layers = keras.layers
-PARAMS = QuantParams.of_range(-2.0, 2.0, 8)
+PARAMS = QuantParams(np.float32(4 / 255), 0, 8)
 
 SEQUENCE = (6, 4)
 """Steps and channels of most examples."""
