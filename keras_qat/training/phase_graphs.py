@@ -8,10 +8,9 @@ graph without branches. Custom training loops branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
@@ -19,6 +18,7 @@ from keras_qat.frontend.keras2.shared_update import SharedUpdate
 from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays
 from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, thresholds_in
+from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.schedule import quantizers_in, scheduled_layers
 
 FIRST_STEPS = 300
@@ -27,8 +27,13 @@ FIRST_STEPS = 300
 Such a step observes ranges that are frozen, or quantizes in vain during a delay of no more steps.
 It takes a little longer, which for so many steps is less than tracing another graph."""
 
+FEW_NUMBERS = 2**15
+"""Numbers of an example that BatchNormalization computes, at most, if it does so in both ways.
+
+A step of a small model takes a little longer then, and one of a large model much longer."""
+
 SWITCHED = "by a variable"
-"""What a `Phase` says of quantization and of ranges in a graph for both sides of a change."""
+"""What a `Phase` says of a state that changes, in a graph for both sides of the change."""
 
 MOST_RANGES = 3
 """Sets of frozen ranges that get a training step of their own, at most."""
@@ -120,6 +125,20 @@ def _selects(layer: Any) -> bool:
     )
 
 
+def _normalizes_twice(layers: Iterable[Any]) -> bool:
+    """Whether BatchNormalizations can be computed with both statistics, and in little time."""
+    numbers = 0
+    for layer in layers:
+        parts = [getattr(layer, name, None) for name in ("layer", "batch_norm")]
+        for norm in parts:
+            if isinstance(norm, backend.keras.layers.BatchNormalization):
+                is_plain = type(norm) is backend.keras.layers.BatchNormalization
+                if layer.fold != "per_channel" or not is_plain or norm.renorm:
+                    return False
+                numbers += layer.get_output_at(0).shape[1:].num_elements() or FEW_NUMBERS
+    return numbers < FEW_NUMBERS
+
+
 def check_started(model: Any) -> None:
     """Raises a `ValueError` if ranges that training learns have none to start from."""
     blind = [x for x in quantizers_in(model) if x.learns and not x.is_calibrated()]
@@ -170,13 +189,20 @@ class PhaseFinder:
             variables = [v for observer in observers for v in observer.variables]
             return tf.stack([0.0, *variables])
 
+        @backend.traced_in_time
+        def has_empty() -> Any:
+            known = (observer for x in quantizers for observer in x.observers)
+            ends = [(x.minimum, x.maximum) for x in known if isinstance(x, LastValue)]
+            low, high = tf.unstack(tf.stack([(0.0, 1.0), *ends]), axis=1)
+            return tf.reduce_any(low == high)
+
         self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges
+        self._has_empty = has_empty
         self._learns = any(quantizer.learns for quantizer in quantizers)
-        self._selects = all(_selects(layer) for layer in layers)
+        selects = all(_selects(layer) for layer in layers)
+        self._selects = {"quantizing": selects, "frozen": _normalizes_twice(layers), "fixed": True}
         with tf.init_scope():
-            self._switches = {
-                name: tf.Variable(False, trainable=False) for name in ("quantizing", "fixed")
-            }
+            self._switches = {name: tf.Variable(False, trainable=False) for name in self._selects}
         self._switched_on = dict.fromkeys(self._switches, False)
         self._is_calibrated = False
         self._last = b""
@@ -191,18 +217,18 @@ class PhaseFinder:
         """
         if not self._has_layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
-        done, *thresholds = self._counters().numpy()
-        steps, self.steps = self.steps, int(done.sum())
-        next_step = done + training
-        steps_per_execution = backend.steps_per_execution(self._model)
-        last_step = done + self._most_calls * steps_per_execution * training
+        counters = self._counters().numpy()
+        steps, self.steps = self.steps, int(counters[0].sum())
+        states = set(map(tuple, counters.T.tolist()))  # One, unless layers differ.
+        most_steps = self._most_calls * backend.steps_per_execution(self._model) * training
         gates: dict[str, Any] = {}
-        for name, threshold in zip(("quantizing", "frozen", "fixed"), thresholds, strict=True):
-            is_behind = bool(np.all(next_step >= threshold))
-            if not is_behind and not np.all(last_step < threshold):
+        for index, name in enumerate(("quantizing", "frozen", "fixed"), 1):
+            distances = [(state[0] - state[index], state[index]) for state in states]
+            is_behind = all(distance + training >= 0 for distance, _ in distances)
+            if not is_behind and not all(distance + most_steps < 0 for distance, _ in distances):
                 return None
             gates[name] = is_behind
-            if training and self._is_switched(name, threshold, next_step):
+            if training and self._is_switched(name, distances, is_behind):
                 gates[name] = SWITCHED
                 if self._switched_on[name] != is_behind:
                     self._switches[name].assign(is_behind)
@@ -222,15 +248,22 @@ class PhaseFinder:
         switches = {n: v for n, v in self._switches.items() if getattr(phase, n) == SWITCHED}
         return phase._replace(**switches)
 
-    def _is_switched(self, name: str, threshold: Any, next_step: Any) -> bool:
-        """Whether a variable tells if a step is behind a threshold, before it and a while after."""
+    def _is_switched(self, name: str, distances: list[tuple[int, int]], is_behind: bool) -> bool:
+        """Whether a variable tells if a step is behind a threshold, before it and a while after.
+
+        Args:
+            name: the state that changes.
+            distances: training steps since the threshold of each layer, and the threshold.
+            is_behind: whether the step is behind all of them.
+        """
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:
             return False
-        if name not in self._switches or (name == "quantizing" and not self._selects):
+        if not self._selects[name]:
             return False
-        last = FIRST_STEPS if name == "quantizing" else NEVER - 1
-        is_set = np.all((threshold > 1) & (threshold <= last))
-        return bool(is_set and np.all(next_step - threshold < FIRST_STEPS))
+        last = NEVER - 1 if name == "fixed" else FIRST_STEPS
+        if not all(1 < start <= last and since + 1 < FIRST_STEPS for since, start in distances):
+            return False
+        return not (name == "fixed" and is_behind and bool(self._has_empty()))
 
     def _fixed_ranges(self) -> tuple[bool, bool, int]:
         """Returns `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""

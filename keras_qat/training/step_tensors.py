@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -45,6 +46,7 @@ class StepTensors:
         averages: by their observers, the number of batches with this one and the batch's weight
             in the moving average. They hold for the first batch that an observer sees in the step.
         gates: what the gradients of quantizers need of the ranges.
+        values: by the variables' references, the values of variables that stay in the step.
     """
 
     graph: Any
@@ -52,6 +54,14 @@ class StepTensors:
     weights: dict[Any, Any]
     averages: dict[Any, tuple[Any, Any]]
     gates: Gates
+    values: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def value(self, variable: Any) -> Any:
+        """Returns the value of a variable that stays as it is, read once in a graph."""
+        key = variable.ref()
+        if key not in self.values:
+            self.values[key] = variable.value()
+        return self.values[key]
 
 
 _current: ContextVar[StepTensors | None] = ContextVar("tensors of the step", default=None)
@@ -88,7 +98,7 @@ def _steps(layers: list[Any]) -> dict[Any, Any]:
     return {layer: step for layer, (step,) in zip(layers, steps, strict=True)}
 
 
-def average_weight(batches: Any, decay: Any) -> tuple[Any, Any]:
+def average_weight(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, Any]:
     """Computes the number of batches with the next one, and its weight in the moving average.
 
     In float64, so that scalars and vectors, CPUs and GPUs agree on the float32 result.
@@ -96,13 +106,17 @@ def average_weight(batches: Any, decay: Any) -> tuple[Any, Any]:
     Args:
         batches: number of batches so far, float32.
         decay: the decay of the average, float32.
+        frozen: whether the average is frozen, which is true of all or none; None for no.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
     number = tf.cast(count, tf.float64)
     unbiased = (one - decay) / (one - tf.pow(decay, number))
     recent = RECENT / tf.maximum(number, RECENT * RECENT)
-    return count, tf.cast(tf.maximum(unbiased, recent), tf.float32)
+    weight = tf.cast(tf.maximum(unbiased, recent), tf.float32)
+    if frozen is None:
+        return count, weight
+    return tf.where(frozen, batches, count), tf.where(frozen, 0.0, weight)
 
 
 def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
@@ -120,7 +134,10 @@ def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
         (tf.convert_to_tensor(observer.batches), np.float32(observer.spec.ema_decay))
         for observer in observers
     )
-    return dict(zip(observers, stacked(average_weight, *rows), strict=True))
+    fixed = None if layers[0].assumed is None else layers[0].assumed.fixed
+    frozen = fixed.value() if isinstance(fixed, tf.Variable) else None
+    weights = functools.partial(average_weight, frozen=frozen)
+    return dict(zip(observers, stacked(weights, *rows), strict=True))
 
 
 _Group = list[tuple[Any, Any]]

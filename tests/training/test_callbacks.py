@@ -282,15 +282,20 @@ def test_frozen_ranges_compute_what_observed_ones_do():
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:The data for input")  # The dead ReLU is unlike its statistics.
 @pytest.mark.parametrize("first_steps", [0, 3, 300])
-def test_steps_are_the_same_in_any_graph(first_steps, monkeypatch):
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_steps_are_the_same_in_any_graph(first_steps, is_dead, monkeypatch):
     """Whether a step for one side of a change alone is traced at once, soon, or never."""
 
     def trained(first_steps):
         monkeypatch.setattr(phase_graphs, "FIRST_STEPS", first_steps)
         qat = quantized()
-        biases = qat.get_layer("quant_conv").layer.bias
-        biases.assign(tf.fill(biases.shape, -100.0))  # Its ReLU is dead.
-        train(qat, X, 11, callbacks=[QuantDelay(2), FreezeRanges(5)])
+        biases = qat.get_layer("quant_conv").batch_norm.beta
+        if is_dead:  # Its ReLU, whose range is empty.
+            biases.assign(tf.fill(biases.shape, -100.0))
+        callbacks = [QuantDelay(2), FreezeBatchNorm(4), FreezeRanges(6)]
+        train(qat, X, 8, callbacks=callbacks)
+        biases.assign(tf.zeros_like(biases))  # It lives again, in the range that an empty one is.
+        train(qat, X, 3, callbacks=callbacks)
         return numbers(qat)
 
     assert_same(trained(first_steps), trained(0))
@@ -310,6 +315,7 @@ def test_one_update_serves_all_phases():
         method = SharedUpdate.of if shares else lambda self, optimizer: contextlib.nullcontext()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SharedUpdate, "of", method)
+            patch.setattr(phase_graphs, "FEW_NUMBERS", 0)
             callbacks = [QuantDelay(2), FreezeBatchNorm(4)]
             y = rng(3).normal(size=(24, 3))
             qat.fit(X[:24], y, batch_size=4, verbose=0, shuffle=False, callbacks=callbacks)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic.control_flow import Switch
 from keras_qat.frontend.keras2 import backend
 from keras_qat.ops.registry import gates_of
 from keras_qat.training.batch_norm import per_tensor_fold
@@ -26,8 +27,20 @@ def normalize_per_channel(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     """
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
-        x = wrapper.batch_norm(x, training=is_learning(phase))
+        x = normalized(wrapper.batch_norm, x, phase)
     return x
+
+
+def normalized(norm: Any, x: Any, phase: Phase) -> Any:
+    """Calls a BatchNormalization, with the moving statistics once they are frozen.
+
+    Where a `Switch` tells, both are computed, and frozen statistics keep their values.
+    """
+    if not isinstance(phase.frozen, Switch):
+        return norm(x, training=is_learning(phase))
+    with backend.swapped(norm, momentum=tf.where(phase.frozen.on, 1.0, norm.momentum)):
+        learning = norm(x, training=True)
+    return tf.where(phase.frozen.on, norm(x, training=False), learning)
 
 
 def is_learning(phase: Phase) -> Any:
@@ -77,7 +90,7 @@ def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     if wrapper.inner:
         return unrolled_quantized(wrapper, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):
-        return layer(inputs, training=is_learning(phase))
+        return normalized(layer, inputs, phase)
     with backend.swapped(layer, **quantized):
         return layer(inputs)
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.arithmetic.control_flow import cond, straight_through
+from keras_qat.arithmetic.control_flow import Switch, cond, straight_through
 from keras_qat.config import specs
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training import step_tensors
@@ -112,7 +112,9 @@ class ActivationQuantizer:
 
     def _observed(self, x: Any, phase: Phase, slot: int | None, ceiling: float | None) -> Any:
         training = False if phase.fixed is True else phase.training
-        counts = True if phase.fixed is False else tf.logical_not(phase.fixed)
+        counts = phase.fixed
+        if not isinstance(counts, Switch):
+            counts = True if counts is False else tf.logical_not(counts)
         return self.observe(x, training, slot, ceiling, counts)
 
     @property

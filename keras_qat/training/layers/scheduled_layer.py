@@ -45,10 +45,12 @@ class Phase(NamedTuple):
     quantizing: Any
     """Whether it quantizes; a `Switch`, if a variable tells."""
     frozen: Any
+    """Whether BatchNormalization uses the moving statistics; a `Switch`, if a variable tells."""
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are frozen: training no longer observes them."""
+    """Whether ranges are frozen: training no longer observes them. A `Switch`, if a variable tells:
+    then they have two ends."""
     known: int = 0
     """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
 
@@ -203,12 +205,12 @@ class ScheduledLayer(backend.keras.layers.Layer):
             return known
         step = cond(training, self._next_step, self.step.read_value)
         if known is not None:
-            quantizing, fixed = (
-                state if isinstance(state, bool) else state.value()
-                for state in (known.quantizing, known.fixed)
+            value = step_tensors.current().value
+            quantizing, frozen, fixed = (
+                state if isinstance(state, bool) else Switch(value(state))
+                for state in (known.quantizing, known.frozen, known.fixed)
             )
-            quantizing = quantizing if isinstance(quantizing, bool) else Switch(quantizing)
-            return known._replace(quantizing=quantizing, fixed=fixed)
+            return known._replace(quantizing=quantizing, frozen=frozen, fixed=fixed)
         starts = self.thresholds()
         return Phase(
             training,

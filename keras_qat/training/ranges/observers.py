@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.as_written import in_xla, product
+from keras_qat.arithmetic.control_flow import Switch
 from keras_qat.arithmetic.ties import WIDER, widened
 from keras_qat.config.specs import QuantSpec
 from keras_qat.frontend.keras2.backend import add_scalar
@@ -95,7 +96,8 @@ class LastValue:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that `x` goes into, where the quantizer computes it.
-            counts: whether the batch counts: a bool, or a scalar tensor.
+            counts: whether the batch counts: True, a scalar tensor, or a `Switch` that is on once
+                the range is frozen, which then has two ends.
         """
         low, high = self.batch_range(x, ceiling)
         seen = self.is_seen(low, high, counts)
@@ -121,6 +123,8 @@ class LastValue:
 
         There infinity and NaN are part of training: `LossScaleOptimizer` skips such steps.
         """
+        if isinstance(counts, Switch):
+            counts = tf.logical_not(counts.on)
         if not self.is_mixed:
             return counts
         return tf.logical_and(tf.math.is_finite(high - low), counts)
@@ -148,11 +152,13 @@ class MovingAverage(LastValue):
 
     def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        seen = self.is_seen(low, high, counts)
+        is_switched = isinstance(counts, Switch)  # The weight of the batch tells.
+        seen = self.is_seen(low, high, True if is_switched else counts)
         averages, batches = step_tensors.current().averages, tf.convert_to_tensor(self.batches)
         prepared = averages.pop(self, None)  # A second batch in the same step has another weight.
         decay = np.float32(self.spec.ema_decay)
-        count, weight = prepared or step_tensors.average_weight(batches, decay)
+        frozen = counts.on if is_switched else None
+        count, weight = prepared or step_tensors.average_weight(batches, decay, frozen)
         self.batches.assign(if_seen(seen, count, batches), read_value=False)
 
         def moved(variable: Any, end: Any) -> Any:
@@ -161,7 +167,8 @@ class MovingAverage(LastValue):
 
         minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
         ends = tf.convert_to_tensor(minimum), moved(self.maximum, high)
-        return ends if counts is True else self._alive(*ends, tf.logical_not(counts))
+        is_alive = counts is True or is_switched
+        return ends if is_alive else self._alive(*ends, tf.logical_not(counts))
 
     def range(self, x: Any) -> tuple[Any, Any]:
         """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
