@@ -22,6 +22,7 @@ import json
 import os
 import resource
 import shlex
+import signal
 import time
 import types
 import zlib
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.covering import IMPORTED, ROOT, Covering
+from benchmarks.equivalent_mutants import EQUIVALENT
 
 ROOMS = (
     *("arithmetic", "ops", "integer_graph", "export/tflite.py", "export/tflite_writer.py"),
@@ -196,7 +198,10 @@ class Collected:
 
 
 def outcome(run: Callable[[], int], note: Path, seconds: int) -> str:
-    """Returns the test that fails in a fork; "import", "survived" or "undecided" if none does."""
+    """Returns the test that fails in a fork; "import", "survived" or "undecided" if none does.
+
+    A mutant with which a kernel ends the process is "a crash", and seen as well.
+    """
     note.write_text("import")
     child = os.fork()
     if not child:
@@ -206,7 +211,8 @@ def outcome(run: Callable[[], int], note: Path, seconds: int) -> str:
         os._exit(run())
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        return "undecided"
+        took_too_long = os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        return "undecided" if took_too_long else "a crash"
     return note.read_text() if status else "survived"
 
 
@@ -292,7 +298,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in IMPORTED:
         __import__(name)
-    mutants, covering, words = drawn(arguments.count), Covering(), shlex.split(arguments.words)
+    mutants = [mutant for mutant in drawn(arguments.count) if mutant.key not in EQUIVALENT]
+    covering, words = Covering(), shlex.split(arguments.words)
     note = arguments.results.with_suffix(".running")
     results = read(arguments.results)
     pending = [m for m in mutants if results.get(m.key, "none") in ("none", *arguments.again)]
@@ -333,11 +340,19 @@ def main() -> None:
         if results.get(mutant.key) == FROM_IMPORT or not covering.only_in_tests(mutant):
             tests = ordered(mutant, covering, results)
             attempt(mutant, functools.partial(run_from_import, mutant, tests, words, note))
-    kept = {mutant.key: results[mutant.key] for mutant in mutants}
-    counts = Counter(kept.values())
-    left = {word: counts[word] for word in ("survived", "undecided")}
-    print(f"{len(mutants) - sum(left.values())} of {len(mutants)} mutants make a test fail, {left}")
-    print(*(f"{word}: {key}" for key, word in kept.items() if word in left), sep="\n")
+    print_score({mutant.key: results[mutant.key] for mutant in mutants}, arguments.count)
+
+
+def print_score(results: dict[str, str], count: int) -> None:
+    """Prints which mutants no test sees, and the share of the others, without equivalent ones."""
+    unseen = {key: word for key, word in results.items() if word in ("survived", "undecided")}
+    print(*(f"{word}: {key}" for key, word in unseen.items()), sep="\n")
+    seen = len(results) - len(unseen)
+    print(
+        f"{seen} of {count} mutants make a test fail, {seen / count:.1%}; "
+        f"{seen / len(results):.1%} without {count - len(results)} that are equivalent. "
+        f"{dict(Counter(unseen.values()))}"
+    )
 
 
 def read(path: Path) -> dict[str, str]:

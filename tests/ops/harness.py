@@ -53,7 +53,9 @@ def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = Fal
     return QuantParams.of_range(low, high, bits)
 
 
-def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -> Weights:
+def random_weights(
+    call: Call, op: Op, numbers: Any, per_channel: bool = True, bits: int = 8
+) -> Weights:
     """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
     if op is LSTM:
         return random_recurrent_weights(call.layer.cell, numbers)
@@ -68,7 +70,8 @@ def random_weights(call: Call, op: Op, numbers: Any, per_channel: bool = True) -
     bias = None
     if not name or getattr(call.layer, "bias", None) is not None:
         size = tuple(call.layer.bias.shape) if name else shape
-        bias = np.round(numbers.normal(size=size) * 2000).astype(np.float64)
+        units = 2000 * 2.0 ** max(bits - 8, 0)  # As large as some products.
+        bias = np.round(numbers.normal(size=size) * units).astype(np.float64)
     return Weights(name, q, scale, bias)
 
 
@@ -155,7 +158,7 @@ def make_node(
             operands.append(constant_of(item, bits, shared if is_shared else None))
     weights = None
     if op.weights:
-        weights = random_weights(call, op, numbers, per_channel)
+        weights = random_weights(call, op, numbers, per_channel, bits)
     outputs = []
     for value in graph_lib.values_in(call.outputs):
         params = None

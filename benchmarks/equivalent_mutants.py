@@ -1,0 +1,33 @@
+"""Mutants that no test can see, each with the reason: `benchmarks.mutants` counts them apart."""
+
+from __future__ import annotations
+
+UNUSED = "the one more that is made is never read"
+SLOWER = "it chooses the slower one of two computations with the same results"
+
+EQUIVALENT = {
+    "keras_qat/arithmetic/fake_quant.py fake_quantize_if: maximum -> minimum (3)": (
+        "both ends of a range are Python numbers, or both are tensors"
+    ),
+    "keras_qat/integer_graph/fold_weights.py weights_of_calls: True -> False (2)": (
+        "`strict=` of two lists of one length"
+    ),
+    "keras_qat/ops/conv.py _emit_affine: 1 -> 2 (4)": (
+        "numpy infers any size below zero, -2 like -1"
+    ),
+    "keras_qat/ops/elementwise.py _prepare_multiply: factor < 2.0 ** 8 -> factor <= 2.0 ** 8": (
+        "256 times a product is exact in float32 and in fixed point"
+    ),
+    "keras_qat/ops/movement.py take_parts: 1 -> 2": (
+        "kernels take one entry of a dropped axis, whatever its end is"
+    ),
+    "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
+    "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
+    "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
+    "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
+    "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
+    "keras_qat/tflite/builder.py Builder.finish: 64 -> 65": (
+        "the buffer in which a file is packed grows where it does not suffice"
+    ),
+}
+"""Key of a mutant -> why it computes the same."""
