@@ -12,6 +12,15 @@ EQUIVALENT = {
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: True -> False (2)": (
         "`strict=` of two lists of one length"
     ),
+    "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
+        "how many examples are computed at once"
+    ),
+    "keras_qat/integer_graph/keras_inference.py Inference._if: True -> False": (
+        "`strict=` of two lists of one length"
+    ),
+    "keras_qat/integer_graph/passes/pack_int4.py _divided: np.round -> np.floor": (
+        "multiples of the divisor are divided without a remainder"
+    ),
     "keras_qat/ops/conv.py _emit_affine: 1 -> 2 (4)": (
         "numpy infers any size below zero, -2 like -1"
     ),
@@ -26,6 +35,8 @@ EQUIVALENT = {
     "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
+    "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
+    "SLICED_ANYWHERE": "axes may be merged where they need not be",
     "keras_qat/tflite/builder.py Builder.finish: 64 -> 65": (
         "the buffer in which a file is packed grows where it does not suffice"
     ),

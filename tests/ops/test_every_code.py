@@ -136,3 +136,12 @@ def test_scales_at_the_ends_of_what_hard_swish_takes(scale, ratio, has_kernel):
         assert_same(node, inputs, family)
         codes = {operation[0] for operation in FileInterpreter(file_of(node)).operations()}
         assert ("HARD_SWISH" in codes) == has_kernel
+
+
+@pytest.mark.parametrize("name", ["elu", "gelu", "hard_swish", "exp", "log"])
+def test_functions_that_tflite_has_are_written_as_they_are(name):
+    (op,) = {case.values[0] for case in UNARY if case.values[0].name == name}
+    node, _ = with_scales(node_of(op, 8, 0)[0], 8, 0.02, 0.5, 1.0)
+    assert [operation[0] for operation in FileInterpreter(file_of(node)).operations()] == [
+        name.upper()
+    ]

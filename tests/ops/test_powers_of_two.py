@@ -43,3 +43,8 @@ def test_where_what_counts_as_a_power_ends(exponent, side, family):
     for steps in range(-24, 25, 4):
         scale = (end.view(np.int32) + np.int32(steps)).view(np.float32)
         assert_exact_with("tanh", scale, family)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("sigmoid", 1 / 24), ("tanh", 1 / 48)])
+def test_on_each_point_of_the_table(name, scale, family):
+    assert_exact_with(name, scale, family)

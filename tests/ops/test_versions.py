@@ -54,3 +54,18 @@ def test_tensors_of_many_axes_and_of_few(function, axes):
     assert_tensorflows(contents)
     (version,) = versions(contents).values()
     assert (version >= 3) == (axes == 5)
+
+
+@pytest.mark.parametrize("axes", [4, 5, 6])
+@pytest.mark.parametrize(
+    ("most", "function"),
+    [
+        (6, lambda x: tf.transpose(x, [0, *range(len(x.shape) - 1, 0, -1)])),
+        (5, lambda x: tf.pad(x, [[0, 0], [1, 0]] + [[0, 0]] * (len(x.shape) - 2))),
+        (5, lambda x: x[:, 1:]),
+    ],
+    ids=["transpose", "pad", "slice"],
+)
+def test_movements_of_many_axes(most, function, axes):
+    (call,) = calls_of(function, (2, 3, 2, 2, 2)[: min(axes, most) - 1])
+    assert_tensorflows(file_of(make_node(call, 8, np.random.default_rng(0))))
