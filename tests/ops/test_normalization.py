@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export
 from tests.helpers import images, rng, scramble
+from tests.ops.examples.elementwise import GroupNorm
+from tests.ops.harness import assert_same, make_node, random_inputs
+from tests.ops.harness import in_integers as codes_of
 
 layers = keras.layers
 pytestmark = pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
@@ -171,3 +175,21 @@ def test_earlier_versions_did_not_note_that_it_is_in_float(tmp_path):
     old = type(qat).from_config(config)
     old.set_weights(qat.get_weights())
     assert keras_qat.export_tflite(old) == keras_qat.export_tflite(qat)
+
+
+@pytest.mark.parametrize("pixels", [1, 2])
+def test_two_groups_of_few_pixels(pixels):
+    numbers = rng(1)
+    x = keras.Input((pixels, 6))
+    layer = GroupNorm(2, epsilon=1e-3, gamma_initializer="normal", beta_initializer="normal")
+    (call,) = graph_lib.read(keras.Model(x, layer(x))).calls
+    node = make_node(call, 8, numbers)
+    inputs = random_inputs(node, numbers)
+    assert_same(node, inputs, "reference")
+    (codes,) = codes_of(node, inputs, "reference")
+    real = layer(node.inputs[0].params.dequantize(inputs[node.inputs[0].name]))
+    params = node.output.params
+    away = params.dequantize(codes) - np.clip(
+        real, *(params.dequantize(np.array(end)) for end in (params.lowest, params.highest))
+    )
+    assert np.abs(away).max() < params.scale

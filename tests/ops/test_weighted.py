@@ -312,3 +312,8 @@ def test_weights_of_more_bits_are_not_packed():
     node = with_weights(node, q=np.ones_like(node.weights.q))  # Which 4 bits would hold.
     assert not packed(node).weights.packed
     assert packed(with_weights(node, bits=4, divisor=1)).weights.packed
+
+
+def test_weights_beside_16_bits_are_not_packed():
+    node, _ = node_of(layers.Dense(6), (10,), bits=16)
+    assert not packed(with_weights(node, bits=4, divisor=1)).weights.packed
