@@ -9,9 +9,11 @@ import pytest
 import keras_qat
 from keras_qat import targets
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import op_named
 from tests.helpers import images, observe
 from tests.networks import composite, convolutional, single_layers
 from tests.networks.small import functional, layers
+from tests.ops.harness import file_of, node_of
 
 FAMILIES = {
     name: family
@@ -95,6 +97,16 @@ def test_mediatek_leaves_operators_without_a_legalization_to_the_cpu():
         return layers.Activation("elu")(layers.Dense(3)(layers.Flatten()(x)))
 
     assert reasons(build, "mediatek") == {"ELU": "no kernel"}
+
+
+def test_ethos_u85_normalizes_in_float_and_names_what_vela_fails_on():
+    def build(x):
+        return layers.Dense(3)(layers.Flatten()(layers.LayerNormalization()(x)))
+
+    assert reasons(build, "ethos_u85")["QUANTIZE"] == "no kernel for float32"
+    contents = file_of(node_of(op_named("from_integers"), 8, 0)[0], 1)
+    told = {problem.operator: problem.reason for problem in targets.problems(contents, "ethos_u85")}
+    assert told["QUANTIZE"] == "Vela 5.2 fails on files with one of int32"
 
 
 def test_coral_npu_is_tflite_micro():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -27,8 +28,14 @@ FAMILIES = {
     ).items()
     if not family.slow and not any(None in shape for shape in family.shapes)
 }
-REFUSED = ("argmax",)
-"""Vela compiles no file that has one of 16 bits."""
+COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
+REFUSED = {
+    # Booleans as inputs and outputs of a file.
+    "ethos_u55": ("argmax-16", "select", "from_integers", *COMPARISONS),
+    # QUANTIZE of int32, which the target names.
+    "ethos_u85": ("argmax-16", "from_integers", "layer_norm-8", "group_norm-8"),
+}
+"""Beginnings of names of files that Vela 5.2 does not compile."""
 
 ACCELERATORS = {
     "ethos_u55": "ethos-u55-128",
@@ -52,13 +59,17 @@ def zoo_file(name: str) -> bytes:
     return keras_qat.export_tflite(observe(qat, images(4, (64, 64, 3)), batches=1))
 
 
-def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
-    """The tensors that operators compute which Vela leaves in its file."""
+def vela(contents: bytes, target: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "file.tflite"
     path.write_bytes(contents)
     run = [sys.executable, "-m", "ethosu.vela", str(path), "--output-dir", str(folder)]
     run += ["--accelerator-config", ACCELERATORS[target]]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    return subprocess.run(run, capture_output=True, text=True, check=False)
+
+
+def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
+    """The tensors that operators compute which Vela leaves in its file."""
+    done = vela(contents, target, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     graph = FileGraph((folder / "file_vela.tflite").read_bytes())
     left = [operation for operation in graph.operations if not operation.kernel.startswith("ethos")]
@@ -68,7 +79,9 @@ def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
 def compared(contents: bytes, target: str, folder: Path) -> tuple[int, list[str]]:
     """How many operators a file has, and those of which the table says something else."""
     left, graph = on_the_cpu(contents, target, folder), FileGraph(contents)
-    refused = Counter(problem.index for problem in problems(contents, target))
+    # Faults are of the CPU's kernels, and files for the target have other forms of them.
+    table = dataclasses.replace(get(target), faults=())
+    refused = Counter(problem.index for problem in problems(contents, table))
     differing = []
     for index, operation in enumerate(graph.operations):
         is_left = any(graph.tensors[output].name in left for output in operation.outputs)
@@ -133,14 +146,16 @@ def test_recurrent_layers(target, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["ethos_u55", "ethos_u85"])
 def test_operators(target, tmp_path):
-    rows = [
-        (op, bits)
-        for op in MATCHING
-        for bits in (8, 16)
-        if op.has_kernel_for(bits) and op.name not in REFUSED
-    ]
-    files = {f"{op.name}-{bits}": file_of(node_of(op, bits, 0)[0], 1) for op, bits in rows}
-    check(files, target, tmp_path)
+    rows = [(op, bits) for op in MATCHING for bits in (8, 16) if op.has_kernel_for(bits)]
+    names = [f"{op.name}-{bits}" for op, bits in rows]
+    refused = {name for name in names if name.startswith(REFUSED[target])}
+    files = {
+        name: file_of(node_of(op, bits, 0)[0], 1)
+        for (op, bits), name in zip(rows, names, strict=True)
+    }
+    check({name: files[name] for name in names if name not in refused}, target, tmp_path)
+    compiled = [name for name in refused if vela(files[name], target, tmp_path).returncode == 0]
+    assert compiled == []
 
 
 @pytest.mark.slow

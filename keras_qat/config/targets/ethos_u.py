@@ -206,6 +206,11 @@ def _softmax(site: Site) -> str | None:
     return None if rows < WIDEST else f"fewer than {WIDEST} rows only, not {rows}"
 
 
+def _no_int32(site: Site) -> str | None:
+    is_int32 = site.inputs[0] is not None and site.inputs[0].type == "int32"
+    return "Vela 5.2 fails on files with one of int32" if is_int32 else None
+
+
 def _kernel(*checks: Check) -> Kernel:
     return Kernel(INTEGERS, checks=checks)
 
@@ -255,12 +260,14 @@ ETHOS_U85 = dataclasses.replace(
     ETHOS_U55,
     name="ethos_u85",
     title="Ethos-U85",
+    has_float=True,  # In integers, layers that normalize would end with a QUANTIZE of int32.
     operators=BOTH
     | operators(
         ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_pool)),
         ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_resize_85)),
         ("CONV_2D DEPTHWISE_CONV_2D BATCH_MATMUL ARG_MAX CAST REVERSE_V2", _kernel()),
         ("GATHER", _kernel(_batch_axis)),
+        ("QUANTIZE", _kernel(_no_int32, _maps)),
         ("STRIDED_SLICE", dataclasses.replace(_WITH_BOOL, checks=(_constants, _forwards))),
         ("GREATER GREATER_EQUAL LESS LESS_EQUAL EQUAL NOT_EQUAL RESHAPE SELECT_V2", _WITH_BOOL),
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT REDUCE_ALL REDUCE_ANY", _WITH_BOOL),
