@@ -35,7 +35,6 @@ from keras_qat.ops.composed import (
     whole,
     wide_params,
 )
-from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.matmul import ROW_PRODUCTS
@@ -61,7 +60,7 @@ def _inverses() -> np.ndarray:
 
     Nothing reaches the first ones. Then come those of small variances, and those that 16 share.
     """
-    shared = np.arange(MOST // 16 + 2)[FINE // 16 + 1 :] * 16
+    shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
     return np.round(MOST / np.sqrt(np.maximum(variances, 1)))
 
@@ -122,7 +121,7 @@ class _Parts:
         mean: parameters of the means of quantized values, negated, and of differences from them.
         variance: of the sums of the squared differences, in 16 bits.
         shared: the same with a scale 16 times larger.
-        epsilon: the layer's, with the parameters of the variance.
+        epsilon: the layer's, in steps of the variance and of what is shared.
         scaled: of the results in 32 bits.
         gamma, beta: whole numbers; None without such a weight.
     """
@@ -171,7 +170,7 @@ def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _Parts:
         mean=wide_params(tf.constant(1.0 / factor, tf.float64)),
         variance=wide_params(variance * view.size),
         shared=wide_params(16.0 * variance * view.size),
-        epsilon=tf.reshape(steps, [1]),
+        epsilon=[tf.reshape(round_half_away(number), [1]) for number in (steps, steps / 16.0)],
         scaled=QuantParams(single(step), tf.zeros([], tf.float64), 32),
         gamma=gamma,
         beta=beta,
@@ -185,16 +184,16 @@ def _inverse(m: Machine, difference: Number, view: _View, parts: _Parts) -> Numb
         return m.run(op, inputs, params, shape=view.reduced)
 
     variance = run(ROW_PRODUCTS, [difference, difference], parts.variance)
-    epsilon = m.constant("epsilon", parts.epsilon, parts.variance)
-    variance = run(ADD, [variance, epsilon], parts.variance)
     shared = run(REQUANTIZE, [variance], parts.shared)
-    last_fine, first_shared = (
-        m.constant(name, np.full(1, end), WHOLE)
-        for name, end in (("last_fine", FINE - 1.0), ("first_shared", FINE / 16))
-    )
-    fine = run(SMALLER, [m.codes(variance, WHOLE), last_fine], WHOLE)
-    shared = run(LARGER, [m.codes(shared, WHOLE), first_shared], WHOLE)
-    position = run(SUM, [fine, shared], WHOLE)
+
+    def plus_epsilon(variance: Number, epsilon: Any, end: Op, limit: float) -> Number:
+        epsilon = m.constant("epsilon", epsilon, WHOLE)
+        result = run(SUM, [m.codes(variance, WHOLE), epsilon], WHOLE)
+        return run(end, [result, m.constant("limit", np.full(1, limit), WHOLE)], WHOLE)
+
+    fine = plus_epsilon(variance, parts.epsilon[0], SMALLER, FINE - 1.0)
+    coarse = plus_epsilon(shared, parts.epsilon[1], LARGER, FINE / 16.0)
+    position = run(SUM, [fine, coarse], WHOLE)
     return m.codes(m.looked_up(tf.constant(INVERSES), whole(16), position), WHOLE)
 
 
@@ -239,7 +238,7 @@ def _compute(a: Arguments) -> Any:
     shape = a.call.inputs[0].shape
     view = _view(shape if "groups" in a.attributes else (None, shape[-1]), a.attributes)
     weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    parts = _Parts(WIDE, WIDE, WIDE, None, WHOLE, *weights)
+    parts = _Parts(WIDE, WIDE, WIDE, (None, None), WHOLE, *weights)
     source = tf.transpose(tf.reshape(x, [-1, *view.split[1:]]), view.order)
     rows = tf.reshape(source, [-1, *view.rows[1:]]), a.params[0]
     q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], a.output)
