@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras3.backend import loaded_keras_3
 
-ROOMS = {"optimizer": "optimizers", "metrics": "metrics", "weighted_metrics": "metrics"}
-"""Argument of `compile` -> the module of Keras that has such objects."""
 TWINS = {"PyDataset": "Sequence"}
 """Class of Keras 3 -> its name in Keras 2, where that is another one."""
 
@@ -17,13 +15,11 @@ TWINS = {"PyDataset": "Sequence"}
 class RefusesKeras3:
     """A model of Keras 2 that says what to do with objects of Keras 3. Losses of it work."""
 
-    def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
-        """Configures training as Keras documents it."""
-        names = ("loss", "metrics", "loss_weights", "weighted_metrics")
-        given = {"optimizer": optimizer, **dict(zip(names, args, strict=False)), **kwargs}
-        for argument, room in ROOMS.items():
-            refuse_parts(argument, room, given.get(argument))
-        return super().compile(optimizer, *args, **kwargs)  # type: ignore[misc]
+    def _validate_compile(self, optimizer: Any, metrics: Any, **kwargs: Any) -> None:
+        """Checks the arguments of `compile`. Keras does not compile a loaded model with its own."""
+        refuse_parts("optimizer", "optimizers", optimizer)
+        refuse_parts("metrics", "metrics", metrics)
+        super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it."""

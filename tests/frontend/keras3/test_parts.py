@@ -35,7 +35,6 @@ def test_what_is_of_keras_3_is_answered(qat):
     assert answer(qat.compile, optimizer) == "Use keras_qat.keras.optimizers.Adam."
     use_metric = "Use keras_qat.keras.metrics.MeanAbsoluteError."
     assert answer(qat.compile, "adam", "mse", {"y": [metric]}) == use_metric
-    assert answer(qat.compile, "adam", "mse", weighted_metrics=[metric]) == use_metric
     callback = keras.callbacks.LambdaCallback()
     use_callback = "Use keras_qat.keras.callbacks.LambdaCallback."
     assert answer(qat.fit, X, Y, callbacks=[callback]) == use_callback
@@ -43,6 +42,14 @@ def test_what_is_of_keras_3_is_answered(qat):
     assert answer(qat.evaluate, keras.utils.PyDataset()) == "Use keras_qat.keras.utils.Sequence."
     derived = answer(qat.fit, X, Y, callbacks=[Stop("loss")])
     assert derived == "Derive it from keras_qat.keras.callbacks.EarlyStopping."
+
+
+def test_a_loaded_model_is_compiled(qat, tmp_path):
+    """A class with a `compile` of its own would not be."""
+    qat.compile("adam", "mse")
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras_qat.keras.models.load_model(tmp_path / "qat.keras")
+    assert np.isfinite(loaded.fit(X, Y, verbose=0).history["loss"][0])
 
 
 def test_losses_of_keras_3_work(qat):
