@@ -2,6 +2,7 @@
 
     python -m benchmarks.operations                      MobileNetV2 in all forms
     python -m benchmarks.operations ResNet50 --forms float int8 --kinds 12
+    python -m benchmarks.operations --gpu-graph    what keras_qat traces where there is a GPU
 
 The graph of a step is taken after TensorFlow's graph optimization. No GPU is needed: an operation
 counts as placed on a GPU where TensorFlow has a kernel for it there, as TensorFlow's placer does.
@@ -67,9 +68,14 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="MobileNetV2", help="MobileNetV2 by default")
     parser.add_argument("--forms", nargs="*", metavar="FORM", help="all by default")
     parser.add_argument("--kinds", type=int, default=0, help="kinds of operations to list")
+    parser.add_argument("--gpu-graph", action="store_true", help="trace as where there is a GPU")
     arguments = parser.parse_args()
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
+    from keras_qat.arithmetic import as_written, fake_quant
 
+    modules: list[Any] = [as_written, fake_quant] if arguments.gpu_graph else []
+    for module in modules:
+        module.has_gpu = lambda: True
     print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
     counts: dict[str, Counts] = {}
     for form in arguments.forms or VARIANTS:

@@ -31,7 +31,8 @@ from benchmarks import markdown
 ROOT = Path(__file__).parent.parent
 MODELS = ("MobileNet", "MobileNetV2", "ResNet50", "EfficientNetB0", "demo")
 """Constructors of `keras.applications`, and the network of `tutorials/demo.py`."""
-WARM_UP = 3
+WARM_UP = 24
+"""Steps before the first that counts; functions that are called often are traced after 20."""
 COLUMNS = (
     ("model", 15),
     ("form", 8),
@@ -155,7 +156,7 @@ def peak_memory(model: Any, data: tuple[Any, Any]) -> int:
     """Peak memory of this process in MB, after some training steps of a model."""
     gc.collect()  # The float model, which training does not need any more.
     step, _ = functions(model, data, jit_compile=False)
-    for _ in range(WARM_UP):
+    for _ in range(3):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 

@@ -10,17 +10,22 @@ their type. float16 holds a level of 8 bits to 1/8 LSB, bfloat16 those far from 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
+from keras_qat.arithmetic.as_written import has_gpu, in_xla, must_not_fuse, product, quotient
 from keras_qat.arithmetic.control_flow import cond, straight_through
 from keras_qat.arithmetic.together import Together
 
-SIX = 6.0 * (1 - 2.0**-20)
-"""Maximum of a range that was brought to 0..6: inside of ReLU6."""
+TINY = float(np.finfo(np.float32).tiny)
+"""The least positive number: where the gradient of a ReLU begins."""
+
+BEYOND = 1 + 2.0**-20
+"""Ends of a range times this are outside. A nudged end may be a last bit inside of the data's."""
 
 LARGE, ROWS = 2**18, 32
 """From `LARGE` weights on, ranges per channel are computed in at most `ROWS` rows at once."""
@@ -144,12 +149,15 @@ def fake_quantize_if(
     if applies is False and ceiling is None:
         return x
     gates = gates or Gates()
-    if ceiling is None:
-        gate = gates.between.later(minimum, maximum, float(bits), float(narrow_range))
-    elif are_numbers(minimum, maximum):
-        gate = partial(below_ceiling, maximum, ceiling)
+    last = 0.0 if ceiling is None else _before(ceiling)
+    nudging = minimum, maximum, float(bits), float(narrow_range)
+    gate: Callable[[], tuple[Any, ...]]
+    if are_numbers(minimum, maximum):
+        gate = partial(between, *nudging) if ceiling is None else partial(below, maximum, last)
+    elif ceiling is None:
+        gate = gates.between.later(*nudging)
     else:
-        gate = gates.below.later(maximum, ceiling)
+        gate = gates.below.later(maximum, last)
 
     def quantizing(x: Any) -> Any:
         y = fake_quantize(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
@@ -159,24 +167,14 @@ def fake_quantize_if(
         return tf.identity(x) if ceiling is None else with_ceiling(x, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        if ceiling is None and are_numbers(minimum, maximum):
-            gradient = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
-                gradients=tf.cast(upstream, tf.float32),
-                inputs=tf.cast(x, tf.float32),
-                min=minimum,
-                max=maximum,
-                num_bits=bits,
-                narrow_range=narrow_range,
-            )
-            return tf.cast(gradient, x.dtype)
-        return _passed(upstream, x, *gate())
+        return _passed(upstream, x, *gate(), is_constant=are_numbers(minimum, maximum))
 
     def passed(x: Any, upstream: Any) -> Any:
         if ceiling is None:
             return tf.identity(upstream)
         if ceiling == math.inf:
             return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
-        return _passed(upstream, x, *below_ceiling(ceiling, ceiling))
+        return _passed(upstream, x, last, is_constant=True)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
@@ -197,61 +195,63 @@ def fake_quantize_if(
     return quantized(x) if source is None else quantized_source(*source.inputs)
 
 
-def _passed(upstream: Any, x: Any, factor: Any, low: Any = None) -> Any:
-    """Returns `upstream` where `(x - low) * factor` is between 0 and 6, else zero.
+def _passed(upstream: Any, x: Any, high: Any, low: Any = TINY, *, is_constant: bool = False) -> Any:
+    """Returns `upstream` where `x` is from `low` to `high`, else zero.
 
-    In one pass: the gradient of a ReLU6 at `x` brought to 0..6. A mask takes four: two comparisons,
-    what both say, and the choice. Zero and six are outside.
-
-    Args:
-        factor: 1.0 for a range that ends with ReLU6's.
-        low: None for zero.
+    By the gradient of another operation that rounds, in one pass; a mask takes four: two
+    comparisons, what both say, and the choice. XLA does not have it, and GPUs would wait for a
+    range that is not constant.
     """
     with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
         x = tf.identity(x)
     dtype, x = upstream.dtype, tf.cast(x, tf.float32)
-    if low is not None:
-        x -= low
-    if not (isinstance(factor, float) and factor == 1.0):
-        x *= factor
-    gradients = tf.cast(upstream, tf.float32)
-    return tf.cast(tf.raw_ops.Relu6Grad(gradients=gradients, features=x), dtype)
+    upstream = tf.cast(upstream, tf.float32)
+    if in_xla() or (has_gpu() and not is_constant):
+        is_inside = tf.equal(
+            tf.raw_ops.ClipByValue(t=x, clip_value_min=low, clip_value_max=high), x
+        )
+        return tf.cast(tf.where(is_inside, upstream, 0.0), dtype)
+    gradient, *_ = tf.raw_ops.QuantizeAndDequantizeV4Grad(
+        gradients=upstream, input=x, input_min=low, input_max=high
+    )
+    return tf.cast(gradient, dtype)
 
 
-def below_ceiling(high: Any, ceiling: Any) -> tuple[Any]:
-    """Returns the `factor` of `_passed` for a range from zero to `high`, behind a ReLU.
+def _before(ceiling: float) -> float:
+    """Returns the float32 number before the upper end of a ReLU, which has no gradient there."""
+    return float(np.nextafter(np.float32(ceiling), np.float32(0)))
 
-    Zero is outside. The upper end is inside, and so is a millionth of the range beyond.
+
+def below(high: Any, last: Any) -> tuple[Any]:
+    """Returns the upper end of what passes the gradient of a range from zero, behind a ReLU.
 
     Args:
-        high: upper end of the range.
-        ceiling: upper end of the ReLU.
+        high: upper end of the range, which is inside, as is a millionth beyond.
+        last: the last number before the upper end of the ReLU.
     """
-    if isinstance(high, float):
-        return (max(SIX / high, 6.0 / ceiling),)
-    return (tf.maximum(SIX / tf.convert_to_tensor(high), 6.0 / ceiling),)
+    least = min if isinstance(high, float) else tf.minimum
+    return (least(high * BEYOND, last),)
 
 
 def between(minimum: Any, maximum: Any, bits: Any, narrow_range: Any) -> tuple[Any, Any]:
-    """Returns `factor` and `low` of `_passed` for the nudged range from `minimum` to `maximum`.
+    """Returns the upper and the lower end of what passes the gradient of a range.
 
-    Both ends are inside, and so is a millionth of the range beyond.
+    It is the nudged range from `minimum` to `maximum`, and a millionth beyond both ends.
     """
     low, high = nudged_range(minimum, maximum, bits, narrow_range)
-    size = tf.maximum(high - low, 1e-20)  # Of zeros alone a range is empty.
-    return SIX / size, low - size * 2.0**-21
+    return high * BEYOND, low * BEYOND
 
 
 class Gates:
     """What the gradients of quantizers need of their ranges, computed for all of them at once.
 
     Attributes:
-        below: `below_ceiling`, for ranges that begin at zero.
+        below: the function of this name, for ranges that begin at zero, behind a ReLU.
         between: the function of this name, for others.
     """
 
     def __init__(self) -> None:
-        self.below = Together(below_ceiling)
+        self.below = Together(below)
         self.between = Together(between)
 
 

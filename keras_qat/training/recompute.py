@@ -60,9 +60,9 @@ def _swish(y: Any, gate: Any) -> tuple[Any, Back]:
 
     def back(up: Any) -> list[Any]:
         inside = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
-            gradients=up * y, inputs=sigmoid, min=low, max=high, num_bits=gate.get_attr("num_bits")
+            gradients=y, inputs=sigmoid, min=low, max=high, num_bits=gate.get_attr("num_bits")
         )
-        return [up * quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside)]
+        return [up * (quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside))]
 
     return y * quantized, back
 

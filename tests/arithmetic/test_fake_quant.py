@@ -121,6 +121,33 @@ def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
         np.testing.assert_array_equal(gradient, result[number % 3][1])
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(
+    ("low", "high", "ceiling", "inside", "outside"),
+    [
+        (-1.0, 1.55, None, [-1.0, 0.0, 1.55], [-1.001, 1.551, np.inf]),
+        (0.0, 2.0, None, [0.0, 2.0], [-1e-6, 2.001]),
+        (0.0, 2.0, math.inf, [1e-30, 2.0], [0.0, -1.0, 2.001]),
+        (0.0, 2.0, 6.0, [1e-30, 2.0], [0.0, 2.001]),
+        (0.0, 6.0, 6.0, [1e-30, 5.99999], [0.0, 6.0, 7.0]),
+    ],
+)
+def test_which_numbers_pass_the_gradient(
+    monkeypatch, is_known, on_gpu, low, high, ceiling, inside, outside
+):
+    """The ends of a range are inside. Zero and the upper end of a ReLU are not."""
+    monkeypatch.setattr(fake_quant, "has_gpu", lambda: on_gpu)
+    number = float if is_known else np.float32
+    x = tf.constant([*inside, *outside, np.nan])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        ends = number(low), number(high)
+        y = fake_quant.fake_quantize_if(True, x, *ends, ceiling=ceiling)
+    expected = [3.0] * len(inside) + [0.0] * (len(outside) + 1)
+    np.testing.assert_array_equal(tape.gradient(y, x, tf.fill([len(x)], 3.0)), expected)
+
+
 @pytest.mark.parametrize(
     ("x", "options", "expected"),
     [
