@@ -104,8 +104,7 @@ def ours(model: Any, data: Data, sparsity: float, clusters: int) -> dict[str, Ca
     def pruned(pattern: str = "weights") -> Any:
         share = 0.5 if pattern == "channels" else sparsity
         schedule = callbacks.Polynomial(share, 0, 6 * steps)
-        names = ["stem", "middle"] if pattern == "channels" else None
-        prune = callbacks.Prune(schedule, every=steps // 2, pattern=pattern, layers=names)
+        prune = callbacks.Prune(schedule, every=steps // 2, pattern=pattern)
         return train(copy(model), data, 10, 1e-3, prune)
 
     def clustered(start: Any) -> Any:

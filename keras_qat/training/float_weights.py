@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.layers_and_models import layers_in
+from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.ops.registry import row_listing
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import is_quantized
@@ -28,9 +30,9 @@ def weights_of(model: Any, names: list[str] | None = None) -> list[tuple[Any, tu
     layers = {layer for layer in layers_in(model) if names is None or layer.name in names}
     weights = []
     for layer in layers_in(model):
-        op = row_listing(layer) if layer in layers else None
-        if op is not None and op.is_weighted and not op.is_table and not op.is_affine:
-            weights += [(weight_at(layer, name), axes) for name, axes in op.weights.items()]
+        if layer in layers:
+            axes_of = _weight_axes(layer)
+            weights += [(weight_at(layer, name), axes) for name, axes in axes_of.items()]
     unknown = sorted({*(names or ())} - {layer.name for layer in layers})
     if unknown or not weights:
         raise ValueError(
@@ -39,3 +41,24 @@ def weights_of(model: Any, names: list[str] | None = None) -> list[tuple[Any, tu
             else f"'{model.name}' has no such layers with weights that are quantized."
         )
     return weights
+
+
+def output_layers(model: Any) -> set[Any]:
+    """Returns the layers whose channels are the model's outputs; none of a subclassed model."""
+    if not is_graph_model(model):
+        return set()
+    values, last = graph.values_in(graph.read(model).outputs), set()
+    while values:
+        call = values.pop().producer
+        if call is not None and _weight_axes(call.layer):
+            last.add(call.layer)
+        elif call is not None:
+            values += call.inputs
+    return last
+
+
+def _weight_axes(layer: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the axes of output channels of each weight that is no table and no single factor."""
+    op = row_listing(layer)
+    is_product = op is not None and op.is_weighted and not op.is_table and not op.is_affine
+    return dict(op.weights) if op is not None and is_product else {}

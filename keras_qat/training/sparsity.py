@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.training.float_weights import weights_of
+from keras_qat.training.float_weights import output_layers, weights_of
 
 __all__ = ["Constant", "Polynomial", "Prune"]
 
@@ -93,8 +93,8 @@ class Prune(keras.callbacks.Callback):
             numbers: the schedule then only says when, by values above 0. Layers whose input
             channels are no multiple of 4 are left alone, and depthwise convolutions.
         every: number of steps between choices of the weights. In between the zeros stay zeros.
-        layers: names of the layers to prune; None for all with weights. With "channels" leave out
-            the last one, whose channels are the model's outputs.
+        layers: names of the layers to prune; None for all with weights, with "channels" but for
+            those whose channels are the model's outputs.
 
     Raises:
         ValueError: on an unknown pattern, a sparsity out of range, or an `every` below 1; at `fit`
@@ -122,16 +122,20 @@ class Prune(keras.callbacks.Callback):
             raise ValueError(f"every={every}: give a number of steps, 1 or more.")
         self.every, self.layers = every, layers
         self._choose = _chooser(pattern)
+        self._spares_outputs = pattern == "channels" and layers is None
         self._step = 0
         self._weights: list[tuple[Any, tuple[int, ...]]] = []
         self._masks: list[np.ndarray] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._step, self._masks = 0, []
+        spared = output_layers(self.model) if self._spares_outputs else ()
+        spared_weights = {id(weight) for layer in spared for weight in layer.weights}
         self._weights = [
             (weight, axes)
             for weight, axes in weights_of(self.model, self.layers)
-            if self._choose(np.ones(weight.shape), axes, 0.5) is not None
+            if id(weight) not in spared_weights
+            and self._choose(np.ones(weight.shape), axes, 0.5) is not None
         ]
         if not self._weights:
             raise ValueError(f"No weights of '{self.model.name}' can be pruned by this pattern.")

@@ -73,12 +73,19 @@ def test_blocks():
 
 
 def test_channels():
+    """Those of the last layer are the model's outputs, which stay unless it is named."""
     model = fitted(scramble(residual_net()), callbacks.Prune(0.5, pattern="channels"))
+    last = model.get_layer("logits").kernel
+    assert np.all(last.numpy() != 0)
     for weight, axes in keras_qat.training.float_weights.weights_of(model):
+        if weight is last:
+            continue
         others = tuple(axis for axis in range(-len(weight.shape), 0) if axis not in axes)
         shares = np.mean(weight.numpy() == 0, axis=others)
         assert set(shares.ravel()) == {0.0, 1.0}
         assert np.mean(shares) == pytest.approx(0.5, abs=0.5 / shares.size)
+    fitted(model, callbacks.Prune(0.5, pattern="channels", layers=["logits"]))
+    assert np.any(last.numpy() == 0)
 
 
 def test_clusters_are_few_and_trained():
