@@ -30,6 +30,7 @@ EQUIVALENT = {
     "keras_qat/ops/movement.py take_parts: 1 -> 2": (
         "kernels take one entry of a dropped axis, whatever its end is"
     ),
+    "keras_qat/ops/normalization.py _inverses: 2 -> 3": UNUSED,
     "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
     "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
@@ -37,8 +38,14 @@ EQUIVALENT = {
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",
+    "keras_qat/ops/weighted_sums.py _sums_of_8_bits.products: if not (has_gpu() and is_wide and "
+    "(len(a.numbers.channels) == 1)): -> if not not (has_gpu() and is_wide and "
+    "(len(a.numbers.channels) == 1)):": SLOWER,
     "keras_qat/tflite/builder.py Builder.finish: 64 -> 65": (
         "the buffer in which a file is packed grows where it does not suffice"
+    ),
+    "keras_qat/tflite/op_versions.py version_of: 1 -> 2 (8)": (
+        "convolutions of quantized values have version 3 anyway"
     ),
 }
 """Key of a mutant -> why it computes the same."""
