@@ -17,7 +17,7 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import inputs_and_constants
 from keras_qat.ops import mlas, openvino
-from keras_qat.ops.emission import Emission
+from keras_qat.ops.emission import Activation, Emission
 from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 from keras_qat.ops.requantize import Multiplier, requantization, requantized
@@ -48,12 +48,11 @@ def _prepare_add(a: Arguments) -> Any:
     native, sign = _native(a.params, a.output), a.attributes["sign"]
     (first, second), dtype = (x.scale for x in a.params), a.q[0].dtype
     rounds_once = a.family.additions == "rounded_once" and not a.wide
-    low, high = (tf.cast(q - native.zero_point, dtype) for q in (native.lowest, native.highest))
     return _Sum(
         once=_multipliers(first, second, native.scale, sign) if rounds_once else None,
         twice=_common_scale(_bits(a), first, second, native.scale),
         is_wider=native.scale > a.output.scale,
-        ends=(low, high),
+        ends=_ends(native, dtype),
         conversion=requantization(a.family, native, a.output),
     )
 
@@ -65,12 +64,7 @@ def _add(a: Arguments) -> Any:
             return openvino.sum_of_two(a.q, a.numbers)
         return mlas.sum_of_two(a.q, a.numbers, a.family.halves)
     numbers: _Sum = a.numbers
-    result = _add_once(a, numbers.once) if numbers.once else _add_twice(a)
-
-    def brought() -> Any:
-        return requantized(tf.clip_by_value(result, *numbers.ends), numbers.conversion)
-
-    return cond(numbers.is_wider, brought, lambda: tf.identity(result))
+    return _brought(_add_once(a, numbers.once) if numbers.once else _add_twice(a), numbers)
 
 
 def _in_float32(a: Arguments) -> bool:
@@ -167,21 +161,78 @@ def _squared(x: Any) -> Any:
 _square = by_table(in_float32(_squared, xnnpack=_squared))
 
 
-def _prepare_multiply(a: Arguments) -> tuple[Any, Any]:
-    """Returns the ratio, and the table of a tensor times itself, None for other products.
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """The prepared numbers of a product of two tensors.
 
-    XNNPACK multiplies in float32 where the ratio is from 2^-16 to below 2^8.
+    Args:
+        ratio: of the scales.
+        square: the table of a tensor times itself; None for other products.
+        is_wider: whether the product is computed in a wider scale than the output's.
+        ends: the lowest and the highest value in that scale.
+        conversion: from that scale to the output's.
     """
+
+    ratio: Multiplier
+    square: Any = None
+    is_wider: Any = False
+    ends: tuple[Any, Any] | None = None
+    conversion: Multiplier | None = None
+
+
+FAR = 2.0**7
+"""The largest ratio of scales in which products of 8 bits are computed."""
+
+
+def _native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
+    """Returns the output's parameters, or wider ones where the product's scale is far wider.
+
+    XNNPACK leaves ratios from 2^8 on to TFLite, whose kernel for x86 overflows at 16 bits there.
+    """
+    first, second = (x.scale for x in params)
+    is_far = first * second > FAR * output.scale
+    scale = tf.where(is_far, single(first * second / FAR), output.scale)
+    return dataclasses.replace(output, scale=scale)
+
+
+def _prepare_multiply(a: Arguments) -> Any:
+    """Prepares a product. XNNPACK computes in float32 where the ratio is from 2^-16 to 2^8."""
     if _in_float32(a):
         return openvino.prepare_reals(a) if a.family.by_levels else mlas.prepare_product(a)
-    factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
-    if a.family.products is None or a.wide:
-        return Multiplier(fixed_point(factor)), None
-    is_float = (factor >= 2.0**-16) & (factor < 2.0**8)
-    square = None
-    if a.q[0] is a.q[1]:
-        square = _square(dataclasses.replace(a, q=a.q[:1], params=a.params[:1]))
-    return Multiplier(fixed_point(factor), tf.cast(factor, tf.float32), is_float), square
+    if a.wide:
+        factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
+        return _Product(Multiplier(fixed_point(factor)))
+    native, dtype = _native_of_product(a.params, a.output), a.q[0].dtype
+    factor = ratio(a.family, *(x.scale for x in a.params), by=native.scale)
+    multiplier, square = Multiplier(fixed_point(factor)), None
+    if a.family.products is not None:
+        is_float = (factor >= 2.0**-16) & (factor < 2.0**8)
+        multiplier = Multiplier(fixed_point(factor), tf.cast(factor, tf.float32), is_float)
+        if a.q[0] is a.q[1]:
+            of_one = dataclasses.replace(a, q=a.q[:1], params=a.params[:1], output=native)
+            square = _square(of_one)
+    return _Product(
+        multiplier,
+        square,
+        is_wider=native.scale > a.output.scale,
+        ends=_ends(native, dtype),
+        conversion=requantization(a.family, native, a.output),
+    )
+
+
+def _ends(params: QuantParams, dtype: tf.DType) -> tuple[Any, Any]:
+    """Returns the lowest and the highest value, less the zero point."""
+    low, high = (tf.cast(q - params.zero_point, dtype) for q in (params.lowest, params.highest))
+    return low, high
+
+
+def _brought(result: Any, numbers: Any) -> Any:
+    """Brings a sum or a product to the output's scale, if it was computed in a wider one."""
+
+    def brought() -> Any:
+        return requantized(tf.clip_by_value(result, *numbers.ends), numbers.conversion)
+
+    return cond(numbers.is_wider, brought, lambda: tf.identity(result))
 
 
 def _multiply(a: Arguments) -> Any:
@@ -193,15 +244,19 @@ def _multiply(a: Arguments) -> Any:
         if a.family.by_levels:
             return openvino.product_of_two(a.q, a.numbers)
         return mlas.product_of_two(a.q, a.numbers, a.family.halves)
-    (x, y), (numbers, square) = a.q, a.numbers
+    numbers: _Product = a.numbers
+    x, y = a.q
 
     def in_float(factor: Any) -> Any:
-        if square is not None:
-            return looked_up(x, square)
+        if numbers.square is not None:
+            return looked_up(x, numbers.square)
         assert a.family.products is not None
         return a.family.products(product(x, y), factor)
 
-    return numbers.times(lambda: tf.cast(x, tf.int64) * tf.cast(y, tf.int64), x.dtype, in_float)
+    def in_int64() -> Any:
+        return tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
+
+    return _brought(numbers.ratio.times(in_int64, x.dtype, in_float), numbers)
 
 
 def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes], str | None]:
@@ -225,16 +280,35 @@ def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes],
 
 
 def _emit_sum(e: Emission) -> None:
-    code = "ADD" if e.attributes["sign"] > 0 else "SUB"
+    _emit_wide(e, "ADD" if e.attributes["sign"] > 0 else "SUB", _native, potScaleInt16=False)
+
+
+def _emit_multiply(e: Emission) -> None:
+    if e.wide:
+        e.add("MUL", fusedActivationFunction=e.activation)
+    else:
+        _emit_wide(e, "MUL", _native_of_product)
+
+
+def _emit_wide(e: Emission, code: str, native_of: Callable[..., Any], **options: Any) -> None:
+    """Writes an operator, in a wider scale and with a QUANTIZE behind it where that is needed.
+
+    A ReLU6 that ends inside the range follows by itself: few steps of a wider scale end at 6.
+    """
     inputs, output = [x.params for x in e.node.inputs], e.params
-    native = _native([params.as_tensors() for params in inputs if params], output.as_tensors())
-    is_wider, (target,) = bool(native.scale > output.scale), e.outputs
-    if is_wider:
-        native = dataclasses.replace(output, scale=np.float32(native.scale))
-        target = e.temporary("wider", e.shape(target), native)
-    e.add(code, outputs=[target], fusedActivationFunction=e.activation, potScaleInt16=False)
-    if is_wider:
-        e.add("QUANTIZE", [target], e.outputs)
+    native = native_of([params.as_tensors() for params in inputs if params], output.as_tensors())
+    if not bool(native.scale > output.scale):
+        e.add(code, fusedActivationFunction=e.activation, **options)
+        return
+    shape, ends_at_6 = e.shape(e.outputs[0]), e.activation == Activation.RELU6
+    native = dataclasses.replace(output, scale=np.float32(native.scale))
+    wider = e.temporary("wider", shape, native)
+    fused = Activation.RELU if ends_at_6 else e.activation
+    e.add(code, outputs=[wider], fusedActivationFunction=fused, **options)
+    target = e.temporary("unclipped", shape, output) if ends_at_6 else e.outputs[0]
+    e.add("QUANTIZE", [wider], [target])
+    if ends_at_6:
+        e.add("RELU6", [target], e.outputs)
 
 
 ADD = Op(
@@ -270,7 +344,7 @@ MULTIPLY = dataclasses.replace(
     name="multiply",
     prepare=_prepare_multiply,
     compute=_multiply,
-    emit=lambda e: e.add("MUL", fusedActivationFunction=e.activation),
+    emit=_emit_multiply,
     doc="products of two tensors, or of one and a constant",
     layers=(layers.Multiply,),
     symbols=("math.multiply",),

@@ -17,7 +17,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import TYPE_NAMES, TYPES
 from keras_qat.tflite.tensor_names import SCOPE
 
-_Activation = schema.ActivationFunctionType
+Activation = schema.ActivationFunctionType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Emission:
         A ReLU with another maximum is an ordinary ReLU, as the output's range ends there too.
         """
         if self.node.maximum is None:
-            return _Activation.NONE
-        return _Activation.RELU6 if self.ends_at_6(self.node.maximum) else _Activation.RELU
+            return Activation.NONE
+        return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
         """Returns whether a ReLU clips at 6 inside the range: kernels refuse a 6 far outside it."""

@@ -67,6 +67,30 @@ def test_results_are_those_of_the_interpreter(name, bits, family):
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("maximum", [None, 6.0])
+@pytest.mark.parametrize("bits", [5, 8])
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+def test_results_far_beyond_the_range(name, bits, maximum):
+    """Kernels overflow, or a ReLU6 that ends inside the range has few steps in a wider scale."""
+    for seed in range(3):
+        node, numbers = node_of(op_named(name), bits, seed)
+        params = QuantParams(np.float32(12 / 2**bits), 2**bits // 3 - 128, bits)
+        output = dataclasses.replace(node.output, params=params)
+        for ratio in (2.0**7.6, 2.0**8.1, 2.0**14):
+            scale = float(params.scale) * ratio
+            factors = [scale**0.5] * 2 if name == "multiply" else [scale] * 2
+            inputs = [
+                finer(item, factor / item.params.scale)
+                for item, factor in zip(node.inputs, factors, strict=True)
+            ]
+            far = dataclasses.replace(
+                node, inputs=tuple(inputs), outputs=(output,), maximum=maximum
+            )
+            for family in [*KERNELS, "tflm"]:
+                assert_same(far, random_inputs(far, numbers), family, f"seed {seed}, {ratio}")
+
+
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("scale", [1e7, 1e8, 1e12])
 def test_hard_swish_of_a_diverged_network(scale, family):
