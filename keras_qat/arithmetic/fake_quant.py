@@ -206,7 +206,7 @@ def _passed(upstream: Any, x: Any, high: Any, low: Any = TINY, *, is_constant: b
         x = tf.identity(x)
     dtype, x = upstream.dtype, tf.cast(x, tf.float32)
     upstream = tf.cast(upstream, tf.float32)
-    low, high = (tf.convert_to_tensor(end, tf.float32) for end in (low, high))
+    low, high = (tf.cast(end, tf.float32) for end in (low, high))
     if in_xla() or (has_gpu() and not is_constant):
         is_inside = tf.equal(
             tf.raw_ops.ClipByValue(t=x, clip_value_min=low, clip_value_max=high), x
