@@ -9,6 +9,8 @@ EQUIVALENT = {
     "keras_qat/arithmetic/fake_quant.py fake_quantize_if: maximum -> minimum (3)": (
         "both ends of a range are Python numbers, or both are tensors"
     ),
+    "keras_qat/arithmetic/fake_quant.py fake_quantize_if: if are_numbers(minimum, maximum): -> if "
+    "not are_numbers(minimum, maximum):": SLOWER,
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: True -> False (2)": (
         "`strict=` of two lists of one length"
     ),

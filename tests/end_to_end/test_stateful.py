@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.recurrent.kept_states import kept_states
 from keras_qat.training.layers.recurrent.states import states_of
 
 layers = keras.layers
@@ -242,3 +245,12 @@ def test_sources_say_what_begins_anew(tmp_path):
     assert "interpreter.Reset()" in (tmp_path / "listener.h").read_text()
     codes = keras_qat.simulate(qat, sounds(3)[:, :1]).outputs["logits"]
     assert len(codes.codes) == 3
+
+
+def test_states_are_whole_steps():
+    """In float32 a multiple of a scale may lie next to it."""
+    q = np.arange(-128, 128)
+    params = QuantParams(np.float32(0.1), 0, 8)
+    layer = types.SimpleNamespace(states=[tf.constant(np.float32(q) * params.scale)])
+    (codes,) = kept_states(layer, [params])
+    np.testing.assert_array_equal(codes, q)

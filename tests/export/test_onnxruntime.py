@@ -78,9 +78,7 @@ def differences(qat, x, activations=None):
         yield np.abs(np.round(there[name] / scale) - np.round(values / scale))
 
 
-@pytest.mark.sample(8)
-@pytest.mark.parametrize("name", ROWS)
-def test_operator(name):
+def check(name):
     qat, x = example(name, seed=1)
     for steps in differences(qat, x):
         if name in ON_HALVES:
@@ -88,6 +86,16 @@ def test_operator(name):
             assert np.mean(steps == 0) >= 0.9
         else:
             assert not steps.any()
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", ROWS)
+def test_operator(name):
+    check(name)
+
+
+def test_a_softmax_is_added_up_in_order():
+    check("softmax")
 
 
 @pytest.mark.parametrize(("recipe", "activations"), [("int8", "uint8"), ("symmetric", "int8")])
