@@ -24,36 +24,62 @@ from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 
 @dataclasses.dataclass(frozen=True)
+class _NativeScale:
+    """The prepared numbers of a scale that a kernel computes in: the output's, or a wider one.
+
+    Args:
+        is_wider: whether it is wider than the output's.
+        ends: the lowest and the highest value in it, less the zero point.
+        conversion: from it to the output's.
+    """
+
+    is_wider: Any
+    ends: tuple[Any, Any]
+    conversion: Multiplier
+
+    @classmethod
+    def of(cls, native: QuantParams, a: Arguments) -> _NativeScale:
+        """Prepares the way from `native` to the output's parameters."""
+        low, high = (
+            tf.cast(q - native.zero_point, a.q[0].dtype) for q in (native.lowest, native.highest)
+        )
+        conversion = requantization(a.family, native, a.output)
+        return cls(native.scale > a.output.scale, (low, high), conversion)
+
+    def brought(self, result: Any) -> Any:
+        """Brings a result to the output's scale."""
+
+        def brought() -> Any:
+            return requantized(tf.clip_by_value(result, *self.ends), self.conversion)
+
+        return cond(self.is_wider, brought, lambda: tf.identity(result))
+
+
+@dataclasses.dataclass(frozen=True)
 class _Sum:
     """The prepared numbers of a sum of two tensors.
 
     Args:
         once: numbers of a kernel that rounds once; None where no kernel does.
         twice: fixed-point multipliers of both inputs and of their sum.
-        is_wider: whether the sum is computed in a wider scale than the output's.
-        ends: the lowest and the highest value in that scale.
-        conversion: from that scale to the output's.
+        native: the scale that the sum is computed in.
     """
 
     once: tuple[Any, ...] | None
     twice: tuple[Any, ...]
-    is_wider: Any
-    ends: tuple[Any, Any]
-    conversion: Multiplier
+    native: _NativeScale
 
 
 def _prepare_add(a: Arguments) -> Any:
     if _in_float32(a):
         return openvino.prepare_sum(a) if a.family.by_levels else mlas.prepare_sum(a)
     native, sign = _native(a.params, a.output), a.attributes["sign"]
-    (first, second), dtype = (x.scale for x in a.params), a.q[0].dtype
+    first, second = (x.scale for x in a.params)
     rounds_once = a.family.additions == "rounded_once" and not a.wide
     return _Sum(
         once=_multipliers(first, second, native.scale, sign) if rounds_once else None,
         twice=_common_scale(_bits(a), first, second, native.scale),
-        is_wider=native.scale > a.output.scale,
-        ends=_ends(native, dtype),
-        conversion=requantization(a.family, native, a.output),
+        native=_NativeScale.of(native, a),
     )
 
 
@@ -64,7 +90,7 @@ def _add(a: Arguments) -> Any:
             return openvino.sum_of_two(a.q, a.numbers)
         return mlas.sum_of_two(a.q, a.numbers, a.family.halves)
     numbers: _Sum = a.numbers
-    return _brought(_add_once(a, numbers.once) if numbers.once else _add_twice(a), numbers)
+    return numbers.native.brought(_add_once(a, numbers.once) if numbers.once else _add_twice(a))
 
 
 def _in_float32(a: Arguments) -> bool:
@@ -168,16 +194,12 @@ class _Product:
     Args:
         ratio: of the scales.
         square: the table of a tensor times itself; None for other products.
-        is_wider: whether the product is computed in a wider scale than the output's.
-        ends: the lowest and the highest value in that scale.
-        conversion: from that scale to the output's.
+        native: the scale that the product is computed in; None if it is always the output's.
     """
 
     ratio: Multiplier
     square: Any = None
-    is_wider: Any = False
-    ends: tuple[Any, Any] | None = None
-    conversion: Multiplier | None = None
+    native: _NativeScale | None = None
 
 
 FAR = 2.0**7
@@ -202,7 +224,7 @@ def _prepare_multiply(a: Arguments) -> Any:
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
         return _Product(Multiplier(fixed_point(factor)))
-    native, dtype = _native_of_product(a.params, a.output), a.q[0].dtype
+    native = _native_of_product(a.params, a.output)
     factor = ratio(a.family, *(x.scale for x in a.params), by=native.scale)
     multiplier, square = Multiplier(fixed_point(factor)), None
     if a.family.products is not None:
@@ -211,28 +233,7 @@ def _prepare_multiply(a: Arguments) -> Any:
         if a.q[0] is a.q[1]:
             of_one = dataclasses.replace(a, q=a.q[:1], params=a.params[:1], output=native)
             square = _square(of_one)
-    return _Product(
-        multiplier,
-        square,
-        is_wider=native.scale > a.output.scale,
-        ends=_ends(native, dtype),
-        conversion=requantization(a.family, native, a.output),
-    )
-
-
-def _ends(params: QuantParams, dtype: tf.DType) -> tuple[Any, Any]:
-    """Returns the lowest and the highest value, less the zero point."""
-    low, high = (tf.cast(q - params.zero_point, dtype) for q in (params.lowest, params.highest))
-    return low, high
-
-
-def _brought(result: Any, numbers: Any) -> Any:
-    """Brings a sum or a product to the output's scale, if it was computed in a wider one."""
-
-    def brought() -> Any:
-        return requantized(tf.clip_by_value(result, *numbers.ends), numbers.conversion)
-
-    return cond(numbers.is_wider, brought, lambda: tf.identity(result))
+    return _Product(multiplier, square, _NativeScale.of(native, a))
 
 
 def _multiply(a: Arguments) -> Any:
@@ -256,7 +257,8 @@ def _multiply(a: Arguments) -> Any:
     def in_int64() -> Any:
         return tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
 
-    return _brought(numbers.ratio.times(in_int64, x.dtype, in_float), numbers)
+    result = numbers.ratio.times(in_int64, x.dtype, in_float)
+    return result if numbers.native is None else numbers.native.brought(result)
 
 
 def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes], str | None]:
