@@ -172,7 +172,7 @@ def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> No
 
 
 def _predict(settings: Settings, model: Any, data: Source) -> np.ndarray:
-    from keras_qat.io.data import inputs_of, packed
+    from keras_qat.io.inputs import inputs_of, packed
     from keras_qat.io.progress import shown
 
     if len(model.outputs) > 1:

@@ -24,7 +24,8 @@ from keras_qat.frontend.messages import silent
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
-from keras_qat.io.data import arrays_of, inputs_of, packed
+from keras_qat.io.data import arrays_of
+from keras_qat.io.inputs import inputs_of, packed
 from keras_qat.io.progress import shown
 from keras_qat.ops.node import Tensor
 from keras_qat.placement.layer_settings import OUT_OF_SCOPE

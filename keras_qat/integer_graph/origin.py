@@ -11,7 +11,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, target_of
 from keras_qat.frontend.graph import Graph
 from keras_qat.frontend.messages import warn_caller
-from keras_qat.io.data import Inputs, inputs_of
+from keras_qat.io.inputs import Inputs, inputs_of
 from keras_qat.tflite.metadata import fingerprint
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.quantizers import activation_quantizers

@@ -8,13 +8,22 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layers_and_models import nested_inputs
+from keras_qat.io.inputs import (
+    Inputs,
+    as_batch,
+    checked_batch,
+    columns_of,
+    has_structure,
+    inputs_of,
+    is_array,
+    is_example,
+)
 
 BATCH_SIZE = 32
 """Default batch size, as in Keras."""
@@ -118,54 +127,6 @@ def padded(array: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([array, *[array[-1:]] * missing]) if missing else array
 
 
-def packed(inputs: Inputs, arrays: list[Any]) -> Any:
-    """Packs an array for each input into the structure that the model takes."""
-    return tf.nest.pack_sequence_as(inputs.nested, arrays)
-
-
-class Input(NamedTuple):
-    """An input of a model or a file; `key` is its key if the model takes a dict."""
-
-    name: str
-    key: str
-    shape: tuple[int | None, ...]
-    holds_text: bool
-
-
-class Inputs(NamedTuple):
-    """The inputs of a model or a file: its name, its inputs, and the structure that it takes."""
-
-    model: str
-    all: list[Input]
-    nested: Any
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that the inputs have (`keras.Input(batch_size=8)`); None if it is open."""
-        return next((one.shape[0] for one in self.all if one.shape), None)
-
-    @property
-    def takes_dict(self) -> bool:
-        return isinstance(self.nested, dict)
-
-    def where(self, one: Input) -> str:
-        return f"Input '{one.name}' of '{self.model}'"
-
-
-def inputs_of(model: Any) -> Inputs:
-    """Returns what the verbs read of a model's inputs; `Inputs` stay as they are."""
-    if isinstance(model, Inputs):
-        return model
-    nested = nested_inputs(model)
-    is_flat = isinstance(nested, dict) and len(nested) == len(model.inputs)
-    keys = sorted(nested) if is_flat else model.input_names
-    inputs = [
-        Input(name, key, tuple(tensor.shape), tensor.dtype == tf.string)
-        for name, key, tensor in zip(model.input_names, keys, model.inputs, strict=True)
-    ]
-    return Inputs(model.name, inputs, nested)
-
-
 def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
     """Checks the type of data, and calls a function for its data."""
     if data is None:
@@ -182,7 +143,7 @@ def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
             raise ValueError(
                 "The dataset never ends. Limit its batches, for example with dataset.take(100)."
             )
-    elif callable(data) and not _is_array(data):
+    elif callable(data) and not is_array(data):
         try:
             return data()
         except TypeError as error:
@@ -193,31 +154,16 @@ def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
     return data
 
 
-def _is_array(data: Any) -> bool:
-    return hasattr(data, "__array__")
-
-
 def _is_structure(data: Any) -> bool:
     """Returns whether data is a dict, a tuple or a list of arrays."""
     if isinstance(data, list):
-        return any(_is_array(item) or _is_structure(item) for item in data[:1])
+        return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))
-
-
-def _has_structure(inputs: Inputs, data: Any) -> bool:
-    """Returns whether data has the structure of the model's inputs."""
-    if isinstance(data, dict) and set(data) != set(inputs.nested if inputs.takes_dict else ()):
-        return False
-    try:
-        tf.nest.assert_same_structure(inputs.nested, data, check_types=False)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _is_series(inputs: Inputs, data: Any) -> bool:
     """Returns whether data yields batches or examples, and is not one batch itself."""
-    if _is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
+    if is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
         return False
     if not isinstance(data, list):
         if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
@@ -227,10 +173,10 @@ def _is_series(inputs: Inputs, data: Any) -> bool:
             f"arrays, a tf.data.Dataset, or a generator of batches."
         )
     if not data or any(map(_is_structure, data)):
-        return not (len(inputs.all) > 1 and _has_structure(inputs, data))
-    if len(inputs.all) > 1 or not any(map(_is_array, data)):
+        return not (len(inputs.all) > 1 and has_structure(inputs, data))
+    if len(inputs.all) > 1 or not any(map(is_array, data)):
         return False
-    return len(data) > 1 or _is_example(np.asarray(data[0]), inputs.all[0].shape)
+    return len(data) > 1 or is_example(np.asarray(data[0]), inputs.all[0].shape)
 
 
 def _items(data: Any) -> Any:
@@ -243,9 +189,9 @@ def _read_whole(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[np.ndarray]]:
     """Yields batches of arrays that hold all examples."""
-    arrays = _columns(inputs, data)
-    shaped = [_as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
-    batch = _checked(inputs, arrays, shaped, finite, "")
+    arrays = columns_of(inputs, data)
+    shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
+    batch = checked_batch(inputs, arrays, shaped, finite, "")
     for start in range(0, len(batch[0]), batch_size):
         yield [array[start : start + batch_size] for array in batch]
 
@@ -262,11 +208,11 @@ def _read_series(
         return joined
 
     for number, item in enumerate(_items(data)):
-        arrays = _columns(inputs, item)
+        arrays = columns_of(inputs, item)
         pairs = list(zip(arrays, inputs.all, strict=True))
-        single = all(_is_example(array, one.shape) for array, one in pairs)
-        shaped = [_as_batch(x[np.newaxis] if single else x, one.shape) for x, one in pairs]
-        batch = _checked(inputs, arrays, shaped, finite, f" in item {number} of the data")
+        single = all(is_example(array, one.shape) for array, one in pairs)
+        shaped = [as_batch(x[np.newaxis] if single else x, one.shape) for x, one in pairs]
+        batch = checked_batch(inputs, arrays, shaped, finite, f" in item {number} of the data")
         differs = examples and any(
             a.shape[1:] != b.shape[1:] for a, b in zip(batch, examples[0], strict=True)
         )
@@ -278,124 +224,3 @@ def _read_series(
             yield batch
     if examples:
         yield together()
-
-
-def _columns(inputs: Inputs, data: Any) -> list[np.ndarray]:
-    """Returns an array for each input of a batch or an example, without labels."""
-    if isinstance(data, dict):
-        for names in ([one.key for one in inputs.all], [one.name for one in inputs.all]):
-            if set(names) <= set(data):
-                return [
-                    _array(inputs, one, data[name])
-                    for one, name in zip(inputs.all, names, strict=True)
-                ]
-    if _has_structure(inputs, data):
-        flat = tf.nest.flatten(data)
-        return [_array(inputs, one, leaf) for one, leaf in zip(inputs.all, flat, strict=True)]
-    if isinstance(data, dict):
-        raise ValueError(
-            f"'{inputs.model}' has the inputs {_listed(one.name for one in inputs.all)}, but the "
-            f"data has {_listed(data)}."
-        )
-    if isinstance(data, tuple):
-        is_tflite = len(data) == 2 and isinstance(data[0], str)  # The signature's name, the inputs.
-        if is_tflite or 1 <= len(data) <= 3:
-            return _columns(inputs, data[1 if is_tflite else 0])
-        data = list(data)
-    if len(inputs.all) == 1:
-        (one,) = inputs.all
-        is_wrapped = isinstance(data, list) and len(data) == 1 and _is_array(data[0])
-        if is_wrapped and not _is_example(np.asarray(data[0]), one.shape):
-            (data,) = data
-        return [_array(inputs, one, data)]
-    arrays = data if isinstance(data, list) else [data]
-    if len(arrays) != len(inputs.all):
-        raise ValueError(
-            f"'{inputs.model}' has {len(inputs.all)} inputs, but the data has {len(arrays)}. Pass "
-            f"a list or a dict of arrays for {_listed(one.name for one in inputs.all)}."
-        )
-    return [_array(inputs, one, array) for one, array in zip(inputs.all, arrays, strict=True)]
-
-
-def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
-    where = inputs.where(one)
-    try:
-        array = np.asarray(data)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{where} is not an array of numbers of one size: {str(error).splitlines()[0]}"
-        ) from error
-    if array.dtype == tf.bfloat16.as_numpy_dtype:
-        array = array.astype(np.float32)
-    if array.dtype.kind not in "biuf" and not one.holds_text:
-        kind = "text" if array.dtype.kind in "SU" else type(data).__name__
-        raise ValueError(f"{where} takes numbers, not {kind}.")
-    return array
-
-
-def _is_example(array: np.ndarray, shape: tuple[int | None, ...]) -> bool:
-    """Returns whether an array is one example of an input, and cannot be a batch."""
-    if _as_batch(array[np.newaxis], shape) is None:
-        return False
-    return array.ndim == len(shape) - 1 or _as_batch(array, shape) is None
-
-
-def _as_batch(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray | None:
-    """Returns an array in an input's shape, or None. As in Keras, a last axis of 1 is optional."""
-    if array.ndim == len(shape) - 1 and shape[-1] == 1:
-        array = array[..., np.newaxis]
-    elif array.ndim == len(shape) + 1 and array.shape[-1] == 1:
-        array = array[..., 0]
-    fits = array.ndim == len(shape) and all(
-        expected in (None, size) for expected, size in zip(shape[1:], array.shape[1:], strict=True)
-    )
-    return array if fits else None
-
-
-def _checked(
-    inputs: Inputs,
-    arrays: list[np.ndarray],
-    shaped: list[np.ndarray | None],
-    finite: bool,
-    item: str,
-) -> list[np.ndarray]:
-    """Checks that arrays fit the inputs and hold numbers, and returns the batch."""
-    batch = []
-    for one, original, array in zip(inputs.all, arrays, shaped, strict=True):
-        where = inputs.where(one)
-        if array is None:
-            hint = ""
-            if _is_example(original, one.shape):
-                hint = " It is one example: pass a batch, x[np.newaxis]."
-            raise ValueError(
-                f"{where} takes arrays of shape {one.shape}, not {original.shape}{item}.{hint}"
-            )
-        if 0 in array.shape[1:]:
-            raise ValueError(f"{where} is empty: its shape is {array.shape}{item}.")
-        if array.dtype.kind == "f":
-            _check_finite(array, where, finite, item)
-        batch.append(array)
-    counts = [len(array) for array in batch]
-    if len(set(counts)) > 1:
-        listed = ", ".join(f"{one.name} {n}" for one, n in zip(inputs.all, counts, strict=True))
-        raise ValueError(
-            f"The inputs of '{inputs.model}' have different numbers of examples{item}: {listed}."
-        )
-    return batch
-
-
-def _check_finite(array: np.ndarray, where: str, finite: bool, item: str) -> None:
-    bad = np.isnan(array)
-    kind = "NaN"
-    if finite and not bad.any():
-        bad, kind = np.isinf(array), "infinity"
-    if bad.any():
-        example = int(np.argmax(bad.any(axis=tuple(range(1, array.ndim)))))
-        raise ValueError(
-            f"{where} holds {kind}, first in example {example}{item or ' of the data'}. It cannot "
-            f"be quantized: remove such examples, or replace the values."
-        )
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, names))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from keras_qat.frontend.messages import ByName
-from keras_qat.io.data import Input, Inputs, batch_count, batches, padded
+from keras_qat.io.data import batch_count, batches, padded
+from keras_qat.io.inputs import Input, Inputs
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import Kernels, to_codes, to_pixels, to_values
 from keras_qat.tflite.metadata import input_keys, rescaled_inputs

@@ -26,7 +26,8 @@ from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.io.data import arrays_of, check_counts, packed, padded
+from keras_qat.io.data import arrays_of, check_counts, padded
+from keras_qat.io.inputs import packed
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
