@@ -52,11 +52,19 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
         predicate.is_taken, predicate = True, predicate.value
     if isinstance(predicate, Switch):
         return tf.nest.map_structure(
-            functools.partial(tf.where, predicate.on), true_fn(), false_fn()
+            functools.partial(selected, predicate.on), true_fn(), false_fn()
         )
     if isinstance(predicate, bool):
         return true_fn() if predicate else false_fn()
     return tf.cond(predicate, true_fn, false_fn)
+
+
+def selected(on: Any, x: Any, y: Any) -> Any:
+    """Returns `x` if the scalar tensor `on` is true, else `y`, of the same shape and type.
+
+    This operation passes one of the two on. That of `tf.where` copies, element by element.
+    """
+    return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
 def straight_through(function: Callable[[Any], Any], x: Any) -> Any:

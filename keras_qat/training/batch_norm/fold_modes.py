@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import Switch
+from keras_qat.arithmetic.control_flow import Switch, selected
 from keras_qat.frontend.keras2 import backend
 from keras_qat.ops.registry import gates_of
 from keras_qat.training.batch_norm import per_tensor_fold
@@ -40,7 +40,7 @@ def normalized(norm: Any, x: Any, phase: Phase) -> Any:
         return norm(x, training=is_learning(phase))
     with backend.swapped(norm, momentum=tf.where(phase.frozen.on, 1.0, norm.momentum)):
         learning = norm(x, training=True)
-    return tf.where(phase.frozen.on, norm(x, training=False), learning)
+    return selected(phase.frozen.on, norm(x, training=False), learning)
 
 
 def is_learning(phase: Phase) -> Any:
