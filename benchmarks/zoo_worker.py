@@ -251,13 +251,16 @@ def run_codes(name: str) -> None:
             del qat, contents
 
 
-def simulated(qat: Any, contents: bytes, x: list[np.ndarray]) -> float:
-    """Share of the file's output codes that the integer simulation gives as well."""
+def simulated(qat: Any, contents: bytes, x: list[np.ndarray], kernels: Any = None) -> float:
+    """Share of the file's output codes that the integer simulation gives as well.
+
+    With the model's rounding by default; the interpreter's kernels are XNNPACK's.
+    """
     import keras_qat
     from keras_qat.tflite.interpreter import FileInterpreter
 
     result = FileInterpreter(contents).run(dict(zip(qat.input_names, x, strict=True)))
-    outputs = keras_qat.simulate(qat, x if len(x) > 1 else x[0]).outputs
+    outputs = keras_qat.simulate(qat, x if len(x) > 1 else x[0], kernels).outputs
     shares = [
         np.mean(getattr(outputs[name], "codes", outputs[name]) == codes)
         for name, codes in result.items()

@@ -16,6 +16,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import get as get_recipe
 from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.computed_kernels import is_computed
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import written
@@ -208,7 +209,8 @@ def _layers_of(model: Any, recipe: Recipe) -> dict[str, list[str]]:
     planned, seen = plan(model, recipe), set()
     for group in planned.groups:
         layer = group.kernel.layer
-        if planned.weights[group] is not None and group.weights and layer not in seen:
+        is_variable = bool(group.weights) and not is_computed(layer)
+        if planned.weights[group] is not None and is_variable and layer not in seen:
             seen.add(layer)
             parts.setdefault(group.kernel.origin, []).append(group.kernel.name)
     return parts

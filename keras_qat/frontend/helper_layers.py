@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, register, resolve_training
+from keras_qat.frontend.keras2.backend import keras, model_from, register, resolve_training
 
 
 class SameShape(keras.layers.Layer):
@@ -178,7 +178,7 @@ class TrainingOnly(SameShape):
 
     def __init__(self, model: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.model = keras.Model.from_config(model) if isinstance(model, dict) else model
+        self.model = model_from(model) if isinstance(model, dict) else model
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         training = resolve_training(training)
@@ -250,7 +250,7 @@ class WeightTensor(keras.layers.Layer):
         self.shapes = [tuple(shape) for shape in shapes]
         self.expression = expression
         if isinstance(expression, dict):
-            self.expression = keras.Model.from_config(expression)
+            self.expression = model_from(expression)
         self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
         none = [None] * len(self.shapes)
         self.regularizers = [keras.regularizers.get(item) for item in regularizers or none]

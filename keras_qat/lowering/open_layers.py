@@ -333,7 +333,8 @@ def _weight_tensor(
     value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str
 ) -> tuple[Any, Any]:
     """Returns the layer, made once, for a value that depends on weights alone, and its shape."""
-    sources = _weights_behind(value, opened)
+    # As Keras lists them: those that train first.
+    sources = sorted(_weights_behind(value, opened), key=lambda w: not opened.weights[w].trainable)
     variables = [opened.weights[source] for source in sources]
     owner, expression = parts.call.layer, None
     if value not in opened.weights:

@@ -8,9 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.frontend.computed_kernels import COMPUTED
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.tf_operations import is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import window
@@ -22,30 +24,35 @@ Product = tuple[Value, Value, Any, dict[str, Any]]
 def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     """Makes a layer of every product with a weight and of the bias added to it."""
     consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
-    replaced: dict[Call, list[Call]] = {}
+    shared, replaced = _read_twice(graph), dict[Call, list[Call]]()
     for call in graph.calls:
         product = _product(call)
-        if product is None:
+        if product is None or _source(product[1]) in shared:
             continue
         x, kernel, layer_class, options = product
         end, bias = call, None
         readers = consumers[call.output]
         if len(readers) == 1 and call.output not in outputs:
             bias = _bias(readers[0], call.output)
+            bias = None if bias is None or _source(bias) in shared else bias
             end = readers[0] if bias is not None else call
         weights = [weight for weight in (kernel, bias) if weight is not None]
+        source, variables = _source(kernel), [context.weights_of(_source(w)) for w in weights]
+        if _is_plain(source):
+            is_depthwise = layer_class is layers.DepthwiseConv2D
+            options.update(_settings("depthwise" if is_depthwise else "kernel", kernel))
+        else:  # Keras lists a layer's own weights, here the bias, before those of layers inside.
+            layer_class, variables = COMPUTED[layer_class], variables[::-1]
+            options["source"] = clone(source)
         parts = PartsBuilder(end, context)
         layer = parts.new(
             "",
             layer_class,
             **options,
-            **_settings(
-                "kernel" if layer_class is not layers.DepthwiseConv2D else "depthwise", kernel
-            ),
             **({} if bias is None else _settings("bias", bias)),
             use_bias=bias is not None,
             trainable=all(_source(weight).trainable for weight in weights),
-            weights=[context.weights_of(_source(weight))[0] for weight in weights],
+            weights=[variable for of_weight in variables for variable in of_weight],
         )
         replaced[call] = []
         replaced[end] = parts.end(layer, x)
@@ -54,6 +61,15 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     read = {value for call in [*calls, *graph.loss_only] for value in call.inputs} | outputs
     is_read = lambda call: type(call.layer) is not WeightTensor or call.output in read  # noqa: E731
     return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
+
+
+def _read_twice(graph: Graph) -> set[WeightTensor]:
+    """Returns the weights that several operations read, each of which would train its own copy."""
+    operations: dict[WeightTensor, set[Any]] = {}
+    for call in graph.calls:
+        for value in filter(_is_weight, call.inputs):
+            operations.setdefault(_source(value), set()).add(call.layer)
+    return {source for source, reading in operations.items() if len(reading) > 1}
 
 
 def _source(value: Value) -> WeightTensor:
@@ -69,12 +85,16 @@ def _settings(weight: str, value: Value) -> dict[str, Any]:
     }
 
 
-def _is_weight(value: Any, rank: int) -> bool:
-    """Returns whether a value is a single weight that trains, of the given rank."""
-    if not isinstance(value, Value) or value.producer is None or len(value.shape) != rank:
-        return False
-    layer = value.producer.layer
-    return isinstance(layer, WeightTensor) and layer.expression is None and not layer.frozen
+def _is_plain(source: WeightTensor) -> bool:
+    """Returns whether a tensor is a single weight that trains, and not computed from others."""
+    return source.expression is None and not source.frozen
+
+
+def _is_weight(value: Any, rank: int | None = None) -> bool:
+    """Returns whether a value is a weight, or computed from weights alone, of a rank or any."""
+    producer = value.producer if isinstance(value, Value) else None
+    is_weight = producer is not None and isinstance(producer.layer, WeightTensor)
+    return is_weight and rank in (None, len(value.shape))
 
 
 def _product(call: Call) -> Product | None:
@@ -96,7 +116,7 @@ def _bias(call: Call, product: Value) -> Value | None:
     if bias is product:
         x, bias = bias, x
     is_last = str(operands(call, "", "", "data_format")[2] or "").startswith("NC") is False
-    fits = _is_weight(bias, 1) and bias.shape[0] == product.shape[-1]
+    fits = _is_weight(bias, 1) and _is_plain(_source(bias)) and bias.shape[0] == product.shape[-1]
     return bias if x is product and fits and is_last else None
 
 
@@ -106,12 +126,13 @@ SUMS = ("nn.bias_add", "math.add", "__operators__.add")
 def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
     def read(call: Call) -> Product | None:
         x, kernel, strides, padding, layout, dilation = operands(call, *names)
-        sizes = [window(1 if option is None else option, 2) for option in (strides, dilation)]
-        plain = isinstance(padding, str) and layout in (None, "NHWC") and None not in sizes
-        if not plain or not _is_weight(kernel, 4) or not isinstance(x, Value):
+        axes = len(kernel.shape) - 2 if _is_weight(kernel) else 0
+        if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
             return None
+        sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]
+        plain = isinstance(padding, str) and layout in (None, "NHWC", "NWC") and None not in sizes
         *size, channels, last = kernel.shape
-        if not depthwise and x.shape[-1] != channels:
+        if not plain or (not depthwise and x.shape[-1] != channels):
             return None
         options = {
             "kernel_size": size,
@@ -121,7 +142,8 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
         }
         if depthwise:
             return x, kernel, layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
-        return x, kernel, layers.Conv2D, {**options, "filters": last}
+        convolution = layers.Conv1D if axes == 1 else layers.Conv2D
+        return x, kernel, convolution, {**options, "filters": last}
 
     return read
 
@@ -150,7 +172,12 @@ def _tensordot(call: Call) -> Product | None:
 _CONV2D = _convolution("input", "filter", "strides", "padding", "data_format", "dilations")
 _CONV2D_2 = _convolution("input", "filters", "strides", "padding", "data_format", "dilations")
 
+_CONV1D = _convolution("value", "filters", "stride", "padding", "data_format", "dilations")
+_CONV1D_2 = _convolution("input", "filters", "stride", "padding", "data_format", "dilations")
+
 PRODUCTS: dict[str, Callable[[Call], Product | None]] = {
+    "nn.conv1d": _CONV1D_2,
+    "compat.v1.nn.conv1d": _CONV1D,
     "nn.conv2d": _CONV2D_2,
     "compat.v1.nn.conv2d": _CONV2D,
     "nn.convolution": _CONV2D_2,

@@ -13,6 +13,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.frontend.computed_kernels import (
+    ComputedConv1D,
+    ComputedConv2D,
+    ComputedDepthwiseConv2D,
+)
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -142,7 +147,7 @@ CONV = Op(
     _emit_conv,
     prepare=_prepare_conv,
     doc="convolutions along one axis or two, with groups, strides and dilation",
-    layers=(layers.Conv1D, layers.Conv2D),
+    layers=(layers.Conv1D, layers.Conv2D, ComputedConv1D, ComputedConv2D),
     attributes=_attributes,
     defaults={"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"},
     accepts=_accepts,
@@ -161,7 +166,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     compute=lambda a: weighted(a, partial(convolved_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
-    layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D),
+    layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, ComputedDepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
     # TFLite's reference kernels refuse them in 4 bits, and CMSIS-NN computes some wrongly.
     takes_int4=False,

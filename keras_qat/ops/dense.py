@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.frontend.computed_kernels import ComputedDense
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
@@ -78,7 +79,7 @@ DENSE = Op(
     lambda e: _emit_product(e, e.inputs[0], e.outputs[0], lambda q: q.T),
     prepare=lambda a: _prepare(a, (-1,)),
     doc="products with a matrix along the last axis",
-    layers=(layers.Dense,),
+    layers=(layers.Dense, ComputedDense),
     attributes=lambda call: {"form": FORM},
     defaults={"form": FORM},
     integers=(),

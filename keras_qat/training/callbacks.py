@@ -183,7 +183,7 @@ class FreezeOscillations(keras.callbacks.Callback):
         model = _model_of(self, self.threshold)
         self._watched = [
             Oscillations(weights, quantizer, self.momentum)
-            for weights, quantizer in per_channel(model)
+            for weights, quantizer in per_channel(model, are_variables=True)
             if quantizer.spec.bits <= 4
         ]
         self._update = traced(self._update_all)

@@ -13,7 +13,13 @@ from keras_qat.frontend.keras2.backend import keras
 
 layers = keras.layers
 
-__all__ = ["CLOSED", "OPENED"]
+__all__ = ["CLOSED", "COMPUTED", "OPENED"]
+
+COMPUTED = (
+    *("standardized weights", "normalized weights", "a standardized kernel", "a masked kernel"),
+    "a normalized depthwise kernel",
+)
+"""Names in `OPENED` of layers whose kernel is computed from weights."""
 
 
 class ChannelAffine(layers.Layer):
@@ -250,6 +256,54 @@ class StandardizedDense(layers.Layer):
         return tf.matmul(inputs, (self.kernel - mean) / tf.sqrt(variance + 1e-6))
 
 
+class WeightNormalized(layers.Layer):
+    """A direction and a length for each filter."""
+
+    def build(self, input_shape):
+        shape = (3, 3, input_shape[-1], 5)
+        self.length = self.add_weight("g", shape[-1:], initializer="ones")
+        self.direction = self.add_weight("v", shape, regularizer=keras.regularizers.l2(0.01))
+        self.bias = self.add_weight("b", shape[-1:])
+        super().build(input_shape)
+
+    def call(self, inputs):
+        norms = tf.sqrt(tf.reduce_sum(tf.square(self.direction), [0, 1, 2]))
+        kernel = self.length * self.direction / norms
+        return tf.nn.conv2d(inputs, kernel, 1, "SAME") + self.bias
+
+
+class WeightStandardized(layers.Conv2D):
+    """A subclass that standardizes its kernel."""
+
+    def call(self, inputs):
+        mean, variance = tf.nn.moments(self.kernel, [0, 1, 2], keepdims=True)
+        kernel = (self.kernel - mean) * tf.math.rsqrt(variance + 1e-5)
+        return tf.nn.bias_add(self.convolution_op(inputs, kernel), self.bias)
+
+
+class MaskedSteps(layers.Layer):
+    """A kernel that sees no later steps, as its mask, which does not train, says."""
+
+    def build(self, input_shape):
+        mask = keras.initializers.Constant(np.array([1, 1, 0], np.float32).reshape(3, 1, 1))
+        self.mask = self.add_weight("mask", (3, 1, 1), initializer=mask, trainable=False)
+        self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.nn.conv1d(inputs, self.mask * self.kernel, 1, "SAME")
+
+
+class NormalizedDepthwise(layers.Layer):
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 2))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        kernel = tf.nn.l2_normalize(self.kernel, [0, 1])
+        return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
+
+
 OPENED: dict[str, Callable[[Any], Any]] = {
     "a factor and an offset for each channel": lambda x: ChannelAffine()(conv(x)),
     "called twice": twice,
@@ -269,6 +323,10 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a matrix product of one's own": lambda x: OwnDense()(x),
     "computed from weights": lambda x: SoftGate()(x),
     "standardized weights": lambda x: StandardizedDense()(conv(x)),
+    "normalized weights": lambda x: tf.nn.relu(WeightNormalized()(x)),
+    "a standardized kernel": lambda x: layers.BatchNormalization()(WeightStandardized(5, 3)(x)),
+    "a masked kernel": lambda x: MaskedSteps()(layers.Reshape((64, 4))(x)),
+    "a normalized depthwise kernel": lambda x: NormalizedDepthwise()(x),
     "two outputs": two_parts,
     "paths that are dropped": lambda x: layers.Add()([x, DropPath()(conv(x))]),
     "two inputs": lambda x: Mixed()(conv(x), x, factor=1.5),

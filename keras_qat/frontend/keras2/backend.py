@@ -178,6 +178,29 @@ def serialize(layer: Any) -> dict[str, Any]:
     return serialized
 
 
+@contextlib.contextmanager
+def _own_format() -> Iterator[None]:
+    """Runs a block in which Keras reads configurations as `serialize` writes them.
+
+    While it loads an .h5 file it expects the format of such files, with which it does not know
+    registered classes by their names.
+    """
+    with swapped(_serialization(), in_tf_saved_model_scope=lambda: False):
+        yield
+
+
+def deserialize(config: dict[str, Any]) -> Any:
+    """Makes a layer of what `serialize` returned."""
+    with _own_format() if "module" in config else contextlib.nullcontext():
+        return keras.layers.deserialize(config)
+
+
+def model_from(config: dict[str, Any]) -> Any:
+    """Makes a model of its configuration, inside of a layer's."""
+    with _own_format():
+        return keras.Model.from_config(config)
+
+
 def add_scalar(layer: Any, name: str, value: float, dtype: str = "float32", **options: Any) -> Any:
     """Adds a weight to a layer that is one number, does not train, and is equal on all replicas."""
     return layer.add_weight(

@@ -188,7 +188,7 @@ def _layer(layer: Any) -> Any:
     """
     if isinstance(layer, dict):
         with backend.applications_scope():
-            layer = backend.keras.layers.deserialize(layer)
+            layer = backend.deserialize(layer)
     if layer is not None and not isinstance(layer, backend.keras.layers.Layer):
         raise ValueError(f"A QuantizeWrapper holds layers, not {layer!r}.")
     return layer

@@ -33,7 +33,7 @@ class QuantizeWeights(ScheduledLayer):
         self, layer: Any, weights: dict[str, Any], weight_spec: Any, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.layer = backend.keras.layers.deserialize(layer) if isinstance(layer, dict) else layer
+        self.layer = backend.deserialize(layer) if isinstance(layer, dict) else layer
         self.supports_masking = self.layer.supports_masking
         self.weight_axes = {path: tuple(axes) for path, axes in weights.items()}
         self.weight_spec = specs.from_config(weight_spec)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
+from keras_qat.frontend.computed_kernels import is_computed
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
 from keras_qat.training.post_training.reconstruction import Reconstruction
@@ -95,7 +96,7 @@ def learn_rounding(
         levels = {
             wrapper: Levels(wrapper, weights)
             for wrapper in means
-            if len(wrapper.weight_quantizers) == 1
+            if len(wrapper.weight_quantizers) == 1 and not is_computed(wrapper.layer)
         }
         if levels:
             reconstruction = Reconstruction(part, levels, in_float, quantized)

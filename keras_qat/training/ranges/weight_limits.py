@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.frontend.computed_kernels import is_computed
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.schedule import scheduled_layers
@@ -50,7 +51,7 @@ def clip_weights(model: Any) -> None:
     The range of a channel follows its weights, so clipping sets it, for training as well. Ranges
     of whole tensors, as with `recipes.contrib`, stay.
     """
-    for weights, quantizer in per_channel(model):
+    for weights, quantizer in per_channel(model, are_variables=True):
         value = weights.numpy()
         limits = least_squares_limits(value, quantizer.channel_axes, quantizer.spec.bits)
         weights.assign(np.clip(value, -limits, limits))
@@ -65,10 +66,13 @@ def start_limits(model: Any) -> None:
             quantizer.set_limits(least_squares_limits(weights.numpy(), axes, bits))
 
 
-def per_channel(model: Any) -> Iterator[tuple[Any, WeightQuantizer]]:
-    """Yields each weight in a wrapper that has a range for each channel, and its quantizer."""
+def per_channel(model: Any, are_variables: bool = False) -> Iterator[tuple[Any, WeightQuantizer]]:
+    """Yields each weight in a wrapper that has a range for each channel, and its quantizer.
+
+    With `are_variables` those that are computed from others are left out.
+    """
     for layer in scheduled_layers(model):
-        if isinstance(layer, QuantizeWrapper):
+        if isinstance(layer, QuantizeWrapper) and not (are_variables and is_computed(layer.layer)):
             for name, quantizer in layer.weight_quantizers.items():
                 if quantizer.spec.per_channel and not isinstance(quantizer, CellQuantizer):
                     yield getattr(layer.layer, name), quantizer
