@@ -152,14 +152,14 @@ def first_line(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node)).split("\n")[0]
 
 
-def drawn(count: int) -> list[Mutant]:
+def drawn(count: int, seed: int = 0) -> list[Mutant]:
     """Returns so many mutants of all files; more of them begin with the same ones."""
     paths = []
     for room in ROOMS:
         whole = ROOT / "keras_qat" / room
         paths += sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
     mutants = [mutant for path in paths for mutant in mutants_of(path)]
-    return sorted(mutants, key=lambda mutant: zlib.crc32(mutant.key.encode()))[:count]
+    return sorted(mutants, key=lambda mutant: zlib.crc32(mutant.key.encode(), seed))[:count]
 
 
 class Chosen:
@@ -291,6 +291,7 @@ def main() -> None:
     """Tries mutants and prints the score."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=100, help="mutants to draw (default: 100)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     parser.add_argument("--seconds", type=int, default=90, help="of a core for each (default: 90)")
     parser.add_argument("--words", default="", help="more for pytest, such as \"-m '' --seeds 20\"")
     parser.add_argument("--again", nargs="*", default=(), help="outcomes to try once more")
@@ -298,7 +299,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in IMPORTED:
         __import__(name)
-    mutants = [mutant for mutant in drawn(arguments.count) if mutant.key not in EQUIVALENT]
+    draw = drawn(arguments.count, arguments.seed)
+    mutants = [mutant for mutant in draw if mutant.key not in EQUIVALENT]
     covering, words = Covering(), shlex.split(arguments.words)
     note = arguments.results.with_suffix(".running")
     results = read(arguments.results)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorflow.python.eager import context
 
 import keras_qat
 from tests.helpers import images, train
@@ -61,6 +62,12 @@ def pytest_report_header(config):
 def pytest_configure():
     """Garbage is collected a tenth as often, and not looked for in TensorFlow and the tests."""
     gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collectreport(report):
+    """Refuses modules that compute while they are imported: in forks, TensorFlow never answers."""
+    if context.context()._initialized:
+        raise pytest.UsageError(f"{report.nodeid} computes with TensorFlow while it is imported.")
 
 
 def pytest_collection_finish():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -87,7 +89,10 @@ class Stack(TrainsItself, keras.Sequential):
     """A Sequential model; what it reads is part of the class, so that Keras can save it."""
 
     factor = 2.0
-    tracker = keras.metrics.Mean(name="pixels")
+
+    @functools.cached_property
+    def tracker(self):
+        return keras.metrics.Mean(name="pixels")
 
 
 def detector():

@@ -65,7 +65,7 @@ EXAMPLES = {
         lambda x: tf.maximum(x, tf.reduce_max(x, 1, True)),
         "int8",
     ),
-    "states": ((3, 4), layers.LSTM(4, stateful=True), "int8"),
+    "states": ((3, 4), lambda x: layers.LSTM(4, stateful=True)(x), "int8"),
     "ReLU by itself": ((5, 40), layers.ReLU(), "int16x8"),
     "leaky ReLU": ((5, 40), layers.LeakyReLU(0.3), "int16x8"),
     "ReLU of five axes": ((2, 3, 2, 3), layers.ReLU(), "int16x8"),
