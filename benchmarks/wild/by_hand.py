@@ -11,8 +11,10 @@ from benchmarks.wild.blocks import conv
 from benchmarks.wild.detectors import DETECTORS
 from benchmarks.wild.graphs_and_tables import GRAPHS_AND_TABLES
 from benchmarks.wild.pictures import PICTURES
+from benchmarks.wild.sequences_and_columns import SEQUENCES_AND_COLUMNS
 from benchmarks.wild.signals import SIGNALS
 from benchmarks.wild.tables_and_texts import TABLES_AND_TEXTS
+from benchmarks.wild.tokens import TOKENS
 from benchmarks.wild.transformers import TRANSFORMERS
 from keras_qat.frontend.keras2.backend import keras
 
@@ -267,5 +269,6 @@ BY_HAND: dict[str, Callable[[], Any]] = {
         *(yolo_v4, crnn, pix2pix, cycle_gan, discriminator, super_resolution, keyword_spotting),
         *(raw_audio, temporal, shuffle_net, attention_gates, siamese, pose, center_net, sensors),
         *(*TABLES_AND_TEXTS, *DETECTORS, *TRANSFORMERS, *SIGNALS, *GRAPHS_AND_TABLES, *PICTURES),
+        *(*TOKENS, *SEQUENCES_AND_COLUMNS),
     )
 }

@@ -120,6 +120,23 @@ def _norm(
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
 
 
+def _cropped(
+    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    rows, columns = offset_height + target_height, offset_width + target_width
+    return image[..., offset_height:rows, offset_width:columns, :]
+
+
+def _padded(
+    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    *examples, height, width, _ = image.shape
+    _require(None not in (height, width))
+    rows = offset_height, target_height - offset_height - height
+    columns = offset_width, target_width - offset_width - width
+    return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
+
+
 def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
     _require(axes is not None and number(clip_norm) is not None)
     norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
@@ -233,6 +250,8 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "clip_by_norm": _clip_by_norm,
     "boolean_mask": _boolean_mask,
     "linalg.band_part": _band_part,
+    "image.crop_to_bounding_box": _cropped,
+    "image.pad_to_bounding_box": _padded,
     "tensordot": _tensordot,
     "einsum": _einsum,
     "signal.frame": _frame,

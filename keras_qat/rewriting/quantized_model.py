@@ -208,8 +208,9 @@ class QuantizedModel(
     def keep_float_model(self, model: Any) -> None:
         """Sets `float_config` and `customs`, past Keras, which would track their contents."""
         config = None
-        # Some activations have no configuration, and Keras finds none for some constants.
-        with contextlib.suppress(TypeError, ValueError):
+        # Some activations have no configuration, nor layers of a class without `get_config`, and
+        # Keras finds none for some constants.
+        with contextlib.suppress(TypeError, ValueError, NotImplementedError):
             config = config_of(model)
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))

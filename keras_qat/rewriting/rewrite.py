@@ -134,10 +134,10 @@ class _Visitor:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
                 spec, paths = self.weights_only[call.layer]
-                inner, axes = clone(call.layer), dict.fromkeys(paths, ())
+                inner, axes = self._copy(call), dict.fromkeys(paths, ())
                 layer = QuantizeWeights(inner, axes, spec, name=name, mixed=self.mixed)
             else:
-                layer = inner = _clone(call.layer, name=name)
+                layer = inner = self._copy(call, name=name)
             if call.layer in self.plan.replaced:
                 new_class = self.plan.replaced[call.layer]
                 layer = inner = new_class.from_config(
@@ -150,6 +150,22 @@ class _Visitor:
         elif on_request(call.layer):
             ask_for_integers(self.layers[call.layer])
         return self.layers[call.layer]
+
+    def _copy(self, call: Call, **changes: Any) -> Any:
+        """Clones a layer, or says what it would take.
+
+        Raises:
+            ValueError: if the layer's class has no `get_config`.
+        """
+        try:
+            return _clone(call.layer, **changes)
+        except NotImplementedError as error:
+            reason = self.plan.float_layers.get(call.name, "it computes in float")
+            raise ValueError(
+                f"'{call.name}' cannot be copied, as {type(call.layer).__name__} has no get_config "
+                f"that returns the arguments of its __init__. Write one; or let the layer be "
+                f"opened, which needs none. It is not, because: {reason}."
+            ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
         """Makes the wrapper of a group, once for all calls of its weighted layer."""

@@ -58,7 +58,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
     if model.float_config is None:
         raise ValueError(
             f"'{model.name}' knows no float model: Keras has no configuration for something in "
-            f"it, such as an activation that is a functools.partial."
+            f"it, such as a layer of a class without get_config, or an activation that is a "
+            f"functools.partial."
         )
     customs = custom_objects_in(layers_in(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):

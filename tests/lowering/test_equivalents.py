@@ -54,6 +54,12 @@ FORMS = {
     "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
     "boolean_mask": (lambda x: tf.boolean_mask(x, MASK, axis=1),),
     "linalg.band_part": (lambda x: tf.linalg.band_part(tf.matmul(x, x, transpose_b=True), -1, 0),),
+    "image.crop_to_bounding_box": (
+        lambda x: tf.image.crop_to_bounding_box(tf.expand_dims(x, -1), 1, 2, 4, 5),
+    ),
+    "image.pad_to_bounding_box": (
+        lambda x: tf.image.pad_to_bounding_box(x[..., None], 1, 0, 8, 11),
+    ),
     "tensordot": (
         lambda x: tf.tensordot(x, MATRIX, 1),
         lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),

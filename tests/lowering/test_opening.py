@@ -222,6 +222,30 @@ def test_activations_that_keras_cannot_save(activation, tmp_path):
         keras_qat.strip_quantization(qat)
 
 
+class WithoutConfig(layers.Layer):
+    """Its argument is in no configuration."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def call(self, inputs):
+        return self.other(inputs)
+
+
+def test_classes_without_get_config_are_opened(tmp_path):
+    model = model_of(lambda x: WithoutConfig(layers.Conv2D(3, 1))(x))
+    qat = quantized(model)
+    qat(images(4), training=True)
+    loaded = saved_and_loaded(qat, tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+    with pytest.raises(ValueError, match="without get_config"):
+        keras_qat.strip_quantization(qat)
+    closed = model_of(lambda x: WithoutConfig(closed_function)(x))
+    with pytest.raises(ValueError, match=r"WithoutConfig has no get_config.*because: "):
+        keras_qat.quantize_model(closed)
+
+
 def closed_function(x):
     return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
 
