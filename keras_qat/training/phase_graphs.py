@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
@@ -173,11 +174,7 @@ class PhaseFinder:
 
         @backend.traced_in_time
         def counters() -> Any:
-            names = ("step", "quantize_from", "freeze_from")
-            step, *rest = tf.unstack(
-                tf.stack([[getattr(layer, name) for layer in layers] for name in names])
-            )
-            return tf.stack([step, *thresholds_in(*rest).values()])
+            return tf.stack([weight for layer in layers for weight in layer.switches])
 
         @backend.traced_in_time
         def all_calibrated() -> Any:
@@ -217,9 +214,10 @@ class PhaseFinder:
         """
         if not self._has_layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
-        counters = self._counters().numpy()
-        steps, self.steps = self.steps, int(counters[0].sum())
-        states = set(map(tuple, counters.T.tolist()))  # One, unless layers differ.
+        step, *weights = self._counters().numpy().reshape(-1, 3).T
+        steps, self.steps = self.steps, int(step.sum())
+        counters = np.stack([step, *thresholds_in(*weights).values()], axis=1)
+        states = set(map(tuple, counters.tolist()))  # One, unless layers differ.
         most_steps = self._most_calls * backend.steps_per_execution(self._model) * training
         gates: dict[str, Any] = {}
         for index, name in enumerate(("quantizing", "frozen", "fixed"), 1):

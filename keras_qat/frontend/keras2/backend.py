@@ -316,7 +316,7 @@ def output_shape(layer: Any, input_shape: Any) -> Any:
 def steps_per_execution(model: Any) -> int:
     """Returns how many training steps Keras runs at a time."""
     steps = model._steps_per_execution  # A variable, or one for each replica.
-    return 1 if steps is None else int(keras.backend.get_value(steps))
+    return 1 if steps is None else int(steps.value())
 
 
 def make_training_variables(model: Any, batches: Any, training: bool) -> None:
@@ -334,11 +334,13 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
         model.optimizer.build(model.trainable_variables)
 
     def measure(targets: Any, outputs: Any, weights: Any) -> None:
-        model.compiled_loss(targets, outputs, weights)
-        model.compiled_metrics.update_state(targets, outputs, weights)
+        with AUTOGRAPH_AS_USUAL:
+            model.compiled_loss(targets, outputs, weights)
+            model.compiled_metrics.update_state(targets, outputs, weights)
 
     outputs = tf.nest.map_structure(lambda tensor: tensor.type_spec, model.output)
-    tf.function(measure).get_concrete_function(targets, outputs, weights)
+    # It traces once; `get_concrete_function` would twice, if there are variables to make.
+    tf.compat.v1.wrap_function(measure, [targets, outputs, weights])
 
 
 def traced(function: Callable[..., Any], **options: Any) -> Any:

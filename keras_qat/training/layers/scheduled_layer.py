@@ -61,13 +61,15 @@ QUANTIZED = IN_FLOAT._replace(quantizing=True)
 
 
 def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
-    """Returns the thresholds that the weights of a layer, or of several, hold."""
-    rest = freeze_from % NEVER
-    ranges = rest // _RANGES
+    """Returns the thresholds that the weights of a layer, or of several, hold.
+
+    The weights are tensors or arrays; what is returned is of the same kind.
+    """
+    ranges = freeze_from % NEVER // _RANGES
     return {
         "quantize_from": quantize_from,
-        "freeze_from": tf.where(freeze_from >= NEVER, tf.cast(NEVER, tf.int64), rest % _RANGES),
-        "freeze_ranges_from": tf.where(ranges > 0, ranges, NEVER),
+        "freeze_from": freeze_from - ranges * _RANGES,
+        "freeze_ranges_from": ranges - (ranges - 1) // _RANGES * NEVER,  # NEVER for 0.
     }
 
 
@@ -163,13 +165,14 @@ class ScheduledLayer(backend.keras.layers.Layer):
         if "quantize_from" in thresholds:
             self.quantize_from.assign(thresholds["quantize_from"])
         if not thresholds.keys() <= {"quantize_from"}:
-            both = {**self.thresholds(), **thresholds}
-            ranges, norm = (
-                tf.cast(both[name], tf.int64) for name in ("freeze_ranges_from", "freeze_from")
-            )
-            ranges = tf.where(ranges < NEVER, tf.clip_by_value(ranges, 1, _RANGES - 1), 0)
-            norm = tf.where(norm < NEVER, tf.minimum(norm, _RANGES - 1), NEVER)
-            self.freeze_from.assign(ranges * _RANGES + norm)
+            before = self.freeze_from.read_value()
+            ranges = before % NEVER // _RANGES * _RANGES
+            norm = before - ranges
+            if (step := thresholds.get("freeze_ranges_from")) is not None:
+                ranges = min(max(step, 1), _RANGES - 1) * _RANGES if step < NEVER else 0
+            if (step := thresholds.get("freeze_from")) is not None:
+                norm = min(step, _RANGES - 1) if step < NEVER else NEVER
+            self.freeze_from.assign(ranges + norm)
 
     @property
     def switches(self) -> list[Any]:
