@@ -124,7 +124,7 @@ TASKS = {
         detector,
         loss,
         mean_average_precision,
-        counts=(1024, 192),
+        counts=(4096, 192),
         epochs=(80, 10),
         remedies={
             "outputs=": Remedy(

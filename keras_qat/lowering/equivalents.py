@@ -153,14 +153,19 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None)
 
 
 def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
+    """Moves the axis to sum over to the end, for a product with a matrix or a vector."""
+    given = [[len(a.shape) - 1], [0]] if axes == 1 else list(map(tf.nest.flatten, axes))
+    _require([len(part) for part in given] == [1, 1] and len(b.shape) in (1, 2))
+    axis, row = given[0][0] % len(a.shape), given[1][0] % len(b.shape)
+    _require(axis > 0)  # The batch stays in front.
+    order = [other for other in range(len(a.shape)) if other != axis] + [axis]
+    x = a if order[-2:] == sorted(order[-2:]) else tf.transpose(a, order)
     matrix = array(b)
-    last = [axis for axis in tf.nest.flatten(axes) if isinstance(axis, int)]
-    rank = len(a.shape)
-    if matrix is None or matrix.ndim > 2 or last not in ([1], [-1, 0], [rank - 1, 0]):
-        raise NotImplementedError
-    if matrix.ndim == 1:
-        return tf.squeeze(tf.matmul(a, matrix[:, None].astype(np.float32)), -1)
-    return tf.matmul(a, matrix.astype(np.float32))
+    if matrix is not None:
+        b = matrix.astype(np.float32)
+    if len(b.shape) == 1:
+        return tf.squeeze(tf.matmul(x, b[:, None]), -1)
+    return tf.matmul(x, b, transpose_b=row == 1)
 
 
 def _frame(

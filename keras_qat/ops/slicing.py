@@ -166,16 +166,27 @@ UNSTACK = move(
 )
 
 
+_GATHER_ARGUMENTS = {
+    "gather": ("params", "indices", "validate_indices", "axis", "batch_dims", "name"),
+    "compat.v1.gather": ("params", "indices", "validate_indices", "name", "axis", "batch_dims"),
+    "nn.embedding_lookup": ("params", "ids", "max_norm", "name"),
+    "compat.v1.nn.embedding_lookup": (
+        *("params", "ids", "partition_strategy", "name", "validate_indices", "max_norm"),
+    ),
+}
+"""Operation -> its arguments in order: first the tensor, then the indices."""
+
+
 def _gather_attributes(call: Call) -> Attributes:
     """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
-    names = ("params", "indices", "validate_indices", "name", "axis", "batch_dims")
-    if symbol_of(call) == "gather":
-        names = ("params", "indices", "validate_indices", "axis", "batch_dims", "name")
+    names = _GATHER_ARGUMENTS[str(symbol_of(call))]
     arguments = dict(zip(names, operands(call, *names), strict=True))
-    batch = integers(arguments["batch_dims"] or 0)
-    axes = integers(batch if arguments["axis"] is None else arguments["axis"])
-    indices, x = arguments["indices"], arguments["params"]
-    if axes is None or batch is None or not isinstance(x, Value):
+    batch = integers(arguments.get("batch_dims") or 0)
+    given = arguments.get("axis")
+    axes = integers(batch if given is None else given)
+    x, indices = (arguments[name] for name in names[:2])
+    is_scaled = arguments.get("max_norm") is not None
+    if axes is None or batch is None or is_scaled or not isinstance(x, Value):
         return {"axis": None}
     rank = len(x.shape)
     options = {"axis": axes[0] % rank, "batch": batch[0] % rank}
@@ -199,7 +210,7 @@ GATHER = move(
     "gather",
     "entries of an axis by their number",
     _emit_gather,
-    symbols=("compat.v1.gather", "gather"),
+    symbols=tuple(_GATHER_ARGUMENTS),
     attributes=_gather_attributes,
     needs=("axis",),
     defaults={"batch": 0, "indices": (), "shape": (), "constant": False},

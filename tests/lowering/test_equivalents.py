@@ -63,6 +63,9 @@ FORMS = {
     "tensordot": (
         lambda x: tf.tensordot(x, MATRIX, 1),
         lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),
+        lambda x: (
+            tf.tensordot(x, MATRIX[:6], [[1], [0]]) + tf.tensordot(x, MATRIX.T[:, :6], (-2, 1))
+        ),
     ),
     "einsum": (
         lambda x: tf.einsum("btc->bc", x),

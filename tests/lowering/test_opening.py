@@ -293,6 +293,46 @@ def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
         saved_and_loaded(qat, tmp_path / "qat.keras")
 
 
+class OwnTable(layers.Embedding):
+    """Subclasses Keras' layer, as many do."""
+
+    def call(self, inputs):
+        return super().call(inputs) * 2.0
+
+
+class Entries(layers.Layer):
+    """Looks entries up that are no longer than `most`."""
+
+    def __init__(self, most=None):
+        super().__init__()
+        self.most = most
+
+    def build(self, input_shape):
+        self.table = self.add_weight("table", (9, 4))
+
+    def call(self, inputs):
+        return tf.nn.embedding_lookup(params=self.table, ids=inputs, max_norm=self.most)
+
+    def get_config(self):
+        return {"most": self.most}
+
+
+@pytest.mark.parametrize("make", [partial(OwnTable, 9, 4), Entries])
+def test_tables_of_ones_own_are_looked_up_in_integers(make):
+    words = keras.Input((6,), dtype="int32")
+    model = keras.Model(words, layers.Dense(3)(make()(words)))
+    data = np.random.default_rng(0).integers(0, 9, (32, 6)).astype(np.int32)
+    qat = quantized(model)
+    keras_qat.calibrate(qat, data)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+def test_entries_that_are_shortened_stay_in_float():
+    words = keras.Input((6,), dtype="int32")
+    model = keras.Model(words, layers.Dense(3)(Entries(most=0.1)(words)))
+    assert keras_qat.plan(model).float_layers
+
+
 @keras.utils.register_keras_serializable()
 class Tied(layers.Layer):
     """Scores of all entries of a table, by a product with the table itself."""

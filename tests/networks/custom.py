@@ -172,6 +172,17 @@ class OwnDense(layers.Layer):
         return tf.nn.relu(tf.nn.bias_add(tf.matmul(inputs, self.parts[0]), self.parts[1]))
 
 
+class Crossed(layers.Layer):
+    """A product over the steps."""
+
+    def build(self, input_shape):
+        self.mix = self.add_weight("mix", (input_shape[1], 5))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.tensordot(inputs, self.mix, axes=(1, 0))
+
+
 class SoftGate(layers.Layer):
     """Computes with what it makes of its weights."""
 
@@ -320,6 +331,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a block of blocks": lambda x: Stage(4)(x),
     "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),
     "a subclass": lambda x: OwnDepthwise(3, padding="same")(x),
+    "a product over the steps": lambda x: Crossed()(layers.Reshape((64, 4))(x)),
     "a matrix product of one's own": lambda x: OwnDense()(x),
     "computed from weights": lambda x: SoftGate()(x),
     "standardized weights": lambda x: StandardizedDense()(conv(x)),
