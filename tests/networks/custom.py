@@ -126,6 +126,18 @@ class Residual(layers.Layer):
         return layers.add([inputs, self.drop(tf.nn.relu(inputs), training=training)])
 
 
+class Sum(layers.Layer):
+    def call(self, inputs):
+        return inputs[0] + inputs[1]
+
+
+class OwnResidual(Residual):
+    """Makes a layer of one's own in its `call`, as deepctr does."""
+
+    def call(self, inputs, training=None):
+        return Sum()([inputs, self.drop(tf.nn.relu(inputs), training=training)])
+
+
 class Stage(layers.Layer):
     """Blocks in a list, one of them called twice, and a Lambda."""
 
@@ -328,6 +340,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a block": lambda x: Block(4)(x),
     "two layers of one name": lambda x: LateProjection()(x),
     "a layer made in call": lambda x: Residual()(conv(x)),
+    "an own layer made in call": lambda x: OwnResidual()(conv(x)),
     "a block of blocks": lambda x: Stage(4)(x),
     "a convolution of one's own": lambda x: tf.nn.relu(OwnConv(6)(x)),
     "a subclass": lambda x: OwnDepthwise(3, padding="same")(x),

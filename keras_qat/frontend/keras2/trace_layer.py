@@ -298,15 +298,17 @@ def _symbols(trace: _Trace) -> list[Any]:
 def _identity(node: Any) -> Any:
     """Identifies what a node computes with.
 
-    Layers without weights, such as `keras.layers.add` makes anew, are equal by configuration.
+    Layers without weights, such as `keras.layers.add` or a user's function makes anew, are equal by
+    configuration.
     """
     layer = node.layer
     symbol = getattr(layer, "symbol", None)
     if symbol:
         return type(layer), symbol
-    if layer.weights or type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
-        return layer
-    return type(layer), {**layer.get_config(), "name": ""}
+    with contextlib.suppress(NotImplementedError):  # A class without `get_config`.
+        if not layer.weights:
+            return type(layer), {**layer.get_config(), "name": ""}
+    return layer
 
 
 def _equal(a: Any, b: Any) -> bool:
