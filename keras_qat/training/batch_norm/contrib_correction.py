@@ -94,6 +94,17 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
     return of_covariance < MUCH_LESS * 3 * channels * filters
 
 
+def joins(layer: Any) -> bool:
+    """Whether a layer computes with two kernels faster at once, as one of twice as many filters.
+
+    Its inputs and their gradient are then read and written once; the outputs have to be parted.
+    """
+    layers = backend.keras.layers
+    if type(layer) not in (layers.Conv1D, layers.Conv2D, layers.Conv3D):
+        return False
+    return layer.groups == 1 and not layer.use_bias and layer.kernel.shape[-2] >= layer.filters
+
+
 def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:
     """Computes `y * factors + offsets`, both per channel."""
     if not fuses(y, channel_axis):
@@ -125,8 +136,10 @@ class CorrectedFold:
     Once the statistics are frozen, training does not correct either: the original's correction
     cancels out there, and one convolution is enough.
 
-    The order of operations is the original's, and the moving statistics are read before the step
-    updates them, so that results agree with recorded runs to float rounding.
+    The original folds with the batch's variance and corrects the kernel to the moving one. The two
+    cancel out, so the kernel is folded with the moving variance at once, as in an exported file.
+    Else the order of operations is the original's, and the moving statistics are read before the
+    step updates them, so that results agree with recorded runs to float rounding.
     """
 
     def __init__(self, wrapper: Weighted, inputs: Any, phase: Phase) -> None:
@@ -140,6 +153,7 @@ class CorrectedFold:
         self.gamma = self.norm.gamma if self.norm.scale else tf.ones_like(self.mean)
         self.beta = self.norm.beta if self.norm.center else tf.zeros_like(self.mean)
         self.synchronized = getattr(self.norm, "synchronized", False)
+        self.moving_inverse = self.inverse(self.variance)
         self.moments: Any = None
 
     def __call__(self, learning: Any) -> Any:
@@ -148,52 +162,59 @@ class CorrectedFold:
         The uncorrected output is the one that inference computes and that is exported. A replica
         may not wait for others within a branch, so only the terms that differ are in there.
         """
-        if learning is not False and self.synchronized:
-            self.moments = self.batch_moments()
-        folded, factor, offset = cond(learning, self.corrected, self.uncorrected)
-        y = self.convolve(self.quantize(folded))
+        axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
+        kernel = self.quantize(scaled(self.kernel, self.channel_axes, factor))
+        if learning is True and joins(self.layer) and not takes_covariance(self.layer, self.inputs):
+            y, z = self.convolve_both(kernel)
+            self.moments = self.batch_moments(z)
+        else:
+            y = self.convolve(kernel)
+            if learning is not False and self.synchronized:
+                self.moments = self.batch_moments()
         if learning is False:
-            return y + spread(offset, y, self.norm.axis[0])
-        return scale_and_shift(y, factor, offset, self.norm.axis[0])
+            return y + spread(self.beta - self.mean * factor, y, axis)
+        factor, offset = cond(learning, self.corrected, self.uncorrected)
+        return scale_and_shift(y, factor, offset, axis)
 
-    def corrected(self) -> tuple[Any, Any, Any]:
-        """Returns kernel, factor and offset by the batch's statistics; updates the moving ones."""
+    def corrected(self) -> tuple[Any, Any]:
+        """Returns factor and offset by the batch's statistics; updates the moving ones."""
         mean, variance, count = self.moments or self.batch_moments()
-        inverse, moving_inverse = self.inverse(variance), self.inverse(self.variance)
-        correction = moving_inverse / inverse
-        folded = scaled(self.kernel, self.channel_axes, correction)
-        folded = scaled(folded, self.channel_axes, self.gamma * inverse)
+        inverse = self.inverse(variance)
         self.update(mean, variance, count)
-        return folded, 1.0 / correction, self.beta - mean * self.gamma * inverse
+        return inverse / self.moving_inverse, self.beta - mean * self.gamma * inverse
 
-    def uncorrected(self) -> tuple[Any, Any, Any]:
-        """Returns kernel, factor and offset by the moving statistics."""
-        factor = self.gamma * self.inverse(self.variance)
-        folded = scaled(self.kernel, self.channel_axes, factor)
-        return folded, tf.ones_like(factor), self.beta - self.mean * factor
+    def uncorrected(self) -> tuple[Any, Any]:
+        """Returns factor and offset by the moving statistics."""
+        offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
+        return tf.ones_like(offset), offset
 
-    def batch_moments(self) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and number of the float kernel's outputs in the whole batch."""
-        mean, variance, size = self.local_moments()
+    def batch_moments(self, z: Any = None) -> tuple[Any, Any, Any]:
+        """Returns mean, variance and number of the float kernel's outputs in the whole batch.
+
+        Args:
+            z: these outputs, if they are computed.
+        """
+        mean, variance, size = self.local_moments(z)
         count = tf.cast(size, mean.dtype)
         return (
             moments_of_all(mean, variance, count) if self.synchronized else (mean, variance, count)
         )
 
-    def local_moments(self) -> tuple[Any, Any, Any]:
+    def local_moments(self, z: Any) -> tuple[Any, Any, Any]:
         """Returns mean, variance and number of outputs in this replica's part of the batch.
 
         They come from the outputs, or from the mean and covariance of the inputs where that is
         cheaper.
         """
-        if not takes_covariance(self.layer, self.inputs):
-            z = self.convolve(self.kernel)
+        if z is not None or not takes_covariance(self.layer, self.inputs):
+            z = self.convolve(self.kernel) if z is None else z
             mean, variance = moments(z, self.norm.axis[0])
             return mean, variance, tf.size(z) / tf.size(mean)
         rows, columns = self.layer.strides
-        pixels = tf.reshape(self.inputs[:, ::rows, ::columns], [-1, self.inputs.shape[-1]])
+        pixels = self.inputs if rows == columns == 1 else self.inputs[:, ::rows, ::columns]
+        pixels = tf.reshape(pixels, [-1, self.inputs.shape[-1]])
         pixel_mean, covariance = mean_and_covariance(tf.cast(pixels, tf.float32))
-        matrix = self.kernel[0, 0]
+        matrix = tf.reshape(self.kernel, self.kernel.shape[-2:])
         mean = tf.linalg.matvec(matrix, pixel_mean, transpose_a=True)
         variance = tf.reduce_sum(matrix * (covariance @ matrix), 0)
         if self.layer.use_bias:
@@ -215,11 +236,17 @@ class CorrectedFold:
         """Returns one over the standard deviation."""
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
-    def convolve(self, kernel: Any) -> Any:
+    def convolve(self, kernel: Any, **attributes: Any) -> Any:
         """Calls the layer with another kernel, in the layer's own precision."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
-        with backend.swapped(self.layer, **{self.weight: kernel}):
+        with backend.swapped(self.layer, **{self.weight: kernel}, **attributes):
             return tf.cast(self.layer(self.inputs), tf.float32)
+
+    def convolve_both(self, kernel: Any) -> list[Any]:
+        """Returns the outputs of a kernel and of the float one, which have read the inputs once."""
+        kernels = tf.concat([kernel, self.kernel], -1)
+        both = self.convolve(kernels, filters=2 * self.layer.filters)
+        return tf.split(both, 2, self.norm.axis[0])
 
     def quantize(self, folded: Any) -> Any:
         """Quantizes the folded kernel if the plan says so."""

@@ -257,14 +257,24 @@ def test_losses_of_all_forms_train(targets):
     assert np.isfinite(history.history["loss"]).all()
 
 
-@pytest.mark.parametrize("strides", [1, 2])
-def test_moments_of_expansions_equal_those_of_their_outputs(strides, monkeypatch):
-    """`recipes.contrib` takes the batch's statistics from the inputs' covariance there."""
+@pytest.mark.parametrize(
+    ("filters", "options", "quick_way"),
+    [
+        pytest.param(12, {}, "takes_covariance", id="expansion"),
+        pytest.param(12, {"strides": 2}, "takes_covariance", id="strided expansion"),
+        pytest.param(2, {}, "joins", id="projection"),
+    ],
+)
+def test_statistics_of_contrib_equal_those_of_a_second_convolution(
+    filters, options, quick_way, monkeypatch
+):
+    """Expansions take them from the inputs' covariance; projections convolve once for both."""
     inputs = keras.Input((7, 7, 3))
-    x = keras.layers.Conv2D(12, 1, strides=strides, use_bias=False)(inputs)
+    x = keras.layers.Conv2D(filters, 1, **{"use_bias": False, **options})(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
     qat = keras_qat.quantize_model(keras.Model(inputs, x), "contrib")
     images = rng().normal(2, 3, (8, 7, 7, 3)).astype(np.float32)
+    qat.set_weights([weight + 0.1 * (weight.ndim == 1) for weight in qat.get_weights()])
     start = qat.get_weights()
 
     def step():
@@ -277,9 +287,10 @@ def test_moments_of_expansions_equal_those_of_their_outputs(strides, monkeypatch
         gradients = tape.gradient(loss, [images_in, *qat.trainable_variables])
         return outputs, gradients, qat.get_weights()
 
-    assert contrib_correction.takes_covariance(qat.layers[-1].layer, images)
+    applies, layer = getattr(contrib_correction, quick_way), qat.layers[-1].layer
+    assert applies(layer) if quick_way == "joins" else applies(layer, images)
     quick = step()
-    monkeypatch.setattr(contrib_correction, "takes_covariance", lambda layer, inputs: False)
+    monkeypatch.setattr(contrib_correction, quick_way, lambda *_: False)
     plain = step()
     for one, other in zip(tf.nest.flatten(quick), tf.nest.flatten(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
