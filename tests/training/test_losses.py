@@ -36,6 +36,21 @@ def with_loss():
     return model
 
 
+def test_each_output_has_a_loss_and_metrics():
+    x, data = keras.Input((4,)), rng(0).normal(size=(16, 4)).astype(np.float32)
+    hidden = layers.Dense(5, activation="relu")(x)
+    model = keras.Model(x, [layers.Dense(2, name=name)(hidden) for name in "ab"])
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", {"a": "mse", "b": "mae"}, {"a": ["mae", "mse"], "b": "mae"})
+    zeros = [np.zeros((16, 2), np.float32)] * 2
+    qat.fit(data, zeros, verbose=0)
+    figures = qat.evaluate(data, zeros, verbose=0, return_dict=True)
+    a, b = qat.predict(data, verbose=0)
+    absolute, squared = np.abs(a).mean(), np.square(a).mean()
+    expected = {"a_loss": squared, "a_mse": squared, "a_mae": absolute, "b_mae": np.abs(b).mean()}
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
 def test_an_added_loss_stays_in_float():
     model, x = with_loss(), images(32, (6, 6, 4))
     assert not keras_qat.plan(model).float_layers

@@ -334,13 +334,11 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
         model.optimizer.build(model.trainable_variables)
 
     def measure(targets: Any, outputs: Any, weights: Any) -> None:
-        with AUTOGRAPH_AS_USUAL:
-            model.compiled_loss(targets, outputs, weights)
-            model.compiled_metrics.update_state(targets, outputs, weights)
+        model.compiled_loss(targets, outputs, weights)
+        model.compiled_metrics.update_state(targets, outputs, weights)
 
     outputs = tf.nest.map_structure(lambda tensor: tensor.type_spec, model.output)
-    # It traces once; `get_concrete_function` would twice, if there are variables to make.
-    tf.compat.v1.wrap_function(measure, [targets, outputs, weights])
+    tf.function(measure).get_concrete_function(targets, outputs, weights)
 
 
 def traced(function: Callable[..., Any], **options: Any) -> Any:
