@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic import fake_quant, plain_operations
 
 SIZES = ("16x48x48x96", "16x24x24x144", "16x12x12x192", "16x6x6x576", "16x3x3x960")
 CEILINGS = {"linear": None, "relu": math.inf, "relu6": 6.0}
@@ -54,7 +54,7 @@ def in_library(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
 
 def mask(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
     """A mask is kept for the gradient, and selects in it: the library's form before."""
-    low, high = fake_quant.nudged_range(low, high)
+    low, high = plain_operations.nudged_range(low, high)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
@@ -67,7 +67,7 @@ def mask(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
 
 def scaled(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
     """`x` is kept; the gradient is ReLU6's at `x`, brought to 0..6."""
-    low, high = fake_quant.nudged_range(low, high)
+    low, high = plain_operations.nudged_range(low, high)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
@@ -83,7 +83,7 @@ def scaled(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
 
 def again(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
     """As `scaled`; nothing is kept: BatchNormalization is computed again, to 0..6."""
-    low, high = fake_quant.nudged_range(low, high)
+    low, high = plain_operations.nudged_range(low, high)
     z, gamma, beta = x.op.inputs[:3]
     mean, variance = x.op.outputs[1:3]
     factor = gamma * tf.math.rsqrt(variance + EPSILON)
@@ -133,7 +133,7 @@ def of_output(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
 
 def compiled(x: Any, low: Any, high: Any, ceiling: float | None) -> Any:
     """`x` is kept; XLA computes rounding and gradient, each in one pass."""
-    low, high = fake_quant.nudged_range(low, high)
+    low, high = plain_operations.nudged_range(low, high)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:

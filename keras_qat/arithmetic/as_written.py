@@ -26,12 +26,33 @@ def product(x: Any, y: Any) -> Any:
 
 def quotient(x: Any, y: Any) -> Any:
     """Computes x / y; 0 where y is 0."""
-    if isinstance(y, float) and in_xla():
-        # XLA multiplies by 1 / y. In float64 that is off by too little to change the result.
-        x = tf.convert_to_tensor(x)
-        return tf.cast(tf.cast(x, tf.float64) / y, x.dtype)
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
-    return tf.raw_ops.DivNoNan(x=x, y=tf.cast(y, x.dtype))
+    y = tf.cast(y, x.dtype)
+    if x.dtype == tf.float32 and in_xla():
+        # XLA multiplies by 1 / y where y is constant, and on GPUs a fourth of its quotients is a
+        # last bit off. In float64 a product with 1 / y is near enough to be rounded as x / y is,
+        # which is never closer than 2^-49 to the middle of two float32 numbers.
+        wide = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.cast(y, tf.float64))
+        return tf.cast(tf.raw_ops.MulNoNan(x=tf.cast(x, tf.float64), y=wide), x.dtype)
+    return tf.raw_ops.DivNoNan(x=x, y=y)
+
+
+def unknown_half(x: Any) -> Any:
+    """Returns 0.5, as a tensor that graph optimization does not know; a graph has one.
+
+    It moves constants: `(x - y) - 0.5` becomes `x - (y + 0.5)`, which rounds differently.
+
+    Args:
+        x: a float32 scalar of the graph that is not a constant.
+    """
+    if tf.executing_eagerly():
+        return 0.5
+    graph = tf.compat.v1.get_default_graph()
+    half = getattr(graph, "_unknown_half", None)
+    if half is None:
+        half = tf.raw_ops.ClipByValue(t=x, clip_value_min=0.5, clip_value_max=0.5)
+        graph._unknown_half = half
+    return half
 
 
 def in_xla() -> bool:

@@ -10,22 +10,14 @@ their type. float16 holds a level of 8 bits to 1/8 LSB, bfloat16 those far from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import has_gpu, in_xla, must_not_fuse, product, quotient
+from keras_qat.arithmetic import plain_operations
+from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
 from keras_qat.arithmetic.control_flow import cond, straight_through
-from keras_qat.arithmetic.together import Together
-
-TINY = float(np.finfo(np.float32).tiny)
-"""The least positive number: where the gradient of a ReLU begins."""
-
-BEYOND = 1 + 2.0**-20
-"""Ends of a range times this are outside. A nudged end may be a last bit inside of the data's."""
+from keras_qat.arithmetic.gradient_masks import Gates, mask_of_range, mask_of_relu, masked
 
 LARGE, ROWS = 2**18, 32
 """From `LARGE` weights on, ranges per channel are computed in at most `ROWS` rows at once."""
@@ -90,27 +82,9 @@ def fake_quantize(
         bits, narrow_range: as in `QuantSpec`.
     """
     if must_not_fuse():
-        return _fake_quantize_plainly(x, minimum, maximum, bits, narrow_range)
+        return plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)
     op = tf.quantization.fake_quant_with_min_max_vars
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
-
-
-def _fake_quantize_plainly(
-    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
-) -> Any:
-    """Computes `fake_quantize` in the order of operations of TensorFlow's CPU kernel."""
-    minimum, maximum = (tf.cast(end, tf.float32) for end in (minimum, maximum))
-    low, high = nudged_range(minimum, maximum, bits, narrow_range)
-    scale = quotient(maximum - minimum, float(2**bits - 1 - narrow_range))
-    zero_point = tf.floor(-low * quotient(1.0, scale) + 0.5)
-    clipped = tf.minimum(tf.maximum(x, low), high)
-    steps = quotient(clipped - low, scale) - zero_point
-    return tf.floor(steps + 0.5) * scale
-
-
-def are_numbers(minimum: Any, maximum: Any) -> bool:
-    """Whether a range is known while a graph is traced."""
-    return isinstance(minimum, float) and isinstance(maximum, float)
 
 
 def with_ceiling(x: Any, ceiling: float | None) -> Any:
@@ -149,15 +123,10 @@ def fake_quantize_if(
     if applies is False and ceiling is None:
         return x
     gates = gates or Gates()
-    last = 0.0 if ceiling is None else _before(ceiling)
-    nudging = minimum, maximum, float(bits), float(narrow_range)
-    gate: Callable[[], tuple[Any, ...]]
-    if are_numbers(minimum, maximum):
-        gate = partial(between, *nudging) if ceiling is None else partial(below, maximum, last)
-    elif ceiling is None:
-        gate = gates.between.later(*nudging)
+    if ceiling is None:
+        mask = mask_of_range(minimum, maximum, bits, narrow_range, gates)
     else:
-        gate = gates.below.later(maximum, last)
+        minimum, mask = 0.0, mask_of_relu(maximum, ceiling, gates)
 
     def quantizing(x: Any) -> Any:
         y = fake_quantize(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
@@ -167,14 +136,14 @@ def fake_quantize_if(
         return tf.identity(x) if ceiling is None else with_ceiling(x, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        return _passed(upstream, x, *gate(), is_constant=are_numbers(minimum, maximum))
+        return masked(mask, upstream, x)
 
     def passed(x: Any, upstream: Any) -> Any:
         if ceiling is None:
             return tf.identity(upstream)
         if ceiling == math.inf:
             return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
-        return _passed(upstream, x, last, is_constant=True)
+        return masked(mask_of_relu(ceiling, ceiling, gates), upstream, x)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
@@ -193,83 +162,6 @@ def fake_quantize_if(
         return quantizing(x) if applies else passing(x), gradient
 
     return quantized(x) if source is None else quantized_source(*source.inputs)
-
-
-def _passed(upstream: Any, x: Any, high: Any, low: Any = TINY, *, is_constant: bool = False) -> Any:
-    """Returns `upstream` where `x` is from `low` to `high`, else zero.
-
-    By the gradient of another operation that rounds, in one pass; a mask takes four: two
-    comparisons, what both say, and the choice. XLA does not have it, and GPUs would wait for a
-    range that is not constant.
-    """
-    with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
-        x = tf.identity(x)
-    dtype, x = upstream.dtype, tf.cast(x, tf.float32)
-    upstream = tf.cast(upstream, tf.float32)
-    low, high = (tf.cast(end, tf.float32) for end in (low, high))
-    if in_xla() or (has_gpu() and not is_constant):
-        is_inside = tf.equal(
-            tf.raw_ops.ClipByValue(t=x, clip_value_min=low, clip_value_max=high), x
-        )
-        return tf.cast(tf.where(is_inside, upstream, 0.0), dtype)
-    gradient, *_ = tf.raw_ops.QuantizeAndDequantizeV4Grad(
-        gradients=upstream, input=x, input_min=low, input_max=high
-    )
-    return tf.cast(gradient, dtype)
-
-
-def _before(ceiling: float) -> float:
-    """Returns the float32 number before the upper end of a ReLU, which has no gradient there."""
-    return float(np.nextafter(np.float32(ceiling), np.float32(0)))
-
-
-def below(high: Any, last: Any) -> tuple[Any]:
-    """Returns the upper end of what passes the gradient of a range from zero, behind a ReLU.
-
-    Args:
-        high: upper end of the range, which is inside, as is a millionth beyond.
-        last: the last number before the upper end of the ReLU.
-    """
-    least = min if isinstance(high, float) else tf.minimum
-    return (least(high * BEYOND, last),)
-
-
-def between(minimum: Any, maximum: Any, bits: Any, narrow_range: Any) -> tuple[Any, Any]:
-    """Returns the upper and the lower end of what passes the gradient of a range.
-
-    It is the nudged range from `minimum` to `maximum`, and a millionth beyond both ends.
-    """
-    low, high = nudged_range(minimum, maximum, bits, narrow_range)
-    return high * BEYOND, low * BEYOND
-
-
-class Gates:
-    """What the gradients of quantizers need of their ranges, computed for all of them at once.
-
-    Attributes:
-        below: the function of this name, for ranges that begin at zero, behind a ReLU.
-        between: the function of this name, for others.
-    """
-
-    def __init__(self) -> None:
-        self.below = Together(below)
-        self.between = Together(between)
-
-
-def nudged_range(
-    minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
-) -> tuple[Any, Any]:
-    """Returns the range whose ends are levels, as is zero: `fake_quantize` clips to it.
-
-    In the order of operations of TensorFlow's kernel, so equal to the last bit.
-    """
-    lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
-    highest = 2.0**bits - 1.0
-    scale = quotient(maximum - minimum, highest - lowest)
-    # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0, the scale is 0.
-    zero_point = tf.floor(lowest - quotient(minimum, scale) + 0.5)
-    zero_point = tf.clip_by_value(zero_point, lowest, highest)
-    return (lowest - zero_point) * scale, (highest - zero_point) * scale
 
 
 def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:

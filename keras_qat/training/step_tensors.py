@@ -23,10 +23,10 @@ import tensorflow as tf
 from keras_qat.arithmetic.fake_quant import (
     LARGE,
     ChannelSteps,
-    Gates,
     largest_magnitudes,
     without_zeros,
 )
+from keras_qat.arithmetic.gradient_masks import Gates
 from keras_qat.arithmetic.together import stacked
 
 RECENT = 10.0

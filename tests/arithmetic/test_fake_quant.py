@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic import as_written, fake_quant, plain_operations
 from keras_qat.arithmetic.quant_params import QuantParams
 from tests.helpers import rng
 
@@ -86,7 +86,9 @@ def test_values_lie_on_the_levels_of_the_range(bits):
 @pytest.mark.parametrize("bits", [2, 5, 8, 16])
 def test_the_nudged_range_ends_where_tensorflows_op_clips(bits, narrow_range):
     for low, high in [(-1.3, 2.9), (0.0, 6.0), (-3.1, 0.0), (-0.01, 7.7)]:
-        ends = fake_quant.nudged_range(tf.constant(low), tf.constant(high), bits, narrow_range)
+        ends = plain_operations.nudged_range(
+            tf.constant(low), tf.constant(high), bits, narrow_range
+        )
         expected = tf.quantization.fake_quant_with_min_max_vars(
             [-1e9, 1e9], low, high, num_bits=bits, narrow_range=narrow_range
         )
@@ -137,7 +139,7 @@ def test_which_numbers_pass_the_gradient(
     monkeypatch, is_known, on_gpu, low, high, ceiling, inside, outside
 ):
     """The ends of a range are inside. Zero and the upper end of a ReLU are not."""
-    monkeypatch.setattr(fake_quant, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
     number = float if is_known else np.float32
     x = tf.constant([*inside, *outside, np.nan])
     with tf.GradientTape() as tape:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -83,14 +85,57 @@ def test_averages():
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
-@pytest.mark.parametrize(("low", "high"), RANGES)
-def test_single_operations_equal_tensorflows(low, high, bits, monkeypatch):
-    """As they are used where there is a GPU."""
-    x, ends = tf.constant(near_ties(low, high, bits)), (tf.constant(low), tf.constant(high))
-    expected = fake_quant.fake_quantize(x, *ends, bits)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_single_operations_equal_tensorflows(bits, is_known, monkeypatch):
+    """As they are used where there is a GPU, at zero points of all kinds, rounded ones too."""
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"])
     assert as_written.must_not_fuse()
-    plain = tf.function(lambda x: fake_quant.fake_quantize(x, *ends, bits), autograph=False)
-    np.testing.assert_array_equal(plain(x), expected)
-    names = {op.type for op in plain.get_concrete_function(x).graph.get_operations()}
-    assert not any(name.startswith("FakeQuant") for name in names)
+    levels = 2**bits - 1
+    one_step = [(-scale, scale * (levels - 1)) for scale in (0.3, 1.0, 7.77)]
+    ranges = [*RANGES, *one_step, (-1.5, 3.0), (-1.0, levels - 0.5)]
+    known = [(float(np.float32(low)), float(np.float32(high))) for low, high in ranges]
+    narrow_ranges = [False] if is_known else [False, True]
+
+    def quantize(x, ends):
+        return [
+            fake_quant.fake_quantize(x, *(own if is_known else ends[index]), bits, narrow_range)
+            for index, own in enumerate(known)
+            for narrow_range in narrow_ranges
+        ]
+
+    traced = tf.function(quantize, autograph=False)
+    x = tf.constant(np.concatenate([near_ties(*ends, bits)[:800] for ends in ranges]))
+    ends = [tuple(map(tf.constant, own)) for own in known]
+    results = iter(traced(x, ends))
+    for own in ends:
+        for narrow_range in narrow_ranges:
+            expected = tf.quantization.fake_quant_with_min_max_vars(x, *own, bits, narrow_range)
+            np.testing.assert_array_equal(next(results), expected)
+    names = {op.type for op in traced.get_concrete_function(x, ends).graph.get_operations()}
+    assert not names & {"FakeQuantWithMinMaxVars", "QuantizeAndDequantizeV4"}
+
+
+def test_ranges_that_begin_at_zero_take_three_operations(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"])
+    for bits in (2, 4, 8, 16):
+        x, high = tf.constant(near_ties(0.0, 1.37, bits)), tf.constant(1.37)
+        traced = tf.function(partial(fake_quant.fake_quantize, bits=bits), autograph=False)
+        plain = traced.get_concrete_function(x, 0.0, high)
+        expected = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, high, bits)
+        np.testing.assert_array_equal(plain(x, high), expected)
+        on_x = [
+            op for op in plain.graph.get_operations() if op.outputs and op.outputs[0].shape.rank
+        ]
+        assert [op.type for op in on_x][1:-1] == ["DivNoNan", "FakeQuantWithMinMaxArgs", "Mul"]
+
+
+def test_quotients():
+    """A GPU's float32 division is a last bit off under XLA, and float64 is not."""
+    numbers = rng(5)
+    x, y = (numbers.uniform(1.0, 2.0, 100_000).astype(np.float32) for _ in range(2))
+    divide = compiled(as_written.quotient)
+    np.testing.assert_array_equal(divide(x, y), x / y)
+    np.testing.assert_array_equal(divide(x, 255.0), x / np.float32(255.0))
+    np.testing.assert_array_equal(divide(tf.constant([1.0, np.inf]), tf.zeros([2])), [0.0, 0.0])
+    graph = divide.get_concrete_function(x, y).graph
+    assert {op.inputs[0].dtype for op in graph.get_operations() if "Div" in op.type} == {tf.float64}

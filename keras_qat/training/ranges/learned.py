@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic import fake_quant, plain_operations
 from keras_qat.arithmetic.control_flow import cond
 
 
@@ -48,7 +48,7 @@ def fake_quantize_learned(
 
         def gradient(upstream: Any) -> Any:
             up = tf.cast(upstream, tf.float32)
-            low, high = fake_quant.nudged_range(minimum, maximum, bits)
+            low, high = plain_operations.nudged_range(minimum, maximum, bits)
             above, below = (tf.logical_and(applies, beyond) for beyond in (x > high, x < low))
             inside = up * tf.cast(~(above | below), tf.float32)
             share = tf.zeros([])

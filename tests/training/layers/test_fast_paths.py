@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic import fake_quant, plain_operations
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.training import recompute
@@ -87,7 +87,7 @@ def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling):
 def test_gradient_is_that_of_tensorflows_operations(ceiling, maximum, dtype):
     """Also at the ends of the range, which count as inside, zero of a ReLU apart."""
     minimum = 0.0 if ceiling else -3.0
-    low, high = fake_quant.nudged_range(tf.constant(minimum), tf.constant(maximum))
+    low, high = plain_operations.nudged_range(tf.constant(minimum), tf.constant(maximum))
     x = np.concatenate([rng().normal(size=500) * 5, [0.0, low, high, 1e-7, 1e3]])
     x, upstream = tf.constant(x, dtype), tf.constant(rng(1).normal(size=505), dtype)
     relu = {None: tf.identity, 6.0: tf.nn.relu6, math.inf: tf.nn.relu}[ceiling]

@@ -1,0 +1,153 @@
+"""Which numbers pass the gradient of a quantizer: those within its range.
+
+A CPU looks at each number once. XLA has no such operation, and a GPU would wait for ends that it
+has computed itself, as that operation takes them from the host's memory: there others look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.as_written import must_not_fuse, quotient
+from keras_qat.arithmetic.plain_operations import are_numbers, nudged_range
+from keras_qat.arithmetic.together import Together
+
+TINY = float(np.finfo(np.float32).tiny)
+"""The least positive number: where the gradient of a ReLU begins."""
+
+BEYOND = 1 + 2.0**-20
+"""Ends of a range times this are outside. A nudged end may be a last bit inside of the data's."""
+
+Mask = Callable[[Any, Any], Any]
+"""Function of the upstream gradient and a tensor, which returns the gradient or zeros."""
+
+
+class Gates:
+    """What the gradients of quantizers need of their ranges, computed for all of them at once.
+
+    Attributes:
+        below, sixth_below, between: the functions of these names.
+    """
+
+    def __init__(self) -> None:
+        self.below = Together(below)
+        self.sixth_below = Together(sixth_below)
+        self.between = Together(between)
+
+
+def mask_of_range(minimum: Any, maximum: Any, bits: int, narrow_range: bool, gates: Gates) -> Mask:
+    """Returns the mask of numbers in a range, which is nudged.
+
+    Args:
+        minimum, maximum: float numbers or scalar tensors.
+        bits, narrow_range: as in `QuantSpec`.
+        gates: those that it shares with other quantizers.
+    """
+    nudging = minimum, maximum, float(bits), float(narrow_range)
+    if not are_numbers(minimum, maximum):
+        ends = gates.between.later(*nudging)
+        inside = _inside_plainly if must_not_fuse() else _inside
+        return lambda upstream, x: inside(upstream, x, *ends())
+    if not must_not_fuse():
+        return lambda upstream, x: _inside(upstream, x, *between(*nudging))
+    with tf.init_scope():
+        high, low = (float(end) for end in between(*nudging))
+    gradient = partial(
+        tf.raw_ops.FakeQuantWithMinMaxArgsGradient,
+        min=low,
+        max=high,
+        num_bits=bits,
+        narrow_range=narrow_range,
+    )
+    return lambda upstream, x: gradient(gradients=upstream, inputs=x)
+
+
+def mask_of_relu(maximum: Any, ceiling: float, gates: Gates) -> Mask:
+    """Returns the mask of numbers above zero and up to `maximum`, but below the `ceiling`.
+
+    Args:
+        maximum: upper end of the range of a ReLU: a float number or a scalar tensor.
+        ceiling: upper end of the ReLU.
+        gates: those that it shares with other quantizers.
+    """
+    is_plain = must_not_fuse()
+    function = sixth_below if is_plain else below
+    together = gates.sixth_below if is_plain else gates.below
+    end = ceiling if is_plain else _before(ceiling)
+    is_number = isinstance(maximum, float)
+    gate = partial(function, maximum, end) if is_number else together.later(maximum, end)
+    inside = _inside_relu if is_plain else _inside
+    return lambda upstream, x: inside(upstream, x, *gate())
+
+
+def masked(mask: Mask, upstream: Any, x: Any) -> Any:
+    """Applies a mask in float32, and returns the gradient in the type of `upstream`."""
+    with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
+        x = tf.identity(x)
+    gradient = mask(tf.cast(upstream, tf.float32), tf.cast(x, tf.float32))
+    return tf.cast(gradient, upstream.dtype)
+
+
+def _inside(upstream: Any, x: Any, high: Any, low: Any = TINY) -> Any:
+    """Returns `upstream` where `x` is from `low` to `high`, else zero.
+
+    By the gradient of another operation that rounds, in one pass; a mask takes four: two
+    comparisons, what both say, and the choice.
+    """
+    low, high = (tf.cast(end, tf.float32) for end in (low, high))
+    return tf.raw_ops.QuantizeAndDequantizeV4Grad(
+        gradients=upstream, input=x, input_min=low, input_max=high
+    )[0]
+
+
+def _inside_plainly(upstream: Any, x: Any, high: Any, low: Any) -> Any:
+    """Computes `_inside` by operations that XLA and GPUs have."""
+    clipped = tf.raw_ops.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)
+    return tf.where(tf.equal(clipped, x), upstream, 0.0)
+
+
+def _inside_relu(upstream: Any, x: Any, sixth: Any) -> Any:
+    """Returns `upstream` where `x` is above zero and below six times `sixth`, else zero."""
+    features = x if isinstance(sixth, float) and sixth == 1.0 else quotient(x, sixth)
+    return tf.raw_ops.Relu6Grad(gradients=upstream, features=features)
+
+
+def _before(ceiling: float) -> float:
+    """Returns the float32 number before the upper end of a ReLU, which has no gradient there."""
+    return float(np.nextafter(np.float32(ceiling), np.float32(0)))
+
+
+def below(high: Any, last: Any) -> tuple[Any]:
+    """Returns the upper end of what passes the gradient of a range from zero, behind a ReLU.
+
+    Args:
+        high: upper end of the range, which is inside, as is a millionth beyond.
+        last: the last number before the upper end of the ReLU.
+    """
+    least = min if isinstance(high, float) else tf.minimum
+    return (least(high * BEYOND, last),)
+
+
+def sixth_below(high: Any, ceiling: Any) -> tuple[Any]:
+    """Returns a sixth of the end that numbers have to be below: that of a ReLU6 has a kernel.
+
+    Args:
+        high: as in `below`.
+        ceiling: the upper end of the ReLU.
+    """
+    (end,) = below(high, ceiling)
+    return (end / 6.0 if isinstance(end, float) else quotient(end, 6.0),)
+
+
+def between(minimum: Any, maximum: Any, bits: Any, narrow_range: Any) -> tuple[Any, Any]:
+    """Returns the upper and the lower end of what passes the gradient of a range.
+
+    It is the nudged range from `minimum` to `maximum`, and a millionth beyond both ends.
+    """
+    low, high = nudged_range(minimum, maximum, bits, narrow_range)
+    return high * BEYOND, low * BEYOND

@@ -1,0 +1,94 @@
+"""TensorFlow's fake quantization in operations that give the same values on every device.
+
+XLA and kernels of GPUs join a product and the sum behind it, which then round only once, and
+numbers between two levels get other codes than on a CPU. Nothing is left to join here: each
+operation rounds once by itself, or is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.as_written import quotient, unknown_half
+
+
+def are_numbers(minimum: Any, maximum: Any) -> bool:
+    """Whether a range is known while a graph is traced."""
+    return isinstance(minimum, float) and isinstance(maximum, float)
+
+
+def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
+    """Computes `fake_quant_with_min_max_vars` in the order of operations of its CPU kernel.
+
+    Divisions come before clipping, which changes no value: ends are known numbers of steps then.
+
+    Args:
+        x: the tensor, float32.
+        minimum, maximum: the range, float numbers or scalar tensors. A `minimum` of the number 0
+            saves half of the operations.
+        bits, narrow_range: as in `QuantSpec`.
+    """
+    levels = float(2**bits - 1 - narrow_range)
+    minimum, maximum = (
+        end if isinstance(end, float) else tf.cast(end, tf.float32) for end in (minimum, maximum)
+    )
+    if isinstance(minimum, float) and minimum == 0.0:
+        scale = quotient(maximum, levels)
+        return _rounded(quotient(x, scale), levels) * scale
+    minus, below = _minus_scale_and_zero_point(minimum, maximum, levels, narrow_range)
+    steps = quotient(below * minus - x, minus)
+    steps = tf.raw_ops.ClipByValue(t=steps, clip_value_min=0.0, clip_value_max=levels)
+    if are_numbers(minus, below):  # Equal to two differences, but for one number of steps.
+        half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
+        return tf.math.ceil(half_below - steps) * minus
+    return tf.math.ceil(below - steps - unknown_half(minus)) * minus
+
+
+def _minus_scale_and_zero_point(
+    minimum: Any, maximum: Any, levels: float, narrow_range: bool
+) -> tuple[Any, Any]:
+    """Returns minus the scale of a range, as its sign would be an operation, and its zero point.
+
+    Both are numbers if the range is. The zero point is the number of steps below zero.
+    """
+    if are_numbers(minimum, maximum):
+        with tf.init_scope():
+            ends = tf.constant(minimum), tf.constant(maximum)
+            minus, below = _minus_scale_and_zero_point(*ends, levels, narrow_range)
+            return float(minus), float(below)
+    minus = quotient(minimum - maximum, levels)
+    below = quotient(minimum, minus)
+    if narrow_range:  # TensorFlow rounds the sum with the lowest quantized value, 1.
+        return minus, _rounded(below + 1.0, levels + 1.0) - 1.0
+    return minus, _rounded(below, levels)
+
+
+def _rounded(steps: Any, levels: float) -> Any:
+    """Rounds numbers to whole ones from 0 to `levels`, halves up, by one operation.
+
+    It is TensorFlow's fake quantization for ranges that are known beforehand. With steps of 1 from
+    zero on, its products and its sums with zero are exact, whatever a GPU or XLA joins.
+    """
+    bits = math.ceil(math.log2(levels + 1.0))
+    return tf.raw_ops.FakeQuantWithMinMaxArgs(
+        inputs=steps, min=0.0, max=levels, num_bits=bits, narrow_range=levels < 2.0**bits - 1.0
+    )
+
+
+def nudged_range(
+    minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
+) -> tuple[Any, Any]:
+    """Returns the range whose ends are levels, as is zero: fake quantization clips to it.
+
+    In the order of operations of TensorFlow's kernel, so equal to the last bit.
+    """
+    lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
+    highest = 2.0**bits - 1.0
+    scale = quotient(maximum - minimum, highest - lowest)
+    # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0, the scale is 0.
+    zero_point = tf.floor(lowest - quotient(minimum, scale) + 0.5)
+    zero_point = tf.clip_by_value(zero_point, lowest, highest)
+    return (lowest - zero_point) * scale, (highest - zero_point) * scale
