@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.arithmetic import as_written
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import rng
 
@@ -87,3 +88,22 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
     if quantized and recipe != "contrib":  # Inference of contrib is a simulation.
         contents = keras_qat.export_tflite(trained[1])
         assert keras_qat.verify(trained[1], contents, X).identical == 1.0
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch):
+    """Its single operations, computed on a CPU, give every weight and range to the last bit."""
+    keras.utils.set_random_seed(0)
+    model, trained = net(), []
+    for has_gpu in (False, True):
+        monkeypatch.setattr(as_written, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        qat = keras_qat.quantize_model(model, RECIPES[recipe]())
+        keras_qat.calibrate(qat, X)
+        PHASES[phase](qat)
+        qat.compile(keras.optimizers.SGD(0.01), "mse")
+        losses = [qat.train_on_batch(X, Y) for _ in range(2)]
+        trained.append([*losses, *qat.get_weights()])
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_array_equal(one, other)
