@@ -72,9 +72,11 @@ def main() -> None:
     arguments = parser.parse_args()
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
     from keras_qat.arithmetic import as_written
+    from keras_qat.training import step_tensors
 
-    if arguments.gpu_graph:
-        as_written.has_gpu = lambda: True
+    modules: list[Any] = [as_written, step_tensors] if arguments.gpu_graph else []
+    for module in modules:
+        module.has_gpu = lambda: True
     print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
     counts: dict[str, Counts] = {}
     for form in arguments.forms or VARIANTS:
@@ -232,7 +234,7 @@ def _is_on_gpu(tensor: Any) -> bool:
     op, kernel = tensor.op, gpu_kernel(tensor.op)
     if op.type == "Placeholder":  # What was read of a variable; batches come from the host.
         return tensor.dtype.is_floating or tensor.dtype.name == "int64"
-    if kernel is None or op.type == "Const":  # Constants are where they are needed.
+    if kernel is None:
         return False
     return tensor not in _on_host(op.outputs, op.op_def.output_arg, op, kernel)
 
