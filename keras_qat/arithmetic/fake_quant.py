@@ -17,7 +17,14 @@ import tensorflow as tf
 from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
 from keras_qat.arithmetic.control_flow import cond, straight_through
-from keras_qat.arithmetic.gradient_masks import Gates, mask_of_range, mask_of_relu, masked
+from keras_qat.arithmetic.gradient_masks import (
+    Gates,
+    mask_of_range,
+    mask_of_relu,
+    mask_of_steps,
+    masked,
+    masks_steps,
+)
 
 LARGE, ROWS = 2**18, 32
 """From `LARGE` weights on, ranges per channel are computed in at most `ROWS` rows at once."""
@@ -82,7 +89,7 @@ def fake_quantize(
         bits, narrow_range: as in `QuantSpec`.
     """
     if must_not_fuse():
-        return plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)
+        return plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)[0]
     op = tf.quantization.fake_quant_with_min_max_vars
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
@@ -123,6 +130,9 @@ def fake_quantize_if(
     if applies is False and ceiling is None:
         return x
     gates = gates or Gates()
+    is_plain = applies is True and source is None and ceiling is None
+    if is_plain and masks_steps(x, minimum, maximum, bits):
+        return _fake_quantize_by_steps(x, minimum, maximum, bits, narrow_range)
     if ceiling is None:
         mask = mask_of_range(minimum, maximum, bits, narrow_range, gates)
     else:
@@ -162,6 +172,20 @@ def fake_quantize_if(
         return quantizing(x) if applies else passing(x), gradient
 
     return quantized(x) if source is None else quantized_source(*source.inputs)
+
+
+def _fake_quantize_by_steps(
+    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
+) -> Any:
+    """Computes `fake_quantize`, and keeps the numbers of steps for its gradient instead of `x`."""
+    mask = mask_of_steps(2**bits - 1 - narrow_range)
+
+    @tf.custom_gradient
+    def quantized(x: Any) -> Any:
+        y, steps = plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)
+        return y, lambda upstream: masked(mask, upstream, steps)
+
+    return quantized(x)
 
 
 def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:

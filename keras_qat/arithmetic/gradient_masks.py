@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import must_not_fuse, quotient
+from keras_qat.arithmetic import as_written
+from keras_qat.arithmetic.as_written import in_xla, must_not_fuse, quotient
 from keras_qat.arithmetic.plain_operations import are_numbers, nudged_range
 from keras_qat.arithmetic.together import Together
 
@@ -83,6 +84,27 @@ def mask_of_relu(maximum: Any, ceiling: float, gates: Gates) -> Mask:
     gate = partial(function, maximum, end) if is_number else together.later(maximum, end)
     inside = _inside_relu if is_plain else _inside
     return lambda upstream, x: inside(upstream, x, *gate())
+
+
+def masks_steps(x: Any, minimum: Any, maximum: Any, bits: int) -> bool:
+    """Whether a quantizer had better keep numbers of steps for `mask_of_steps` than `x`.
+
+    GPUs save two operations. XLA joins operations, and sees exactly which numbers are in the range.
+    """
+    saves = as_written.has_gpu() and not in_xla() and not are_numbers(minimum, maximum)
+    return saves and bits <= 8 and x.dtype == tf.float32
+
+
+def mask_of_steps(levels: int) -> Mask:
+    """Returns the mask of numbers from 0 to `levels`, and a little beyond both ends.
+
+    With 8 bits that is a 257th, with fewer less.
+    """
+    beyond = levels / (2.0**16 - 3.0)  # One of 65535 steps at each end.
+    gradient = partial(
+        tf.raw_ops.FakeQuantWithMinMaxArgsGradient, min=-beyond, max=levels + beyond, num_bits=16
+    )
+    return lambda upstream, x: gradient(gradients=upstream, inputs=x)
 
 
 def masked(mask: Mask, upstream: Any, x: Any) -> Any:

@@ -20,7 +20,9 @@ def are_numbers(minimum: Any, maximum: Any) -> bool:
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
-def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
+def fake_quantize(
+    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
+) -> tuple[Any, Any]:
     """Computes `fake_quant_with_min_max_vars` in the order of operations of its CPU kernel.
 
     Divisions come before clipping, which changes no value: ends are known numbers of steps then.
@@ -30,6 +32,10 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
         minimum, maximum: the range, float numbers or scalar tensors. A `minimum` of the number 0
             saves half of the operations.
         bits, narrow_range: as in `QuantSpec`.
+
+    Returns:
+        The tensor, rounded to the levels of the range, and how many steps of these levels it is
+        above the lowest one, not clipped.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -37,14 +43,15 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
     )
     if isinstance(minimum, float) and minimum == 0.0:
         scale = quotient(maximum, levels)
-        return _rounded(quotient(x, scale), levels) * scale
+        steps = quotient(x, scale)
+        return _rounded(steps, levels) * scale, steps
     minus, below = _minus_scale_and_zero_point(minimum, maximum, levels, narrow_range)
     steps = quotient(below * minus - x, minus)
-    steps = tf.raw_ops.ClipByValue(t=steps, clip_value_min=0.0, clip_value_max=levels)
+    clipped = tf.raw_ops.ClipByValue(t=steps, clip_value_min=0.0, clip_value_max=levels)
     if are_numbers(minus, below):  # Equal to two differences, but for one number of steps.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
-        return tf.math.ceil(half_below - steps) * minus
-    return tf.math.ceil(below - steps - unknown_half(minus)) * minus
+        return tf.math.ceil(half_below - clipped) * minus, steps
+    return tf.math.ceil(below - clipped - unknown_half(minus)) * minus, steps
 
 
 def _minus_scale_and_zero_point(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import has_gpu
+from keras_qat.arithmetic import as_written
 from keras_qat.arithmetic.fake_quant import (
     LARGE,
     ChannelSteps,
@@ -93,7 +93,9 @@ def computed_together(layers: Iterable[Any]) -> Iterator[None]:
 
 
 def _steps(layers: list[Any]) -> dict[Any, Any]:
-    if not layers or has_gpu():  # GPUs take whole numbers apart on the host, which would wait.
+    if (
+        not layers or as_written.has_gpu()
+    ):  # GPUs take whole numbers apart on the host, which would wait.
         return {}
     steps = stacked(lambda steps: (steps + 1,), *((layer.step.read_value(),) for layer in layers))
     return {layer: step for layer, (step,) in zip(layers, steps, strict=True)}

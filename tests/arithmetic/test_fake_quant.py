@@ -129,7 +129,7 @@ def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
     ("low", "high", "ceiling", "inside", "outside"),
     [
         (-1.0, 1.55, None, [-1.0, 0.0, 1.55], [-1.001, 1.551, np.inf]),
-        (0.0, 2.0, None, [0.0, 2.0], [-1e-6, 2.001]),
+        (0.0, 2.0, None, [0.0, 2.0], [-1e-4, 2.001]),
         (0.0, 2.0, math.inf, [1e-30, 2.0], [0.0, -1.0, 2.001]),
         (0.0, 2.0, 6.0, [1e-30, 2.0], [0.0, 2.001]),
         (0.0, 6.0, 6.0, [1e-30, 5.99999], [0.0, 6.0, 7.0]),
@@ -148,6 +148,30 @@ def test_which_numbers_pass_the_gradient(
         y = fake_quant.fake_quantize_if(True, x, *ends, ceiling=ceiling)
     expected = [3.0] * len(inside) + [0.0] * (len(outside) + 1)
     np.testing.assert_array_equal(tape.gradient(y, x, tf.fill([len(x)], 3.0)), expected)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_how_far_beyond_a_range_the_gradient_passes(monkeypatch, is_known, on_gpu, bits):
+    """A millionth of the end, but on GPUs a 257th of a step, if 8 bits are within a computed range.
+
+    GPUs then look at the numbers of steps; one operation has ends that far.
+    """
+    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    levels = 2**bits - 1
+    step = 16.0 / levels
+    by_steps = on_gpu and not is_known and bits <= 8
+    low, high = (end * step for end in (-(levels // 4), levels - levels // 4))
+    shares = (0.5, 1.5) if by_steps else (0.5, 2.0)
+    at_low, at_high = [16.0 / 65533] * 2 if by_steps else (-low * 2.0**-20, high * 2.0**-20)
+    ends = [end for share in shares for end in (low - share * at_low, high + share * at_high)]
+    number = float if is_known else np.float32
+    x = tf.constant(np.float32(ends))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = fake_quant.fake_quantize_if(True, x, number(low), number(high), bits)
+    np.testing.assert_array_equal(tape.gradient(y, x), [1, 1, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
+from benchmarks import operations
 from keras_qat.arithmetic import as_written
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import rng
@@ -94,7 +96,10 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch):
-    """Its single operations, computed on a CPU, give every weight and range to the last bit."""
+    """Its single operations, on a CPU, give every weight and range to the last bit.
+
+    None of them waits for a number that a GPU has computed.
+    """
     keras.utils.set_random_seed(0)
     model, trained = net(), []
     for has_gpu in (False, True):
@@ -103,7 +108,10 @@ def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch)
         keras_qat.calibrate(qat, X)
         PHASES[phase](qat)
         qat.compile(keras.optimizers.SGD(0.01), "mse")
-        losses = [qat.train_on_batch(X, Y) for _ in range(2)]
-        trained.append([*losses, *qat.get_weights()])
+        graph = operations.optimized_graph(lambda qat=qat: qat.train_on_batch(X, Y))
+        trained.append([qat.train_on_batch(X, Y), *qat.get_weights()])
     for one, other in zip(*trained, strict=True):
         np.testing.assert_array_equal(one, other)
+    if tf.test.is_built_with_cuda():  # Else TensorFlow knows no kernels of GPUs.
+        needed_on_host = set(operations.count(graph).host_reads)
+        assert needed_on_host <= {"_FusedDepthwiseConv2dNative"}  # Which only CPUs fuse.
