@@ -6,11 +6,6 @@ UNUSED = "the one more that is made is never read"
 SLOWER = "it chooses the slower one of two computations with the same results"
 
 EQUIVALENT = {
-    "keras_qat/arithmetic/fake_quant.py fake_quantize_if: maximum -> minimum (3)": (
-        "both ends of a range are Python numbers, or both are tensors"
-    ),
-    "keras_qat/arithmetic/fake_quant.py fake_quantize_if: if are_numbers(minimum, maximum): -> if "
-    "not are_numbers(minimum, maximum):": SLOWER,
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: True -> False (2)": (
         "`strict=` of two lists of one length"
     ),

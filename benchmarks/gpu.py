@@ -6,6 +6,9 @@
 tests     the tests of exactness: arithmetic, operators and whole networks
 predict   whether `predict` gives every code of the file, which runs on the CPU
 repeat    whether two trainings give the same weights bit for bit, with op determinism
+copies    how often a step copies from the GPU to the host, which waits for it: by the graph and,
+          on a GPU, by the profiler
+memory    peaks of the GPU's memory against float, with the steps below
 steps     step times against float, 128 images of 224x224, with XLA and without, in float32 and
           mixed_float16
 
@@ -22,12 +25,17 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import markdown
+from benchmarks.profile_step import events
 from benchmarks.step_time import ROOT, in_own_process
 
 TESTS = ("tests/arithmetic", "tests/ops", "tests/integer_graph", "tests/end_to_end")
 BATCH, SIZE = 128, 224
 GOALS = {"ResNet50": (1.15, 1.10), "MobileNetV2": (1.30, 1.15)}
 """Step times against float's that we aim at: without XLA, and with it."""
+MEMORY_GOAL = 1.25
+"""Peak memory against float's that we aim at; of copies to the host there should be no more."""
+FORMS = ("float", "int8", "frozen")
+POLICIES = ("float32", "mixed_float16")
 TURNS = 20
 
 
@@ -37,7 +45,11 @@ def main() -> None:
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="all by default")
     parser.add_argument("--cpu", action="store_true", help="run checks where there is no GPU too")
     parser.add_argument("--one", metavar="CHECK", help=argparse.SUPPRESS)
+    parser.add_argument("--peak-of", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.peak_of:
+        print(json.dumps(peak_of(*arguments.peak_of)))
+        return
     if arguments.one:
         print(json.dumps(CHECKS[arguments.one]()))
         return
@@ -116,6 +128,76 @@ def repeat() -> Rows:
     return [("two trainings, bit for bit", f"{same} of {len(pairs)} weights", same == len(pairs))]
 
 
+def copies() -> Rows:
+    """Counts what a step copies to the host."""
+    from benchmarks.models import VARIANTS, batch, build
+    from benchmarks.operations import counts_of
+    from benchmarks.step_time import functions
+    from keras_qat.arithmetic import as_written
+
+    is_on_gpu = device() is not None
+    as_written.has_gpu = lambda: True
+    rows: Rows = []
+    for name in GOALS:
+        of_float = 0.0
+        for form in FORMS:
+            model = VARIANTS[form](build(name))
+            waits = counts_of(model, batch(model)).host_reads.total()
+            result, is_good = f"{waits} in the graph and around it", waits == 0
+            if is_on_gpu:
+                step, _ = functions(model, batch(model), jit_compile=False)
+                copied = copies_to_host(step)
+                of_float = copied if form == "float" else of_float
+                result, is_good = f"{result}, {copied:.0f} seen", copied <= of_float
+            rows.append((f"{name}, {form}: copies to the host", result, is_good))
+    return rows
+
+
+def copies_to_host(step: Callable[[], Any]) -> float:
+    """The number of copies from a GPU to the host in a step, as the profiler sees them."""
+    step()
+    names = [name for plane, name, _ in events(step, TURNS) if "GPU" in plane]
+    return sum("MemcpyD2H" in name for name in names) / TURNS
+
+
+def memory() -> Rows:
+    """Compares peaks of memory with float's."""
+    rows = []
+    for policy in POLICIES:
+        for name in GOALS:
+            peaks = {
+                form: in_own_process("--peak-of", name, form, policy, program="benchmarks.gpu")
+                for form in FORMS
+            }
+            for form, peak in peaks.items():
+                ratio = peak / peaks["float"]
+                result = f"{peak:.0f} MB, {ratio:.2f}x (goal {MEMORY_GOAL:.2f}x)"
+                rows.append((f"{name} {policy}, {form}: memory", result, ratio <= MEMORY_GOAL))
+    return rows
+
+
+def peak_of(name: str, form: str, policy: str) -> float:
+    """Peak memory of some training steps in MB: a GPU's, or without one this process's."""
+    import tensorflow as tf
+
+    from benchmarks import models
+    from benchmarks.step_time import functions, peak_memory
+    from keras_qat.frontend.keras2.backend import keras
+
+    keras.mixed_precision.set_global_policy(policy)
+    if device() is None:
+        model = models.VARIANTS[form](models.build(name))
+        return peak_memory(model, models.batch(model))
+    models.BATCH, models.SIZE = BATCH, SIZE
+    model = models.VARIANTS[form](models.build(name))
+    step, _ = functions(model, models.batch(model), jit_compile=False)
+    step()  # While cuDNN tries algorithms it takes more.
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    for _ in range(3):
+        step()
+    return float(tf.config.experimental.get_memory_info("GPU:0")["peak"]) / 2**20
+
+
 def steps() -> Rows:
     """Compares step times with float's."""
     from benchmarks import models
@@ -126,7 +208,7 @@ def steps() -> Rows:
     for slow in ("contrib", "tfmot"):
         models.VARIANTS.pop(slow)
     rows = []
-    for policy in ("float32", "mixed_float16"):
+    for policy in POLICIES:
         keras.mixed_precision.set_global_policy(policy)
         for name, goals in GOALS.items():
             for jit_compile, goal in zip((False, True), goals, strict=True):
@@ -142,6 +224,8 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "tests": tests,
     "predict": predict,
     "repeat": repeat,
+    "copies": copies,
+    "memory": memory,
     "steps": steps,
 }
 

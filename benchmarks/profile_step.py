@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,29 +60,37 @@ def least(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def profile(step: Any) -> dict[str, float]:
     """Milliseconds per step of each row, and the number of operations as "operations"."""
+    total: dict[str, float] = collections.defaultdict(float)
+    for plane, event, milliseconds in events(step, STEPS):
+        # An operation's events are called "name:kind".
+        name, colon, kind = event.partition(":")
+        kind = kind.partition("#")[0].strip()
+        if not colon or kind.startswith((":", *SKIPPED)) or name.startswith(SKIPPED):
+            continue
+        if "CPU" in plane:
+            row = next((row for part, row in GROUPS.items() if part in kind), kind)
+            total[row] += milliseconds / STEPS
+            total["operations"] += 1 / STEPS
+    return total
+
+
+def events(step: Callable[[], Any], steps: int) -> Iterator[tuple[str, str, float]]:
+    """Yields what TensorFlow's profiler sees of some steps: device, name and milliseconds."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder, options):
-            for _ in range(STEPS):
+            for _ in range(steps):
                 step()
         (path,) = Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    total: dict[str, float] = collections.defaultdict(float)
     for plane in space.planes:
-        for line in plane.lines if "CPU" in plane.name else ():
+        for line in plane.lines:
             for event in line.events:
-                # An operation's events are called "name:kind".
-                name, colon, kind = plane.event_metadata[event.metadata_id].name.partition(":")
-                kind = kind.partition("#")[0].strip()
-                if not colon or kind.startswith((":", *SKIPPED)) or name.startswith(SKIPPED):
-                    continue
-                row = next((row for part, row in GROUPS.items() if part in kind), kind)
-                total[row] += event.duration_ps / 1e9 / STEPS
-                total["operations"] += 1 / STEPS
-    return total
+                name = plane.event_metadata[event.metadata_id].name
+                yield plane.name, name, event.duration_ps / 1e9
 
 
 def print_table(found: dict[str, dict[str, float]], rows: int) -> None:

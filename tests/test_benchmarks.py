@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from benchmarks import accuracy, methods, operations, recurrent, zoo
+from benchmarks import accuracy, gpu, methods, operations, recurrent, zoo
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
@@ -73,6 +73,21 @@ def test_codes_that_differ_are_in_the_exit_status(row, status, tmp_path, monkeyp
         zoo.main()
     assert ended.value.code == status
     assert "| models | int8 |" in capsys.readouterr().out
+
+
+def test_copies_to_the_host_that_the_profiler_sees(monkeypatch):
+    seen = [("/device:GPU:0", "MemcpyD2H", 0.1), ("/device:GPU:0", "MemcpyH2D", 0.1)]
+    seen += [("/host:CPU", "MemcpyD2H", 0.1), ("/device:GPU:0 context", "MemcpyD2H", 0.2)]
+    monkeypatch.setattr(gpu, "events", lambda step, steps: seen * steps)
+    assert gpu.copies_to_host(lambda: None) == 2
+
+
+def test_memory_against_float_and_the_goal(monkeypatch):
+    peaks = {"float": 100.0, "int8": 125.0, "frozen": 126.0}
+    monkeypatch.setattr(gpu, "in_own_process", lambda *words, program: peaks[words[2]])
+    rows = {label: (result, is_good) for label, result, is_good in gpu.memory()}
+    assert rows["MobileNetV2 mixed_float16, int8: memory"] == ("125 MB, 1.25x (goal 1.25x)", True)
+    assert rows["ResNet50 float32, frozen: memory"] == ("126 MB, 1.26x (goal 1.25x)", False)
 
 
 def test_operations_of_a_graph_as_on_a_gpu():
