@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.keras2.backend import keras
 
 ARITHMETIC = {
     "math.add": "add",
@@ -26,6 +28,12 @@ ARITHMETIC = {
 def is_operation(layer: Any) -> bool:
     """Returns whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
+
+
+@functools.cache
+def operation_class() -> type:
+    """Returns the class of the layers that Keras makes of TensorFlow's operations."""
+    return type(tf.abs(keras.Input((1,)))._keras_history.layer)
 
 
 def operands(call: Call, *names: str) -> list[Any]:

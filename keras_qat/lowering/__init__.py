@@ -37,7 +37,7 @@ from keras_qat.lowering.merges import (
     split_extremum,
 )
 from keras_qat.lowering.open_layers import open_layers
-from keras_qat.lowering.recurrent import split_bidirectional, split_state
+from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.ops.registry import op_of
@@ -133,7 +133,8 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MaxPooling3D: split_pooling_3d,
     layers.TimeDistributed: split_time_distributed,
     layers.Bidirectional: split_bidirectional,
-    **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_state),
+    **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
+    layers.LSTM: with_mask,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Concatenate: convert_fixed_ranges,

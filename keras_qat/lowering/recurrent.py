@@ -8,7 +8,9 @@ from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.masked_recurrent import MASKED
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.masks import mask_of
 from keras_qat.ops.registry import match
 
 DIRECTIONS = ("forward", "backward")
@@ -63,6 +65,38 @@ def _arguments(call: Call, direction: str) -> Any:
     return ([x, *states[index * half :][:half]],) if states else (x,)
 
 
+def with_mask(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a layer with a mask to one that reads the mask as a tensor.
+
+    It stays whole where the mask is not known, or the layer has no integer operator.
+    """
+    layer, parts = call.layer, PartsBuilder(call, context)
+    given, (sequence, *others) = call.kwargs.get("mask"), values_in(call.args)
+    is_masked = sequence.masked or given is not None
+    if not is_masked or others or call.kwargs.keys() - {"mask"} or type(layer) not in MASKED:
+        return []
+    mask = given if isinstance(given, Value) else mask_of(sequence, parts)
+    if mask is None or mask.dtype != "bool" or layer.stateful or layer.return_state:
+        return []
+    new = context.layer(layer, "masked", lambda: _reading_mask(layer), context.weights_of(layer))
+    calls = parts.end(new, [sequence, mask])
+    return calls if match(calls[-1]).op is not None else []
+
+
+def _reading_mask(layer: Any) -> Any:
+    """Returns a copy of a layer, of the class that reads a mask."""
+    plain = clone(layer)
+    config = {**plain.get_config(), "activation": plain.activation}
+    if hasattr(plain, "recurrent_activation"):
+        config["recurrent_activation"] = plain.recurrent_activation
+    return MASKED[type(layer)].from_config(config)
+
+
+def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers what a mask or states make of a layer, in this order."""
+    return with_mask(call, context) or split_state(call, context)
+
+
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a layer that returns its state to one that does not, and its output's last step.
 
@@ -99,8 +133,9 @@ def why_whole(call: Call) -> str:
         inner = _inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)
         args = _arguments(call, direction) if call.kwargs.get("mask") is None else call.args
-        op, _, reason = match(Call(inner, args, call.kwargs, output, call.name))
-        if op is None:
+        part = Call(inner, args, call.kwargs, output, call.name)
+        op, _, reason = match(part)
+        if op is None and not (part.kwargs == {} and with_mask(part, LoweringContext())):
             return reason or f"no int8 rule for {type(inner).__name__}"
     return ""
 

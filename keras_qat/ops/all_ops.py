@@ -26,14 +26,20 @@ from keras_qat.ops.math_functions import MATH_FUNCTIONS
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.recurrent.lstm import LSTM
-from keras_qat.ops.recurrent.unrolled import CONV_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU
+from keras_qat.ops.recurrent.unrolled import (
+    CONV_LSTM,
+    GRU,
+    MASKED_LSTM,
+    SIMPLE_RNN,
+    SIMPLE_RNN_RELU,
+)
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
 from keras_qat.ops.stored_weights import EMBEDDING, WEIGHT_TENSOR
 
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
-    *(LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
+    *(LSTM, MASKED_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
     WEIGHT_TENSOR,
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),

@@ -115,8 +115,12 @@ def op_of(call: Call) -> Op | None:
 
 
 def row_listing(layer: Any) -> Op | None:
-    """Returns the first row that lists a layer's class, whether or not it accepts its calls."""
-    return next((op for op in ROWS if isinstance(layer, op.layers)), None)
+    """Returns the row that lists a layer's class, or the first that lists one of its bases.
+
+    Whether or not it accepts the layer's calls.
+    """
+    own = next((op for op in ROWS if type(layer) in op.layers), None)
+    return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
 
 def gates_of(layer: Any) -> int:

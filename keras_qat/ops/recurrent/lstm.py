@@ -39,6 +39,7 @@ from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.masked_recurrent import reads_mask
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import Part, take_parts
 from keras_qat.ops.node import Node
@@ -83,7 +84,8 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 def other_form(call: Call, axes: int = 3) -> str | None:
     """Returns why a recurrent layer does not go once through one sequence; None if it does."""
     layer = call.layer
-    if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
+    is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
+    if is_masked and not reads_mask(layer):
         return "it has a mask"
     if call.kwargs.get("initial_state") is not None:
         return "it begins with a state that is a constant"

@@ -98,7 +98,12 @@ def step_of(attributes: Attributes) -> Step:
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
     """Returns the names of the states' ranges."""
-    return ("hidden", "cell") if convolves(attributes) else ("hidden",)
+    return ("hidden", "cell") if has_cell(attributes) else ("hidden",)
+
+
+def has_cell(attributes: Attributes) -> bool:
+    """Returns whether a layer has the steps of an LSTM."""
+    return "relu" not in attributes and "reset_after" not in attributes
 
 
 def convolves(attributes: Attributes) -> bool:
@@ -123,15 +128,14 @@ class Part(NamedTuple):
 
 def parts(layer: Any) -> dict[str, Part]:
     """Returns the parts of a layer's weights, by name."""
-    is_image = isinstance(layer, CONV_LSTMS)
-    units = layer.filters if is_image else layer.units
+    units = layer.filters if isinstance(layer, CONV_LSTMS) else layer.units
 
     def block(first: int, count: int = 1) -> slice:
         return slice(first * units, (first + count) * units)
 
     if isinstance(layer, layers.SimpleRNN):
         return {"sum": Part((block(0),))}
-    gates = (block(0), block(1), block(3)) if is_image else (block(0, 2),)
+    gates = (block(0, 2),) if isinstance(layer, layers.GRU) else (block(0), block(1), block(3))
     line = (0.2, 2.5) if layer.recurrent_activation is HARD_SIGMOID else (1.0, 0.0)
     return {"gates": Part(gates, *line), "candidate": Part((block(2),))}
 
@@ -162,7 +166,7 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
     names = ("sum",) if "relu" in attributes else ("gates", "candidate")
-    if convolves(attributes):
+    if has_cell(attributes):
         symmetric = OwnRange(symmetric=True)
         return {f"{prefix}{name}": symmetric for name in names for prefix in ("input_", "state_")}
     ranges = {f"{prefix}{name}": OWN for name in names for prefix in ("input_", "state_", "")}

@@ -17,9 +17,17 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, values_in
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.masked_recurrent import (
+    MaskedGRU,
+    MaskedLSTM,
+    MaskedSimpleRNN,
+    reads_mask,
+    zeroes_output,
+)
 from keras_qat.ops.composed import Number
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission
+from keras_qat.ops.movement import take_parts
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, held_in
 from keras_qat.ops.recurrent.kept_states import InFile, keep_states, kept_states
@@ -56,7 +64,7 @@ def _prepare(a: Arguments) -> dict[str, Any]:
     assert weights.recurrent is not None
     units = weights.recurrent.q.shape[-2]
     states = tuple((tf.TensorSpec([*sizes[:-1], units], held_in(own)), own) for own in of_states)
-    if len(a.q) > 1:
+    if has_initial_state(a):
         m["first"].requantized((a.q[1], a.params[1]), of_states[0])
     step_of(a.attributes)(m["step"], inputs, states)
     if "hidden" in weights.inner:
@@ -80,26 +88,45 @@ def _compute(a: Arguments) -> Any:
     state_params = [m.named(name).as_tensors() for name in names]
 
     def step_once(states: Any, values: dict[str, Any]) -> Any:
-        products = {part: (values[part], inputs[part][1]) for part in values}
+        products = {part: (values[part], inputs[part][1]) for part in inputs}
         numbers = tuple(zip(states, state_params, strict=True))
-        return tuple(q for q, _ in step(machine("step"), products, numbers))
+        after = tuple(q for q, _ in step(machine("step"), products, numbers))
+        if _MASK not in values:
+            return after
+        is_there = values[_MASK][:, None]
+        return tuple(tf.where(is_there, *pair) for pair in zip(after, states, strict=True))
 
     in_order = {part: _steps_first(q) for part, (q, _) in inputs.items()}
     zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
+    if a.attributes["masked"]:
+        mask = tf.cast(a.q[1], tf.bool)
+        in_order[_MASK] = _steps_first(tf.reverse(mask, [1]) if a.attributes["backwards"] else mask)
     initial = [zeros] * len(names)
-    if len(a.q) > 1:
+    if has_initial_state(a):
         initial = [machine("first").requantized((a.q[1], a.params[1]), state_params[0])[0]]
     if a.attributes["keeps"]:
         initial = kept_states(layer, state_params)
     initial = [tf.cast(q, held_in(p)) for q, p in zip(initial, state_params, strict=True)]
     states = tf.scan(step_once, in_order, tuple(initial))
     result = states[0]
+    if a.attributes["zeroes"]:
+        result = tf.where(in_order[_MASK][..., None], result, tf.zeros_like(result))
     if a.attributes["keeps"]:
         result = keep_states(layer, state_params, [state[-1] for state in states], result)
     result = _steps_first(result) if a.attributes["sequences"] else result[-1]
     if "hidden" not in weights.inner:
         return result
     return machine("last").requantized((result, state_params[0]), a.output)[0]
+
+
+_MASK = "mask"
+"""Name of the mask's steps beside the products of inputs, which have the names of their parts."""
+
+
+def has_initial_state(a: Arguments | Emission) -> bool:
+    """Returns whether a layer is given its first state. No layer has both, it and a mask."""
+    count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
+    return count > 1 and not a.attributes["masked"]
 
 
 def _input_products(m: Steps, part: str, x: Number) -> Number:
@@ -122,14 +149,20 @@ def _emit(e: Emission) -> None:
     products, steps = _written(e, m), e.shape(e.inputs[0])[1]
     assert steps is not None
     step, hidden_states = step_of(e.attributes), list[Number]()
+    masks = _masks(e, steps) if e.attributes["masked"] else None
     states: States = ()
     stored: InFile | None = None
     for index in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
         inputs = products(index)
         if not states:
-            states, stored = _begun(e, m, list(inputs.values())[-1])
-        states = step(m, inputs, states)
-        hidden_states.append(states[0])
+            first, stored = _begun(e, m, list(inputs.values())[-1])
+            states = first
+        after = step(m, inputs, states)
+        states = after if masks is None else _where(e, masks[index], after, states)
+        given = states[:1]
+        if masks is not None and e.attributes["zeroes"]:
+            given = _where(e, masks[index], given, first[:1])
+        hidden_states.append(given[0])
     if stored:
         hidden_states[-1] = stored.write(states[0][0]), stored.params
     _emit_output(e, hidden_states, output)
@@ -141,10 +174,29 @@ def _begun(e: Emission, m: Steps, like: Number) -> tuple[States, InFile | None]:
     if e.attributes["keeps"]:
         stored = InFile(e, e.shape(like[0]), hidden)
         return ((stored.read(), hidden),), stored
-    if len(e.inputs) > 1:
+    if has_initial_state(e):
         initial: Any = e.inputs[1], e.node.inputs[1].params
         return (initial if initial[1] == hidden else m.requantized(initial, hidden),), None
     return tuple(m.zeros(like, name) for name in names_of_states(e.attributes)), None
+
+
+def _masks(e: Emission, steps: int) -> list[int]:
+    """Writes the mask of each step, [batch, 1]."""
+    mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
+    masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
+    for step, target in enumerate(masks):
+        take_parts(e, mask, target, [(None, None, 1), (step, step + 1, 1)])
+    return masks
+
+
+def _where(e: Emission, mask: int, after: States, before: States) -> States:
+    """Writes the states after a step: those from before it where a mask is False."""
+    states = list[Number]()
+    for (new, params), (old, _) in zip(after, before, strict=True):
+        chosen = e.temporary("state", e.shape(new), new)
+        e.add("SELECT_V2", [mask, new, old], [chosen])
+        states.append((chosen, params))
+    return tuple(states)
 
 
 def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
@@ -217,7 +269,10 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
         axes = 3 + len(attributes["strides"]) if is_image else 3
         if (reason := other_form(call, axes)) is not None:
             return reason
-        keeps, is_given = call.layer.stateful, len(call.inputs) > 1
+        keeps = call.layer.stateful
+        is_given = len(call.inputs) > 1 and not attributes["masked"]
+        if attributes["masked"] and (keeps or len(call.inputs) > 2 or call.layer.return_state):
+            return "it has a mask, and its states are kept, given or read"
         if is_image and (keeps or is_given or call.layer.return_state):
             return "its states are kept, given or read"
         if keeps and is_given:
@@ -239,16 +294,21 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
 
 
 def _form(call: Call) -> Attributes:
-    """Returns the attributes of `LSTM`, and whether sigmoids are hard.
+    """Returns the attributes of `LSTM`, whether sigmoids are hard, and what a mask does.
+
+    `zeroes`: masked steps return zeros, as inside of Bidirectional, and not the step before.
 
     A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
-    layer, form = call.layer, form_of(call)
+    layer, masked = call.layer, reads_mask(call.layer)
+    form = {**form_of(call), "masked": masked, "zeroes": masked and zeroes_output(layer)}
     if isinstance(layer, layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
     form = {**form, "hard": layer.recurrent_activation is HARD_SIGMOID}
     if isinstance(layer, layers.GRU):
         return {**form, "reset_after": bool(layer.reset_after)}
+    if isinstance(layer, layers.LSTM):
+        return form
     return {**form, **CONV.attributes(call)}
 
 
@@ -262,7 +322,7 @@ GRU = Op(
     prepare=_prepare,
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
     "its state may be given",
-    layers=(layers.GRU,),
+    layers=(layers.GRU, MaskedGRU),
     attributes=_form,
     accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
     integers=(),
@@ -282,11 +342,19 @@ CONV_LSTM = dataclasses.replace(
     converts={},
 )
 
+MASKED_LSTM = dataclasses.replace(
+    GRU,
+    name="masked_lstm",
+    doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
+    layers=(MaskedLSTM,),
+    converts={},
+)
+
 SIMPLE_RNN = dataclasses.replace(
     GRU,
     name="simple_rnn",
     doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; its output as that of GRU",
-    layers=(layers.SimpleRNN,),
+    layers=(layers.SimpleRNN, MaskedSimpleRNN),
     accepts=_accepts("tanh and relu", activation=TANH),
 )
 

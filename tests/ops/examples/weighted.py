@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.masked_recurrent import MASKED, MaskedLSTM
 from tests.ops.examples.example import Example, chosen, sizes
 
 _layers = keras.layers
@@ -142,11 +143,30 @@ def _unrolled(kind, **others):
         chosen_too = {name: chosen(numbers, *values) for name, values in others.items()}
         steps, features, units = sizes(numbers, 1, 7, 3)
         layer = kind(units, **options, **chosen_too)
+        if numbers.random() < 0.25:
+            zeroes = bool(numbers.random() < 0.5)
+            config = {**layer.get_config(), "zero_output_for_mask": zeroes}
+            masked = MASKED[kind].from_config(config)
+            return _with_mask(masked, steps, features)
         if numbers.random() < 0.5:
             return Example(layer, ((steps, features),))
         return Example(lambda *given: layer([*given]), ((steps, features), (units,)))
 
     return example
+
+
+def _with_mask(layer, steps, features):
+    return Example(
+        lambda *given: layer([*given]), ((steps, features), (steps,)), ("float32", "bool")
+    )
+
+
+def _masked_lstm(numbers):
+    names = ("return_sequences", "go_backwards", "use_bias")
+    options = {name: bool(numbers.random() < 0.5) for name in names}
+    steps, features, units = sizes(numbers, 1, 7, 3)
+    kind = MaskedLSTM(units, recurrent_activation=chosen(numbers, *_SIGMOIDS), **options)
+    return _with_mask(kind, steps, features)
 
 
 def _conv_lstm(numbers):
@@ -168,6 +188,7 @@ _SIGMOIDS = ("sigmoid", "hard_sigmoid")
 
 EXAMPLES = {
     "lstm": _lstm,
+    "masked_lstm": _masked_lstm,
     "gru": _unrolled(_layers.GRU, reset_after=(True, False), recurrent_activation=_SIGMOIDS),
     "conv_lstm": _conv_lstm,
     "simple_rnn": _unrolled(_layers.SimpleRNN),

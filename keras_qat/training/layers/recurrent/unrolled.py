@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.masked_recurrent import reads_mask
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     Part,
@@ -112,8 +113,8 @@ def steps_quantized(
     """Returns the output of a layer, and the tensors inside its steps by the name of their range.
 
     Args:
-        layer: the layer, without masks.
-        x: its input, or a list of the input and the initial state.
+        layer: the layer.
+        x: its input, or a list of the input and the initial state, or of the input and its mask.
         weights: the weights to use, by their paths.
         phase: the phase of the call.
         first: fake-quantizes the products of all inputs.
@@ -121,6 +122,7 @@ def steps_quantized(
     """
     cell, dtype, part_of = layer.cell, layer.compute_dtype, parts(layer)
     x, *initial_state = tf.nest.flatten(x)
+    mask = initial_state.pop() if reads_mask(layer) else None
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
     step_once, inner = step_of(attributes), op.inner(attributes)
@@ -142,7 +144,9 @@ def steps_quantized(
     }
 
     def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
-        hidden, *other_states = states
+        (hidden, *other_states), is_there = states, None
+        if mask is not None:
+            *values, is_there = values
         masks = None
         if 0 < cell.recurrent_dropout < 1:
             masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=4)
@@ -155,19 +159,26 @@ def steps_quantized(
         after = step_once(
             arithmetic, dict(zip(part_of, values, strict=True)), (hidden, *other_states)
         )
+        if is_there is not None:
+            pairs = zip(after, states, strict=True)
+            after = tuple(tf.where(is_there, *pair) for pair in pairs)
+        output = after[0]
+        if is_there is not None and attributes["zeroes"]:
+            output = tf.where(is_there, output, tf.zeros_like(output))
         seen = {name: tensors for name, tensors in arithmetic.seen.items() if name in inner}
-        return {"sequence": after[0], "seen": seen}, list(after)
+        return {"sequence": output, "seen": seen}, list(after)
 
     states = [rounded("hidden", tf.cast(state, dtype)) for state in initial_state]
     if not states:
         zeros = tf.zeros_like(list(inputs.values())[-1][:, 0])
         states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
+    of_steps = [*inputs.values(), *([] if mask is None else [mask[..., None]])]
     if layer.unroll:
-        outputs, last = _without_a_loop(step, list(inputs.values()), states, layer.go_backwards)
+        outputs, last = _without_a_loop(step, of_steps, states, layer.go_backwards)
     else:
         _, outputs, last = backend.keras.backend.rnn(
             step,
-            list(inputs.values()),
+            of_steps,
             states,
             go_backwards=layer.go_backwards,
             input_length=x.shape[1],
