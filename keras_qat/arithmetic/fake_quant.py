@@ -10,13 +10,14 @@ their type. float16 holds a level of 8 bits to 1/8 LSB, bfloat16 those far from 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
-from keras_qat.arithmetic.control_flow import cond, straight_through
+from keras_qat.arithmetic.control_flow import Switch, cond, straight_through
 from keras_qat.arithmetic.gradient_masks import (
     Gates,
     mask_of_range,
@@ -133,10 +134,12 @@ def fake_quantize_if(
     is_plain = applies is True and source is None and ceiling is None
     if is_plain and masks_steps(x, minimum, maximum, bits):
         return _fake_quantize_by_steps(x, minimum, maximum, bits, narrow_range)
+    moves_ends = isinstance(applies, Switch) and not must_not_fuse()
+    on = applies.on if moves_ends else True
     if ceiling is None:
-        mask = mask_of_range(minimum, maximum, bits, narrow_range, gates)
+        mask = mask_of_range(minimum, maximum, bits, narrow_range, gates, on)
     else:
-        minimum, mask = 0.0, mask_of_relu(maximum, ceiling, gates)
+        minimum, mask = 0.0, mask_of_relu(maximum, ceiling, gates, on)
 
     def quantizing(x: Any) -> Any:
         y = fake_quantize(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
@@ -158,6 +161,8 @@ def fake_quantize_if(
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
         y = cond(applies, lambda: quantizing(x), lambda: passing(x))
+        if moves_ends:
+            return y, partial(inside, x)
         return y, lambda upstream: cond(
             applies, lambda: inside(x, upstream), lambda: passed(x, upstream)
         )

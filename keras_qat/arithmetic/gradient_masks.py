@@ -6,6 +6,7 @@ has computed itself, as that operation takes them from the host's memory: there 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,21 +42,24 @@ class Gates:
         self.between = Together(between)
 
 
-def mask_of_range(minimum: Any, maximum: Any, bits: int, narrow_range: bool, gates: Gates) -> Mask:
+def mask_of_range(
+    minimum: Any, maximum: Any, bits: int, narrow_range: bool, gates: Gates, on: Any = True
+) -> Mask:
     """Returns the mask of numbers in a range, which is nudged.
 
     Args:
         minimum, maximum: float numbers or scalar tensors.
         bits, narrow_range: as in `QuantSpec`.
         gates: those that it shares with other quantizers.
+        on: True, or on CPUs a scalar tensor; where that is false, all numbers pass.
     """
     nudging = minimum, maximum, float(bits), float(narrow_range)
     if not are_numbers(minimum, maximum):
-        ends = gates.between.later(*nudging)
+        ends = gates.between.later(*nudging, on)
         inside = _inside_plainly if must_not_fuse() else _inside
         return lambda upstream, x: inside(upstream, x, *ends())
     if not must_not_fuse():
-        return lambda upstream, x: _inside(upstream, x, *between(*nudging))
+        return lambda upstream, x: _inside(upstream, x, *between(*nudging, on))
     with tf.init_scope():
         high, low = (float(end) for end in between(*nudging))
     gradient = partial(
@@ -68,20 +72,22 @@ def mask_of_range(minimum: Any, maximum: Any, bits: int, narrow_range: bool, gat
     return lambda upstream, x: gradient(gradients=upstream, inputs=x)
 
 
-def mask_of_relu(maximum: Any, ceiling: float, gates: Gates) -> Mask:
+def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> Mask:
     """Returns the mask of numbers above zero and up to `maximum`, but below the `ceiling`.
 
     Args:
         maximum: upper end of the range of a ReLU: a float number or a scalar tensor.
         ceiling: upper end of the ReLU.
         gates: those that it shares with other quantizers.
+        on: True, or on CPUs a scalar tensor; where that is false, all numbers below the ceiling
+            pass.
     """
     is_plain = must_not_fuse()
     function = sixth_below if is_plain else below
     together = gates.sixth_below if is_plain else gates.below
-    end = ceiling if is_plain else _before(ceiling)
+    ends = (maximum, ceiling) if is_plain else (maximum, _before(ceiling), on)
     is_number = isinstance(maximum, float)
-    gate = partial(function, maximum, end) if is_number else together.later(maximum, end)
+    gate = partial(function, *ends) if is_number else together.later(*ends)
     inside = _inside_relu if is_plain else _inside
     return lambda upstream, x: inside(upstream, x, *gate())
 
@@ -109,8 +115,9 @@ def mask_of_steps(levels: int) -> Mask:
 
 def masked(mask: Mask, upstream: Any, x: Any) -> Any:
     """Applies a mask in float32, and returns the gradient in the type of `upstream`."""
-    with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
-        x = tf.identity(x)
+    if must_not_fuse() or x.dtype != tf.float32:
+        with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
+            x = tf.identity(x)
     gradient = mask(tf.cast(upstream, tf.float32), tf.cast(x, tf.float32))
     return tf.cast(gradient, upstream.dtype)
 
@@ -144,15 +151,17 @@ def _before(ceiling: float) -> float:
     return float(np.nextafter(np.float32(ceiling), np.float32(0)))
 
 
-def below(high: Any, last: Any) -> tuple[Any]:
+def below(high: Any, last: Any, on: Any = True) -> tuple[Any]:
     """Returns the upper end of what passes the gradient of a range from zero, behind a ReLU.
 
     Args:
         high: upper end of the range, which is inside, as is a millionth beyond.
         last: the last number before the upper end of the ReLU.
+        on: whether the range counts; else only the ReLU does.
     """
     least = min if isinstance(high, float) else tf.minimum
-    return (least(high * BEYOND, last),)
+    end = least(high * BEYOND, last)
+    return (end if on is True else tf.where(on, end, last),)
 
 
 def sixth_below(high: Any, ceiling: Any) -> tuple[Any]:
@@ -166,10 +175,16 @@ def sixth_below(high: Any, ceiling: Any) -> tuple[Any]:
     return (end / 6.0 if isinstance(end, float) else quotient(end, 6.0),)
 
 
-def between(minimum: Any, maximum: Any, bits: Any, narrow_range: Any) -> tuple[Any, Any]:
+def between(
+    minimum: Any, maximum: Any, bits: Any, narrow_range: Any, on: Any = True
+) -> tuple[Any, Any]:
     """Returns the upper and the lower end of what passes the gradient of a range.
 
-    It is the nudged range from `minimum` to `maximum`, and a millionth beyond both ends.
+    It is the nudged range from `minimum` to `maximum`, and a millionth beyond both ends; infinity
+    where the range is not `on`.
     """
     low, high = nudged_range(minimum, maximum, bits, narrow_range)
-    return high * BEYOND, low * BEYOND
+    ends = high * BEYOND, low * BEYOND
+    if on is True:
+        return ends
+    return tf.where(on, ends[0], math.inf), tf.where(on, ends[1], -math.inf)

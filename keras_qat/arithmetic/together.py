@@ -59,9 +59,16 @@ def stacked(
     """Applies a function to rows of scalars with operations on vectors; returns rows of results."""
     if len(rows) == 1:
         return [function(*rows[0])]
-    columns = (tf.stack(column) for column in zip(*rows, strict=True))
-    results = (tf.unstack(result, len(rows)) for result in function(*columns))
+    first, *others = zip(*rows, strict=True)
+    vectors = function(tf.stack(first), *map(_column, others))
+    results = (tf.unstack(vector, len(rows)) for vector in vectors)
     return list(zip(*results, strict=True))
+
+
+def _column(scalars: tuple[Any, ...]) -> Any:
+    """Returns scalars as a vector, or one of them if all are that."""
+    first = scalars[0]
+    return first if all(scalar is first for scalar in scalars) else tf.stack(scalars)
 
 
 def _graph() -> Any:

@@ -43,7 +43,7 @@ class StepTensors:
         graph: the graph that they are in. Graphs within it, which may be saved alone, have none.
         steps: by the layers, their numbers of training steps with this one. They hold for the
             first call of a layer in the step.
-        weights: quantized weights, by their quantizers.
+        weights: by their quantizers, weights as they were read and quantized.
         averages: by their observers, the number of batches with this one and the batch's weight
             in the moving average. They hold for the first batch that an observer sees in the step.
         gates: what the gradients of quantizers need of the ranges.
@@ -52,7 +52,7 @@ class StepTensors:
 
     graph: Any
     steps: dict[Any, Any]
-    weights: dict[Any, Any]
+    weights: dict[Any, tuple[Any, Any]]
     averages: dict[Any, tuple[Any, Any]]
     gates: Gates
     values: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -172,16 +172,17 @@ class _Block:
         self.family = tuple(sizes), axes[0], first.spec.bits
         """What the blocks have in common whose limits are joined."""
 
-    def quantized(self, steps: ChannelSteps) -> Iterator[tuple[Any, Any]]:
-        """Yields the quantizers with their quantized weights."""
+    def quantized(self, steps: ChannelSteps) -> Iterator[tuple[Any, tuple[Any, Any]]]:
+        """Yields the quantizers with their weights and these quantized."""
         rounded = tf.reshape(steps.rounded(self.kernel), self.joined.shape)
         stacks = _parted(rounded, self.stacks, self.axis)
         for stack, group in zip(stacks, self.groups, strict=True):
             quantizers, weights = zip(*group, strict=True)
-            yield from zip(quantizers, _parted(stack, weights, self.axis), strict=True)
+            parts = _parted(stack, weights, self.axis)
+            yield from zip(quantizers, zip(weights, parts, strict=True), strict=True)
 
 
-def _weights(layers: list[Any]) -> dict[Any, Any]:
+def _weights(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     """Quantizes weights, those of little difference side by side."""
     groups: dict[Any, _Group] = collections.defaultdict(list)
     for quantizer, weight in (pair for layer in layers for pair in layer.weights_to_stack()):
@@ -193,7 +194,7 @@ def _weights(layers: list[Any]) -> dict[Any, Any]:
     families: dict[Any, list[_Block]] = collections.defaultdict(list)
     for block in map(_Block, _side_by_side(groups.values())):
         families[block.family].append(block)
-    quantized: dict[Any, Any] = {}
+    quantized: dict[Any, tuple[Any, Any]] = {}
     for (_, axis, bits), members in families.items():
         largest = [block.largest for block in members]
         levels, *tensors = ChannelSteps.of(without_zeros(_joined(largest, axis)), bits)

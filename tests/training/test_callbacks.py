@@ -302,7 +302,7 @@ def test_steps_are_the_same_in_any_graph(first_steps, is_dead, monkeypatch):
 
 
 def test_one_update_serves_all_phases():
-    """The optimizer's update is traced once, and computes what it does in each graph's own."""
+    """The optimizer's update is traced for the first phase, and once for all others."""
 
     class Counting(keras.optimizers.Adam):
         def update_step(self, gradient, variable):
@@ -315,7 +315,7 @@ def test_one_update_serves_all_phases():
         method = SharedUpdate.of if shares else lambda self, optimizer: contextlib.nullcontext()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SharedUpdate, "of", method)
-            patch.setattr(phase_graphs, "FEW_NUMBERS", 0)
+            patch.setattr(phase_graphs, "FIRST_STEPS", 0)  # Each phase has a graph of its own.
             callbacks = [QuantDelay(2), FreezeBatchNorm(4)]
             y = rng(3).normal(size=(24, 3))
             qat.fit(X[:24], y, batch_size=4, verbose=0, shuffle=False, callbacks=callbacks)
@@ -327,7 +327,7 @@ def test_one_update_serves_all_phases():
         models.append(trained(shares))
         counts.append(len(traced))
     variables = len(models[0].trainable_variables)
-    assert counts == [variables, 2 * variables]  # The delay has no graph of its own.
+    assert counts == [2 * variables, 3 * variables]
     assert_same(*map(numbers, models))
 
 

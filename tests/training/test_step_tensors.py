@@ -69,7 +69,7 @@ def test_weights_of_all_shapes_together_are_those_by_themselves():
     @tf.function(autograph=False)
     def together():
         with assuming(phase, quantized), computed_together(quantized):
-            return [current().weights[quantizer] for quantizer, _ in pairs]
+            return [current().weights[quantizer][1] for quantizer, _ in pairs]
 
     alone = [quantizer(weight, phase) for quantizer, weight in pairs]
     for name, one, other in zip(KERNELS, alone, together(), strict=True):

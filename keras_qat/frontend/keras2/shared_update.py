@@ -1,4 +1,4 @@
-"""One graph of an optimizer's update, for all training steps of a model that are traced."""
+"""One graph of an optimizer's update, for training steps of a model that are traced later."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ METHOD = "_distributed_apply_gradients_fn"
 
 
 class SharedUpdate:
-    """Traces how an optimizer updates variables once, in the first training step that is traced.
+    """Traces how an optimizer updates variables once for all training steps but the first.
 
     The update of each variable takes several operations, and together half of the time that tracing
-    a step of a small network takes. It does not depend on the phase of training.
+    a step of a small network takes. It does not depend on the phase of training. The first step has
+    it in line, as many models need no other, and the call of a graph takes operations, too.
     """
 
     def __init__(self) -> None:
         self._traced: dict[Any, Any] = {}
-        """Optimizer and variables -> the function of the gradients."""
+        """Optimizer and variables -> the function of the gradients, once it is used again."""
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[None]:
@@ -44,9 +45,9 @@ class SharedUpdate:
             def apply(*values: Any) -> Any:
                 return original(strategy, list(zip(values, variables, strict=True)), **kwargs)
 
-            if key not in self._traced:
-                self._traced[key] = traced(apply)
-            return self._traced[key](*values)
+            function = self._traced.get(key, apply)
+            self._traced.setdefault(key, traced(apply))
+            return function(*values)
 
         vars(optimizer)[METHOD] = update  # Past Keras, which would track it.
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -36,11 +37,37 @@ def normalized(norm: Any, x: Any, phase: Phase) -> Any:
 
     Where a `Switch` tells, both are computed, and frozen statistics keep their values.
     """
-    if not isinstance(phase.frozen, Switch):
-        return norm(x, training=is_learning(phase))
-    with backend.swapped(norm, momentum=tf.where(phase.frozen.on, 1.0, norm.momentum)):
-        learning = norm(x, training=True)
-    return selected(phase.frozen.on, norm(x, training=False), learning)
+    if isinstance(phase.frozen, Switch):
+        return _normalized_twice(norm, x, phase.frozen)
+    return norm(x, training=is_learning(phase))
+
+
+def _normalized_twice(norm: Any, x: Any, frozen: Switch) -> Any:
+    """Calls a BatchNormalization with both statistics, and selects what is `frozen` or is not."""
+    names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
+    weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
+    momentum = tf.where(frozen.on, 1.0, norm.momentum)
+
+    @tf.custom_gradient
+    def normalized(*inputs: Any) -> Any:
+        x, *weights = inputs
+        results, backward = [], []
+        for training in (False, True):
+            swapped = backend.swapped(
+                norm, momentum=momentum, **dict(zip(names, weights, strict=True))
+            )
+            with tf.GradientTape() as tape, swapped:
+                tape.watch(inputs)
+                results.append(norm(x, training=training))
+            backward.append(functools.partial(tape.gradient, results[-1], inputs))
+
+        def gradient(upstream: Any) -> list[Any]:
+            gradients = (back(upstream) for back in backward)
+            return [selected(frozen.on, *pair) for pair in zip(*gradients, strict=True)]
+
+        return selected(frozen.on, *results), gradient
+
+    return normalized(x, *weights)
 
 
 def is_learning(phase: Phase) -> Any:

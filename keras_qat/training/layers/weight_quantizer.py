@@ -81,6 +81,7 @@ class WeightQuantizer:
     def __call__(self, weights: Any, phase: Phase) -> Any:
         """Fake-quantizes `weights`, and observes them if this is training."""
         spec, observer = self.spec, self.observer
+        weights, together = step_tensors.current().weights.get(self, (weights, None))
         weights = tf.convert_to_tensor(weights)
         if spec.preserve is not None:
             weights = PRESERVED[spec.preserve](weights)
@@ -108,7 +109,6 @@ class WeightQuantizer:
         def quantized(weights: Any) -> Any:
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
-        together = step_tensors.current().weights.get(self)
         if quantizing is True and together is None:
             return quantized(weights)  # It passes the gradient by itself.
         return straight_through(

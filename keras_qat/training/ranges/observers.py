@@ -32,7 +32,7 @@ def subtract_product(variable: Any, factor: Any, x: Any) -> Any:
     if in_xla():
         return variable.assign_sub(product(x, factor), read_value=True)
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=factor, delta=x)
-    return variable.read_value()
+    return tf.convert_to_tensor(variable)
 
 
 def _variable(host: Any, name: str, value: float) -> Any:
@@ -154,12 +154,15 @@ class MovingAverage(LastValue):
         low, high = self.batch_range(x, ceiling)
         is_switched = isinstance(counts, Switch)  # The weight of the batch tells.
         seen = self.is_seen(low, high, True if is_switched else counts)
-        averages, batches = step_tensors.current().averages, tf.convert_to_tensor(self.batches)
-        prepared = averages.pop(self, None)  # A second batch in the same step has another weight.
-        decay = np.float32(self.spec.ema_decay)
-        frozen = counts.on if is_switched else None
-        count, weight = prepared or step_tensors.average_weight(batches, decay, frozen)
-        self.batches.assign(if_seen(seen, count, batches), read_value=False)
+        prepared = step_tensors.current().averages.pop(self, None)
+        if prepared is None:  # A second batch in the same step has another weight.
+            prepared = step_tensors.average_weight(
+                tf.convert_to_tensor(self.batches),
+                np.float32(self.spec.ema_decay),
+                counts.on if is_switched else None,
+            )
+        count, weight = prepared
+        self.batches.assign(if_seen(seen, count, self.batches), read_value=False)
 
         def moved(variable: Any, end: Any) -> Any:
             change = if_seen(seen, tf.convert_to_tensor(variable) - end, 0.0)
