@@ -39,7 +39,10 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
     "CONV_2D": {4: "2.3.0", 6: "2.9.0", 7: "2.13.0"},
     "FULLY_CONNECTED": {5: "2.0.0", 6: "2.1.0", 7: "2.3.0", 10: "2.14.0"},
-    "SUB": {2: "1.14.0", 5: "2.4.0"},
+    "SUB": {3: "2.3.0", 5: "2.4.0"},
+    "RELU": {2: "2.1.0", 3: "2.5.0"},
+    "SELECT_V2": {1: "2.2.0"},
+    "MIRROR_PAD": {2: "2.3.0", 3: "2.12.0"},
     "MUL": {4: "2.3.0"},
     "BATCH_MATMUL": {2: "2.3.0", 3: "2.4.0"},
     "GATHER": {4: "2.4.0"},
@@ -66,12 +69,12 @@ RUNTIMES: dict[str, dict[int, str]] = {
     **{key: {3: "2.4.0"} for key in ("ADD", "MEAN")},
     **{key: {3: "2.4.0", 4: "2.6.0"} for key in ("PAD", "PADV2")},
     **{key: {2: "2.5.0"} for key in ("RSQRT", "SQUARED_DIFFERENCE")},
-    **{key: {3: "2.5.0"} for key in ("REDUCE_MAX", "REDUCE_MIN", "RELU6", "RELU", "REVERSE_V2")},
+    **{key: {3: "2.5.0"} for key in ("REDUCE_MAX", "REDUCE_MIN", "RELU6", "REVERSE_V2")},
     **{
         key: {3: "2.3.0", 4: "2.3.0"}
         for key in (
             *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "TANH", "LOGISTIC"),
-            *("PACK", "SPLIT", "UNPACK", "MAXIMUM", "MINIMUM", "MIRROR_PAD"),
+            *("PACK", "SPLIT", "UNPACK", "MAXIMUM", "MINIMUM"),
         )
     },
 }

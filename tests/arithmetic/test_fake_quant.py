@@ -70,6 +70,12 @@ def test_channel_limits_of_large_kernels(shape):
     np.testing.assert_array_equal(computed, expected.reshape([1] * (len(shape) - 1) + [-1]))
 
 
+def test_channel_limits_of_a_large_transposed_kernel():
+    weights = rng().normal(size=(2, 2, 256, 257)).astype(np.float32)
+    computed = fake_quant.channel_limits(weights, (-2,)).numpy()
+    np.testing.assert_array_equal(computed, np.abs(weights).max((0, 1, 3), keepdims=True))
+
+
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_values_lie_on_the_levels_of_the_range(bits):
     x = rng().uniform(-2, 4, 20_000).astype(np.float32)

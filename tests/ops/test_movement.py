@@ -218,6 +218,18 @@ def test_shapes_that_tensors_were_asked_for():
     assert operators.count("GATHER") == 1
 
 
+@pytest.mark.parametrize(
+    "gather",
+    [
+        lambda x: tf.gather(x, [2, 0], None, 2),
+        lambda x: tf.compat.v1.gather(x, [2, 0], None, None, 2),
+    ],
+)
+def test_an_axis_by_its_position(gather):
+    (call,) = calls_of(gather, (2, 3, 4))
+    assert match(call)[1]["axis"] == 2
+
+
 def test_indices_of_the_largest():
     def build(x):
         where = tf.argmax(x, -1, output_type=tf.int32)

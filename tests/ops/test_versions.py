@@ -24,6 +24,14 @@ def versions(contents: bytes) -> dict[str, int]:
     return {OPERATORS[code_of(code)]: code.version for code in codes}
 
 
+def oldest_runtime(contents: bytes) -> list[int]:
+    """The version of TensorFlow Lite that a file says it needs."""
+    model = unpack(contents)
+    (buffer,) = (entry.buffer for entry in model.metadata if entry.name == b"min_runtime_version")
+    text = bytes(model.buffers[buffer].data).rstrip(b"\0").decode()
+    return [int(part) for part in text.split(".")] if text else []
+
+
 def has_int16(contents: bytes) -> bool:
     return any(tensor.type == TYPES["int16"] for tensor in unpack(contents).subgraphs[0].tensors)
 
@@ -39,11 +47,26 @@ def test_versions_are_tensorflows(op):
 
 
 def assert_tensorflows(contents: bytes) -> None:
-    ours, theirs = versions(contents), versions(bytes(mlir_sparsify(contents)))
+    written = bytes(mlir_sparsify(contents))
+    ours, theirs = versions(contents), versions(written)
+    if ours == theirs:
+        assert oldest_runtime(contents) >= oldest_runtime(written)
     for name in (ours.keys() & theirs.keys()) - {LOWER}:
         # TensorFlow sees in no file which scales of 16 bits are powers of two.
         is_higher = has_int16(contents) and ours[name] > theirs[name]
         assert is_higher or ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "runtime"),
+    [("leaky_relu", 2, [2, 3, 0]), ("subtract", 5, [2, 4, 0]), ("mirror_pad", 3, [2, 12, 0])],
+)
+def test_operators_of_16_bits(name, version, runtime):
+    """TensorFlow lowers the version of what it takes for a difference by its other scales."""
+    (op,) = (op for op in MATCHING if op.name == name)
+    contents = file_of(node_of(op, 16, 0)[0])
+    assert list(versions(contents).values()) == [version]
+    assert oldest_runtime(contents) == runtime
 
 
 @pytest.mark.parametrize("axes", [4, 5])

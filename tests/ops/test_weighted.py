@@ -110,6 +110,7 @@ def test_open_sizes(layer, shape, found, family):
 LARGE = {
     "conv": (lambda: layers.Conv2D(3, 3), (5, 5, 200)),
     "transpose_conv": (lambda: layers.Conv2DTranspose(9, 3, 2), (3, 3, 600)),
+    "transpose_conv_1d": (lambda: layers.Conv1DTranspose(2, 3, 2), (3, 1200)),
     "dense": (lambda: layers.Dense(5), (4000,)),
 }
 
@@ -131,7 +132,7 @@ def test_sums_and_biases_past_what_float32_holds(kind, of, family):
         bias = numbers.integers(2**28, 2**30, weights.bias.shape).astype(np.float64)
         node = with_weights(node, q=q, bias=bias)
     scale = float(node.inputs[0].params.scale) * weights.scale.max()
-    largest = np.abs(q).sum() / q.shape[-2 if kind == "transpose_conv" else -1] * 100
+    largest = np.abs(q).sum() / q.shape[-2 if "transpose" in kind else -1] * 100
     params = QuantParams.of_range(-1.0, (np.abs(bias).max() + largest) * scale)
     outputs = (dataclasses.replace(node.outputs[0], params=params),)
     node = dataclasses.replace(node, outputs=outputs)
