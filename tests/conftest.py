@@ -64,10 +64,14 @@ def pytest_configure():
     gc.set_threshold(10_000, 10, 10)
 
 
-def pytest_collectreport(report):
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
     """Refuses modules that compute while they are imported: in forks, TensorFlow never answers."""
-    if context.context()._initialized:
-        raise pytest.UsageError(f"{report.nodeid} computes with TensorFlow while it is imported.")
+    computed_before = context.context()._initialized
+    report = yield
+    if context.context()._initialized and not computed_before:
+        raise pytest.UsageError(f"{collector.nodeid} computes with TensorFlow on import.")
+    return report
 
 
 def pytest_collection_finish():

@@ -28,7 +28,7 @@ Shape = tuple[int | None, ...]
 WIDE = QuantParams(None, None, 16)
 """Stands for the parameters of a number of 16 bits where they are prepared already."""
 
-MOST = 2.0**15 - 1
+MOST = float(WIDE.highest)
 """The largest quantized value of 16 bits."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,6 +17,8 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import observe
 from tests.networks.small import functional
+from tests.ops.harness import assert_same, make_node, random_inputs
+from tests.ops.test_movement import calls_of
 
 layers = keras.layers
 
@@ -181,6 +184,26 @@ def test_wide_files_give_what_the_model_predicts(build):
     assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} <= {1.0}
     with pytest.raises(ValueError, match=r"refuse this TFLite file. keras_qat.targets.problems"):
         FileInterpreter(keras_qat.export_tflite(qat))
+
+
+def test_wide_sums_past_what_float32_holds():
+    """Half of the units add up to 10^8, the other half takes that away again."""
+    numbers = np.random.default_rng(0)
+    (call,) = calls_of(layers.LSTM(64, return_sequences=True), (6, 4))
+    node = make_node(call, 16, numbers)
+    weights, unit = node.weights, float(node.inputs[0].params.scale)
+    recurrent = weights.recurrent
+    sign = np.repeat([1.0, -1.0], 32)[:, None]
+    recurrent = dataclasses.replace(
+        recurrent,
+        q=sign * numbers.integers(67, 128, recurrent.q.shape),
+        scale=np.full_like(recurrent.scale, np.float32(0.01)),
+    )
+    gates = np.repeat([3.0, 1.0, 2.0, 3.0], 64)  # So that all states are large.
+    bias = np.round(gates / (unit * weights.scale.reshape(-1)))
+    weights = dataclasses.replace(weights, recurrent=recurrent, bias=bias)
+    node = dataclasses.replace(node, weights=weights)
+    assert_same(node, random_inputs(node, numbers), "tflm")
 
 
 @pytest.mark.slow

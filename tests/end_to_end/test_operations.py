@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.comparison import export
-from tests.helpers import images, scramble
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_identical, export
+from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
 
@@ -88,3 +89,22 @@ def test_a_sum_of_unknown_length_is_in_float():
     model = functional((None, 4), build=lambda x: tf.reduce_sum(x, 1))
     (reason,) = keras_qat.plan(model).float_layers.values()
     assert reason == "no int8 rule for tf.math.reduce_sum"
+
+
+def test_parts_of_unlike_ranges_are_joined_without_a_quantizer():
+    """Recipe `contrib` places none behind a concatenation: parts get the range of all of them."""
+
+    def build(x):
+        kernels = keras.initializers.Constant(0.0713), keras.initializers.Constant(1.0)
+        small, large = (
+            layers.Conv2D(2, 1, activation="relu", kernel_initializer=k) for k in kernels
+        )
+        return layers.Concatenate()([small(x), large(x)])
+
+    x = np.abs(images(4, (5, 5, 3)))
+    model = functional((5, 5, 3), build=build)
+    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.contrib()), x)
+    (output,) = assert_identical(qat, x, "xnnpack").outputs.values()
+    values = (output.codes - float(output.zero_point)) * output.scale
+    expected = qat(x)
+    np.testing.assert_allclose(values, expected, atol=1.1 * float(np.max(expected)) / 255)

@@ -9,7 +9,8 @@ import pytest
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.ops.recurrent.unrolled import MOST_STEPS
+from keras_qat.ops.recurrent.unrolled import MOST_STEPS, SIMPLE_RNN
+from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import (
     assert_exact_everywhere,
     assert_is_float_without_quantization,
@@ -17,6 +18,7 @@ from tests.end_to_end.exact import (
 )
 from tests.helpers import images, observe, scramble, train
 from tests.networks.small import functional
+from tests.ops.harness import file_of, node_of
 
 layers = keras.layers
 
@@ -63,6 +65,13 @@ def quantized(build: Any) -> Any:
 )
 def test_files_give_what_the_model_predicts(build, kernels, per_layer):
     assert_exact_everywhere(quantized(build), images(24, SHAPE), kernels, per_layer)
+
+
+def test_all_hidden_states_are_packed_into_the_output():
+    nodes = (node_of(SIMPLE_RNN, 8, seed)[0] for seed in range(100))
+    node = next(node for node in nodes if node.attributes["sequences"])
+    (name, *_), *_ = reversed(list(FileInterpreter(file_of(node)).operations()))
+    assert name == "PACK"
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import pytest
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.ops.lookup import computed_by_table
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import OwnRange, SharedRange
 from keras_qat.tflite.interpreter import FileInterpreter
@@ -26,10 +25,8 @@ from tests.ops.test_contracts import CASES
 UNARY = [
     case
     for case in CASES
-    if case.values[1] in (8, 16)
-    and (
-        case.values[0].compute is computed_by_table or case.values[0].name in ("relu", "leaky_relu")
-    )
+    if case.values[1] in (8, 16) and case.values[0].elementwise and not case.values[0].alias
+    if not case.values[0].takes_constants
 ]
 SCALES = (1e-4, 1e-3, 0.01, 0.05, 0.3, 2.0)
 """Of the input in 8 bits; in 16 bits 256 times as fine."""

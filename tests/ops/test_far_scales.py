@@ -113,26 +113,32 @@ def test_wide_steps_in_tflite_micro(name, scale):
     assert_same(node, random_inputs(node, numbers), "tflm")
 
 
+def assert_requantizes(ratio: float, zero_point: int, family: str) -> None:
+    """Asserts that all codes in a scale so many times as wide are the interpreter's."""
+    source, _ = node_of(op_named("relu"), 8, 1)
+    x = dataclasses.replace(source.inputs[0], shape=(None, 128 + 5))
+    every = np.resize(np.arange(-128, 128), (BATCH, 128 + 5)).astype(np.int8)
+    ends = QuantParams(np.float32(0.01), zero_point), QuantParams(np.float32(0.01 / ratio), 3)
+    tensors = [dataclasses.replace(x, name=f"end_{i}", params=p) for i, p in enumerate(ends)]
+    node = Node("requantize", REQUANTIZE, {}, source.call, (tensors[0],), (tensors[1],))
+    assert_same(node, {"end_0": every}, family, f"ratio {ratio}")
+
+
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("family", [*KERNELS, "tflm"])
 @pytest.mark.parametrize("exponent", [-10, -9, -8.5, -8, -7.5, 6.5, 7, 8])
 def test_far_wider_scales_round_the_same_at_each_position(exponent, family):
     """TFLite's vectorized QUANTIZE rounded halves otherwise than its own last elements."""
-    source, _ = node_of(op_named("relu"), 8, 1)
-    x = dataclasses.replace(source.inputs[0], shape=(None, 128 + 5))
-    every = np.resize(np.arange(-128, 128), (BATCH, 128 + 5)).astype(np.int8)
     for step in range(12):
-        ratio = 2.0 ** (exponent + step / 24)
         for zero_point in (-128, 5, 127):
-            ends = [
-                QuantParams(np.float32(scale), zero_point if scale == 0.01 else 3)
-                for scale in (0.01, 0.01 / ratio)
-            ]
-            tensors = [
-                dataclasses.replace(x, name=f"end_{i}", params=p) for i, p in enumerate(ends)
-            ]
-            node = Node("requantize", REQUANTIZE, {}, source.call, (tensors[0],), (tensors[1],))
-            assert_same(node, {"end_0": every}, family, f"ratio {ratio}")
+            assert_requantizes(2.0 ** (exponent + step / 24), zero_point, family)
+
+
+@pytest.mark.parametrize("family", KERNELS)
+def test_ratios_that_are_a_half_in_256ths(family):
+    """XNNPACK rounds them up, where it computes in 256ths; others see what is missing."""
+    for whole in (1, 20, 120, 130):
+        assert_requantizes(whole + 0.4985, 5, family)
 
 
 @pytest.mark.parametrize("family", KERNELS)

@@ -16,6 +16,7 @@ from tests.helpers import images, rng, scramble
 from tests.ops.examples.elementwise import GroupNorm
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.harness import in_integers as codes_of
+from tests.ops.test_movement import check
 
 layers = keras.layers
 pytestmark = pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
@@ -203,3 +204,7 @@ def test_an_epsilon_that_is_far_larger_than_the_variance():
     exported = export(model, x, recipe=in_integers("LayerNormalization"), strict=True)
     in_float = signal_to_noise(exported.model(x, training=True), model(x))
     assert signal_to_noise(exported.model(x), model(x)) > in_float - 0.1
+
+
+def test_several_sizes_that_are_not_known_before_run_time():
+    assert "SHAPE" in check(layers.LayerNormalization(), (None, None, 4), families=("xnnpack",))

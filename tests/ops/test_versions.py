@@ -58,6 +58,16 @@ def assert_tensorflows(contents: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "maximum"),
+    [("transpose_conv", None), ("transpose_conv", 6.0), ("resize_bilinear", None)],
+)
+def test_options_that_raise_a_version(name, maximum):
+    (op,) = (op for op in MATCHING if op.name == name)
+    for seed in range(4):
+        assert_tensorflows(file_of(node_of(op, 8, seed, maximum)[0]))
+
+
+@pytest.mark.parametrize(
     ("name", "version", "runtime"),
     [("leaky_relu", 2, [2, 3, 0]), ("subtract", 5, [2, 4, 0]), ("mirror_pad", 3, [2, 12, 0])],
 )

@@ -100,16 +100,19 @@ def test_wrappers(name):
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("fold", ["per_channel", "correction"])
+@pytest.mark.parametrize(
+    ("fold", "quantized"),
+    [
+        *((fold, True) for fold in ("per_channel", "per_tensor", "correction")),
+        *((fold, False) for fold in ("per_channel", "correction")),
+    ],
+)
 @pytest.mark.parametrize("name", FOLDING)
-@pytest.mark.parametrize("quantized", [True, False])
 def test_folded_wrappers(name, fold, quantized):
     layer, weights, shape = WRAPPED[name]
-    spec = WEIGHTS
+    spec = dataclasses.replace(WEIGHTS, per_channel=fold == "per_channel")
     if fold == "correction":
-        spec = dataclasses.replace(
-            spec, per_channel=False, symmetric=False, observer="current_value"
-        )
+        spec = dataclasses.replace(spec, symmetric=False, observer="current_value")
     inner = layer()
     if fold == "correction" and getattr(inner, "use_bias", False):
         inner.use_bias = False

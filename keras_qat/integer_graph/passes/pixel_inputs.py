@@ -242,7 +242,7 @@ def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
     step = (np.where(scale == 0, 1.0, np.abs(scale)) / LARGEST).astype(np.float32)
     step = step.astype(np.float64)
     weights = Weights("", np.sign(scale) * LARGEST, step, np.round(offset / step))
-    return _node(AFFINE, {"axes": (-1,)}, (pixels,), tensor, weights)
+    return _node(AFFINE, AFFINE.defaults, (pixels,), tensor, weights)
 
 
 def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:

@@ -1,0 +1,116 @@
+"""All 65 536 pairs of int8 values of each operator on two tensors, over a grid of scales.
+
+Results have to be the file's: interpreters take all pairs at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.op import SharedRange
+from tests.ops.examples.example import BATCH
+from tests.ops.harness import (
+    assert_same,
+    in_integers,
+    in_integers_as_tensors,
+    make_node,
+    node_of,
+)
+from tests.ops.test_contracts import CASES
+from tests.ops.test_movement import calls_of
+
+BINARY = [
+    case
+    for case in CASES
+    if case.values[0].takes_constants and case.values[0].name != "select" and case.values[1] == 8
+]
+MEANS = [case for case in CASES if case.values[0].name == "mean" and case.values[1] == 8]
+SCALES = {
+    "the same": (1.0, 1.0, 1.0),
+    "halves": (1.0, 1.0, 2.0),
+    "halves of one": (1.0, 0.5, 1.0),
+    "next to halves": (1.0, np.nextafter(np.float32(0.5), np.float32(1)), 1.0),
+    "thirds": (1.0, 1 / 3, 0.7),
+    "a coarse result": (1.0, 0.9, 256.0),
+    "next to a coarse result": (1.0, 1.0, np.nextafter(np.float32(128), np.float32(0))),
+    "a fine result": (1.0, 0.8, 1 / 90),
+    "one far smaller": (1.0, 1 / 2000, 1.0),
+    "one far larger": (1 / 700, 1.0, 1 / 3),
+    "tiny": (1e-6, 3e-7, 1.3e-6),
+    "large": (1e4, 2e4, 1.7e4),
+}
+"""Of both inputs and of the output."""
+ZEROS = ((-128, -128, -128), (127, 5, -128), (3, -7, 11))
+"""Zero points of the inputs and of the output."""
+
+
+CODES = np.arange(-128, 128, dtype=np.int8)
+PAIRS = np.repeat(CODES, 256), np.tile(CODES, 256)
+
+
+def of_two(op: Any) -> Node:
+    """A node of an operator that takes two tensors, none of them a constant."""
+    nodes = (node_of(op, 8, seed)[0] for seed in range(100))
+    return next(node for node in nodes if len({*node.inputs}) == 2 and are_tensors(node.inputs))
+
+
+def are_tensors(inputs: Any) -> bool:
+    return all(isinstance(item, Tensor) for item in inputs)
+
+
+def with_params(node: Node, scales: tuple[Any, ...], zeros: tuple[int, ...]) -> Node:
+    """The node on two tensors of so many values, with these scales and zero points."""
+    op, shape = node.op, (None, 2**16 // BATCH + 1)
+    assert op is not None
+    params: list[Any] = [
+        QuantParams(np.float32(scale), zero, 8) for scale, zero in zip(scales, zeros, strict=True)
+    ]
+    if op.output == SharedRange():
+        params = params[:1] * 3
+    params[2] = params[2] if node.output.params is not None else None
+    inputs = tuple(
+        dataclasses.replace(item, shape=shape, params=params[place])
+        for place, item in enumerate(node.inputs)
+        if isinstance(item, Tensor)
+    )
+    output = dataclasses.replace(node.output, shape=shape, params=params[2])
+    return dataclasses.replace(node, inputs=inputs, outputs=(output,))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("op", "bits", "family"), BINARY)
+def test_every_pair(op, bits, family, scales):
+    node = of_two(op)
+    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
+    for zeros in ZEROS:
+        example = with_params(node, SCALES[scales], zeros)
+        inputs = {item.name: q for item, q in zip(example.inputs, pairs, strict=True)}
+        assert_same(example, inputs, family, f"{scales}, zero points {zeros}")
+    traced = tf.function(lambda: in_integers_as_tensors(example, inputs, family), autograph=False)
+    for here, there in zip(traced(), in_integers(example, inputs, family), strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("op", "bits", "family"), MEANS)
+def test_every_mean_of_two(op, bits, family, scales):
+    (call,) = calls_of(lambda x: tf.reduce_mean(x, -1), (2**16 // BATCH + 1, 2))
+    for zeros in ZEROS:
+        node = make_node(call, bits, np.random.default_rng(0))
+        before, after = (
+            QuantParams(np.float32(SCALES[scales][place]), zeros[place], 8) for place in (0, 2)
+        )
+        inputs = tuple(dataclasses.replace(item, params=before) for item in node.inputs)
+        outputs = (dataclasses.replace(node.output, params=after),)
+        node = dataclasses.replace(node, inputs=inputs, outputs=outputs)
+        pairs = np.resize(np.stack(PAIRS, -1), (BATCH, *inputs[0].shape[1:]))
+        assert_same(node, {inputs[0].name: pairs}, family, f"{scales}, zeros {zeros}")
