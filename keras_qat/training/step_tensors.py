@@ -44,8 +44,8 @@ class StepTensors:
         steps: by the layers, their numbers of training steps with this one. They hold for the
             first call of a layer in the step.
         weights: by their quantizers, weights as they were read and quantized.
-        averages: by their observers, the number of batches with this one and the batch's weight
-            in the moving average. They hold for the first batch that an observer sees in the step.
+        averages: by the references of observers' counters, the number of batches with this one and
+            what the observer's `weigh` says of it. They hold for the first batch in the step.
         gates: what the gradients of quantizers need of the ranges.
         values: by the variables' references, the values of variables that stay in the step.
     """
@@ -122,25 +122,34 @@ def average_weight(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, A
     return tf.where(frozen, batches, count), tf.where(frozen, 0.0, weight)
 
 
+def known_share(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, Any]:
+    """Computes the number of batches with the next one, and how much is known of their average.
+
+    TensorFlow 1's average begins at zero and is divided by that: 1 - decay^n. The power is computed
+    in float64, see `average_weight`, where the result has the arguments' meaning.
+    """
+    count = batches + 1.0
+    power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
+    known = 1.0 - tf.cast(power, tf.float32)
+    return count if frozen is None else tf.where(frozen, batches, count), known
+
+
 def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
-    observers = [
-        observer
-        for layer in layers
-        if layer.assumed is None or layer.assumed.fixed is not True
-        for quantizer in layer.quantizers
-        for observer in quantizer.observers
-        if getattr(observer, "batches", None) is not None
-    ]
-    if not observers:
-        return {}
-    rows = (
-        (tf.convert_to_tensor(observer.batches), np.float32(observer.spec.ema_decay))
-        for observer in observers
-    )
-    fixed = None if layers[0].assumed is None else layers[0].assumed.fixed
+    counted = collections.defaultdict(list)
+    for layer in layers:
+        if layer.assumed is not None and layer.assumed.fixed is True:
+            continue
+        for observer in (item for each in layer.quantizers for item in each.observers):
+            for counter in observer.counters:
+                counted[observer.weigh].append((counter, observer.decay))
+    fixed = None if not layers or layers[0].assumed is None else layers[0].assumed.fixed
     frozen = fixed.value() if isinstance(fixed, tf.Variable) else None
-    weights = functools.partial(average_weight, frozen=frozen)
-    return dict(zip(observers, stacked(weights, *rows), strict=True))
+    averages: dict[Any, tuple[Any, Any]] = {}
+    for weigh, rows in counted.items():
+        numbers = ((tf.convert_to_tensor(counter), decay) for counter, decay in rows)
+        results = stacked(functools.partial(weigh, frozen=frozen), *numbers)
+        averages.update(zip((counter.ref() for counter, _ in rows), results, strict=True))
+    return averages
 
 
 _Group = list[tuple[Any, Any]]

@@ -18,6 +18,7 @@ from keras_qat.training.batch_norm.factor_and_bias import scaled
 from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.distribution import moments_of_all
 from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.ranges.observers import subtract_product
 
 MUCH_LESS = 0.8
 """The share of a convolution's products below which the covariance of its inputs is faster."""
@@ -230,7 +231,7 @@ class CorrectedFold:
             (self.norm.moving_mean, self.mean, mean),
             (self.norm.moving_variance, self.variance, variance),
         ):
-            variable.assign_sub((moving - tf.stop_gradient(batch)) * weight)
+            subtract_product(variable, weight, moving - tf.stop_gradient(batch))
 
     def inverse(self, variance: Any) -> Any:
         """Returns one over the standard deviation."""

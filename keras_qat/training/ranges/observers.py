@@ -7,6 +7,7 @@ layer that hosts the quantizer, so Keras saves them like any weight.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ class LastValue:
 
     counter: Any = None
     """The variable that counts the observed batches, or None."""
+    counters: Sequence[Any] = ()
+    """The variables that `weigh` takes."""
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         self.spec, self.host = spec, host
@@ -134,16 +137,41 @@ class LastValue:
         return tf.convert_to_tensor(self.minimum), tf.convert_to_tensor(self.maximum)
 
 
-class MovingAverage(LastValue):
+class _Average(LastValue):
+    """What moving averages have in common: the place of a batch in an average depends on a counter.
+
+    Args:
+        decay: the decay of the average, float32.
+        weigh: function of counters, decays and whether the ranges are frozen, which returns the
+            counters with this batch, and what the average needs to know of it.
+    """
+
+    decay: np.float32
+    weigh: staticmethod[..., tuple[Any, Any]]
+
+    def counted(self, counter: Any, seen: Any, frozen: Any = None) -> Any:
+        """Counts a batch if it is seen, and returns what `weigh` says of it."""
+        prepared = step_tensors.current().averages.pop(counter.ref(), None)
+        if prepared is None:  # A second batch in the same step has another weight.
+            prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
+        count, weight = prepared
+        counter.assign(if_seen(seen, count, counter), read_value=False)
+        return weight
+
+
+class MovingAverage(_Average):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
     The n-th batch gets the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
     `assign_moving_average`, or 10 / max(n, 100) where that is more. The average and n are stored.
     """
 
+    weigh = staticmethod(step_tensors.average_weight)
+
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         super().__init__(spec, host, name)
         self.counter = self.batches = _variable(host, f"{name}_batches", 0.0)
+        self.counters, self.decay = [self.batches], np.float32(spec.ema_decay)
         self.variables.append(self.batches)
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
@@ -154,15 +182,7 @@ class MovingAverage(LastValue):
         low, high = self.batch_range(x, ceiling)
         is_switched = isinstance(counts, Switch)  # The weight of the batch tells.
         seen = self.is_seen(low, high, True if is_switched else counts)
-        prepared = step_tensors.current().averages.pop(self, None)
-        if prepared is None:  # A second batch in the same step has another weight.
-            prepared = step_tensors.average_weight(
-                tf.convert_to_tensor(self.batches),
-                np.float32(self.spec.ema_decay),
-                counts.on if is_switched else None,
-            )
-        count, weight = prepared
-        self.batches.assign(if_seen(seen, count, self.batches), read_value=False)
+        weight = self.counted(self.batches, seen, counts.on if is_switched else None)
 
         def moved(variable: Any, end: Any) -> Any:
             change = if_seen(seen, tf.convert_to_tensor(variable) - end, 0.0)
@@ -185,13 +205,15 @@ class MovingAverage(LastValue):
         return minimum, tf.where(is_dead, 1.0, maximum)
 
 
-class ShadowedMovingAverage(LastValue):
+class ShadowedMovingAverage(_Average):
     """TensorFlow 1's zero-debiased moving average of the batches' extremes.
 
     The average of the first n batches is divided by 1 - decay^n. It is computed as TensorFlow 1
     does (`assign_moving_average` with its default `zero_debias`) and has its shadow variables, from
     which `recipes.contrib` can continue.
     """
+
+    weigh = staticmethod(step_tensors.known_share)
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
         super().__init__(spec, host, name)
@@ -203,6 +225,8 @@ class ShadowedMovingAverage(LastValue):
             for end in ("min", "max")
         }
         self.counter = self.shadows["max"][1]
+        self.counters = [counter for _, counter in self.shadows.values()]
+        self.decay = np.float32(1) - np.float32(1.0 - spec.ema_decay)  # As TensorFlow 1 rounds it.
         self.variables += [*self.shadows["min"], *self.shadows["max"]]
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
@@ -217,17 +241,20 @@ class ShadowedMovingAverage(LastValue):
         low, high = self.batch_range(x, ceiling)
         seen = self.is_seen(low, high, counts)
         return (
-            self._average(self.minimum, *self.shadows["min"], low, seen),
+            self._average(self.minimum, *self.shadows["min"], low, seen, self.ignores_minimum),
             self._average(self.maximum, *self.shadows["max"], high, seen),
         )
 
-    def _average(self, variable: Any, biased: Any, local_step: Any, value: Any, seen: Any) -> Any:
+    def _average(
+        self, variable: Any, biased: Any, counter: Any, value: Any, seen: Any, is_zero: bool = False
+    ) -> Any:
+        known = self.counted(counter, seen)
+        if is_zero:
+            return tf.convert_to_tensor(variable)
         # The order of operations is TensorFlow 1's: results agree with it to the last bit.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
-        change = (biased.read_value() - value) * weight
-        new_biased = biased.assign_sub(if_seen(seen, change, 0.0))
-        new_step = local_step.assign_add(if_seen(seen, 1.0, 0.0))
-        average = new_biased / (1.0 - tf.pow(1.0 - weight, new_step))
+        change = if_seen(seen, biased.read_value() - value, 0.0)
+        average = subtract_product(biased, weight, change) / known
         return variable.assign(if_seen(seen, average, variable))
 
 
@@ -235,6 +262,7 @@ class CurrentValue:
     """The extremes of the current tensor; nothing is stored."""
 
     counter: Any = None
+    counters: Sequence[Any] = ()
     variables: tuple[Any, ...] = ()
 
     def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
