@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat.frontend.keras2.backend import keras, layers, register
 
 __all__ = ["MASKED", "reads_mask", "zeroes_output"]
@@ -22,6 +24,11 @@ class _Masked(layers.Layer):
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         # That of Keras' recurrent layers would take the second tensor for a state.
         return layers.Layer.__call__(self, inputs, *args, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        # Keras 2.15 reads the sequence's shape alone from files, as a list of sizes.
+        is_one = all(size is None or isinstance(size, int) for size in input_shape)
+        super().build(tf.TensorShape(input_shape if is_one else input_shape[0]))
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         sequence, mask = inputs

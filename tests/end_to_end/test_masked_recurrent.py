@@ -12,7 +12,11 @@ layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 
-KINDS = (layers.GRU, layers.LSTM, layers.SimpleRNN)
+KINDS = (
+    layers.GRU,
+    pytest.param(layers.LSTM, marks=pytest.mark.slow),
+    pytest.param(layers.SimpleRNN, marks=pytest.mark.slow),
+)
 STEPS = 4
 
 
@@ -34,9 +38,8 @@ def model_of(kind, both_ways, sequences, depth=1):
     return keras.Model(ids, layers.Dense(2)(x))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("sequences", [False, True])
-@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("sequences", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("both_ways", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_masked_steps_keep_the_state(kind, both_ways, sequences, tmp_path):
     """As in Keras, in integers, and in the file."""
@@ -59,6 +62,7 @@ def test_masked_steps_keep_the_state(kind, both_ways, sequences, tmp_path):
     assert keras_qat.export_tflite(loaded) == contents
 
 
+@pytest.mark.slow
 def test_masks_go_from_layer_to_layer():
     """Through Dropout and both directions; each layer of the stack reads one mask."""
     model, x = model_of(layers.GRU, both_ways=True, sequences=False, depth=2), words()
@@ -75,10 +79,3 @@ def test_masks_that_are_given():
     data = [np.random.default_rng(0).normal(size=(8, STEPS, 4)).astype(np.float32), words()[:8] > 2]
     keras_qat.calibrate(qat, data)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
-
-
-def test_masks_that_are_not_known_stay():
-    """Of Masking, and beside states that are read: in float, with the reason."""
-    x = keras.Input((STEPS, 4))
-    masked = keras.Model(x, layers.GRU(3, name="gru")(layers.Masking()(x)))
-    assert "it has a mask" in keras_qat.plan(masked).float_layers["gru"]
